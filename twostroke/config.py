@@ -1,0 +1,215 @@
+"""What a cluster is told to be: frozen, composed, validated once. Every default lives here and nowhere else.
+
+No torch and no ray in this module: routers and launchers read it too. A config travels between processes as JSON
+(`to_json` / `from_json`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from twostroke.errors import ConfigError
+
+Config = TypeVar("Config")
+
+DEFAULT_MODEL = "smollm2-135m"
+PACED_PREFIX = "paced:"
+
+
+class Role(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ROUTER = "router"
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and value <= 0:
+        raise ConfigError(f"{name} must be positive, got {value}", field=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    model: str = DEFAULT_MODEL
+    """A name of the catalogue, a local directory, a hub id, or `paced:SPEC` (see engine.paced_runner)."""
+    dtype: str = "bfloat16"
+    """Of weights and KV: "bfloat16", "float16" or "float32"."""
+    max_model_len: int | None = None
+    """Tokens of prompt and answer together. None: what the model was made for."""
+    served_model_name: str | None = None
+    """What clients call the model. None: `model` itself."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("bfloat16", "float16", "float32"):
+            raise ConfigError(f"--dtype must be bfloat16, float16 or float32, got {self.dtype!r}", field="dtype")
+        _positive("--max-model-len", self.max_model_len)
+
+    @property
+    def public_name(self) -> str:
+        return self.served_model_name or self.model
+
+    @property
+    def is_paced(self) -> bool:
+        return self.model.startswith(PACED_PREFIX)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheConfig:
+    block_size: int = 16
+    """Tokens per block. All workers of a cluster must agree on it."""
+    kv_cache_memory_bytes: int = 1 << 30
+    """Bytes of page memory per worker, allocated and touched at start."""
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1 or self.block_size.bit_count() != 1 or self.block_size > 256:
+            raise ConfigError(
+                f"--block-size must be a power of two from 1 to 256, got {self.block_size}", field="block_size"
+            )
+        _positive("--kv-cache-memory", self.kv_cache_memory_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    max_num_seqs: int = 64
+    """Sequences that hold pages at once on one worker."""
+    max_num_batched_tokens: int = 512
+    """Tokens in one step. On a decode worker this bounds how long a local prefill chunk delays running streams."""
+    max_waiting: int = 1024
+    """Requests (or pulls) that may wait without pages; one more is refused as Overloaded."""
+    max_passes: int = 4
+    """How often shorter pulls may be started before a longer one that does not fit yet."""
+
+    def __post_init__(self) -> None:
+        _positive("--max-num-seqs", self.max_num_seqs)
+        _positive("--max-num-batched-tokens", self.max_num_batched_tokens)
+        _positive("max_waiting", self.max_waiting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    role: Role
+    worker_id: str
+    incarnation: int = 1
+    """Issued by the supervisor; a higher one is a later life of the same worker."""
+    host: str = "127.0.0.1"
+    """Interface that rpc, page and metrics ports bind to; also the address given to peers."""
+    port: int = 0
+    """Of the worker's rpc server; 0 lets the kernel choose."""
+    cluster_token: str = field(default="", repr=False)
+    """Shared secret of all processes of a cluster; sent with every rpc and page connection."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    threads: int = 1
+    """Compute threads of the engine."""
+    transports: tuple[str, ...] = ("shm", "tcp")
+    """Page transports offered, best first; the first that both ends can use is taken per pair."""
+    orphan_grace_s: float = 5.0
+    """How long requests of a broken token stream wait for a router to attach again."""
+    pull_timeout_s: float = 30.0
+    """A pull with no new page for this long has failed; what is missing is computed locally."""
+    heartbeat_s: float = 0.5
+    """Longest silence on the event log."""
+
+    def __post_init__(self) -> None:
+        _positive("--threads", self.threads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 50051
+    fleet_address: str = ""
+    """host:port of the supervisor's Fleet service."""
+    cluster_token: str = field(default="", repr=False)
+    model_dir: str = ""
+    """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
+    served_model_name: str = DEFAULT_MODEL
+    policy: str = "kv"
+    seed: int | None = None
+    """Of tie draws and of seeds drawn for requests that bring none. None: from the operating system."""
+    max_message_bytes: int = 8 << 20
+    """Of one gRPC message or HTTP body."""
+    worker_wait_s: float = 60.0
+    """How long a request waits for a decode worker to come (back) before it fails as PeerLost."""
+
+    def __post_init__(self) -> None:
+        for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
+            if not 0 <= port < 65536:
+                raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """What `twostroke serve` starts."""
+
+    prefill: int = 1
+    decode: int = 1
+    address: str | None = None
+    """HOST:PORT of a running Ray cluster to join. None: a local Ray that ends with the launcher."""
+    host: str = "127.0.0.1"
+    http_port: int = 8000
+    grpc_port: int = 50051
+    threads: int = 1
+    policy: str = "kv"
+    seed: int | None = None
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        if self.prefill < 0:
+            raise ConfigError(f"--prefill must be 0 (colocated) or more, got {self.prefill}", field="prefill")
+        if self.decode < 1:
+            raise ConfigError(f"--decode must be at least 1, got {self.decode}", field="decode")
+        _positive("--threads", self.threads)
+
+
+def to_json(config: object) -> str:
+    assert dataclasses.is_dataclass(config)
+    assert not isinstance(config, type)
+    return json.dumps(dataclasses.asdict(config))
+
+
+def from_json(kind: type[Config], text: str) -> Config:
+    """The config that `to_json` wrote. Raises ConfigError for unknown keys and wrong shapes."""
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{kind.__name__} is not valid JSON: {error}") from error
+    return _build(kind, values, kind.__name__)
+
+
+def _build(kind: type[Config], values: Any, where: str) -> Config:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where} must be an object, got {type(values).__name__}", field=where)
+    hints = typing.get_type_hints(kind)
+    unknown = sorted(set(values) - set(hints))
+    if unknown:
+        raise ConfigError(f"{where} has unknown keys {unknown}; known are {sorted(hints)}", field=unknown[0])
+    return kind(**{name: _convert(hints[name], value, f"{where}.{name}") for name, value in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return _build(hint, value, where)
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
+    if typing.get_origin(hint) is tuple:
+        return tuple(value)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return hint(value)
+    if hint is float and isinstance(value, int):
+        return float(value)
+    if not isinstance(value, hint):
+        raise ConfigError(f"{where} must be {hint.__name__}, got {value!r}", field=where)
+    return value

@@ -1,0 +1,121 @@
+"""Every error that a user or a peer can meet.
+
+    ServeError
+    ├── ConfigError              a flag, file or machine is not as it must be; nothing was started
+    │   └── UnsupportedModel     the architecture or a feature of it is not served here
+    ├── InvalidRequest           the request cannot be served as written; names the field
+    │   └── UnsupportedFeature   well formed, but this server does not do that
+    ├── NotFound                 no such model, request or worker
+    ├── Overloaded               a bounded queue is full; retry later          (retryable)
+    ├── Draining                 the process takes no new work                 (retryable)
+    ├── DeadlineExceeded         the request's own deadline has passed
+    ├── Cancelled                the client went away or aborted
+    ├── PeerLost                 a worker or link died                         (retryable)
+    ├── TransferFailed           pages did not arrive as announced             (retryable)
+    ├── FingerprintMismatch      two workers do not serve the same KV
+    ├── StaleEpoch               an earlier life of a worker spoke, or was spoken to
+    ├── Unauthenticated          the cluster token is missing or wrong
+    └── InternalError            our bug
+
+`assert` is for our bugs, `ServeError` for the world. Each class says how it leaves the process: the gRPC status
+name, the HTTP status, OpenAI's error type, and whether the same call may be tried again.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ServeError(Exception):
+    """Root of the tree. `field` names the offending field or flag where there is one."""
+
+    grpc_status: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+    openai_type: ClassVar[str] = "server_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class ConfigError(ServeError):
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class UnsupportedModel(ConfigError):
+    pass
+
+
+class InvalidRequest(ServeError):
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+    openai_type = "invalid_request_error"
+
+
+class UnsupportedFeature(InvalidRequest):
+    grpc_status = "UNIMPLEMENTED"
+
+
+class NotFound(ServeError):
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+    openai_type = "invalid_request_error"
+
+
+class Overloaded(ServeError):
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+    openai_type = "overloaded_error"
+    retryable = True
+
+
+class Draining(ServeError):
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    openai_type = "service_unavailable_error"
+    retryable = True
+
+
+class DeadlineExceeded(ServeError):
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 504
+    openai_type = "timeout_error"
+
+
+class Cancelled(ServeError):
+    grpc_status = "CANCELLED"
+    http_status = 499
+    openai_type = "cancelled_error"
+
+
+class PeerLost(ServeError):
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    openai_type = "service_unavailable_error"
+    retryable = True
+
+
+class TransferFailed(ServeError):
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    retryable = True
+
+
+class FingerprintMismatch(ServeError):
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class StaleEpoch(ServeError):
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class Unauthenticated(ServeError):
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
+    openai_type = "authentication_error"
+
+
+class InternalError(ServeError):
+    pass

@@ -1,0 +1,42 @@
+"""Names of things: every id is its own type, so that none is mistaken for another."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import NewType
+
+BlockName = NewType("BlockName", bytes)
+"""16 bytes of keyed BLAKE2b over (parent block's name, its tokens, salt): see `kv_cache.block`."""
+
+PageId = NewType("PageId", int)
+"""Index of a page in its worker's pool, 0-based."""
+
+RequestId = NewType("RequestId", str)
+"""One answer stream on a decode worker: "<client's request id>#<choice index>"."""
+
+WorkerId = NewType("WorkerId", str)
+"""Stable over a worker's lives: "prefill-0", "decode-1"."""
+
+SessionId = NewType("SessionId", int)
+"""One writer of pages within one worker's life: a pull, or a sequence that computes."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Epoch:
+    """One life of a worker process. A higher incarnation wins; the random half tells two lives apart for sure."""
+
+    incarnation: int
+    nonce: int
+
+    @classmethod
+    def begin(cls, incarnation: int) -> Epoch:
+        return cls(incarnation, secrets.randbits(63))
+
+    def __str__(self) -> str:
+        return f"{self.incarnation}.{self.nonce:016x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Epoch:
+        incarnation, _, nonce = text.partition(".")
+        return cls(int(incarnation), int(nonce, 16))

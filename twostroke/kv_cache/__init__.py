@@ -1,0 +1,7 @@
+"""Which block holds which tokens, and which page holds which block. Pure Python: no torch.
+
+block   names of blocks: content addressing of tokens
+pool    the pages of a worker: free, cached, arriving, active, quarantined
+memory  the bytes behind the pages, shareable between processes, with a generation per page
+events  what a pool stored and removed, as a log
+"""

@@ -1,0 +1,110 @@
+"""The bytes behind a pool's pages, and a generation per page.
+
+The memory is one memfd: it has no name, so nothing is left behind when its owner dies, and another process on the
+same host can map it once it was handed the descriptor. Layout: `generations` (one u64 per page), padding to the
+system's page size, then the pages, each `page_bytes` long. A page's generation counts how often it was given to a new
+writer: a reader that sees the same generation before and after its copy has read one page, not two.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.errors import ConfigError
+from twostroke.ids import PageId
+
+SCRATCH_PAGES = 1
+"""One page past the last is never handed out: writes that nobody wants go there."""
+
+
+class PageMemory:
+    """`pages` pages of `page_bytes` bytes, plus one scratch page, pre-faulted and shareable.
+
+    Raises ConfigError where the machine's memory cannot hold it.
+    """
+
+    def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None) -> None:
+        self.pages = pages
+        self.page_bytes = page_bytes
+        self._header_bytes = _header_bytes(pages)
+        self.total_bytes = self._header_bytes + (pages + SCRATCH_PAGES) * page_bytes
+        owner = fd is None
+        if owner:
+            _refuse_what_cannot_fit(self.total_bytes)
+            self.fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC)
+            os.ftruncate(self.fd, self.total_bytes)
+        else:
+            assert fd is not None
+            self.fd = fd
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if owner else 0)
+        self._map = mmap.mmap(self.fd, self.total_bytes, flags=flags)
+        self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._map, np.uint64, count=pages)
+        self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=self._header_bytes).reshape(
+            pages + SCRATCH_PAGES, page_bytes
+        )
+
+    @classmethod
+    def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
+        """Map another process's memory from a descriptor it handed over; the descriptor is taken over."""
+        expected = _header_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
+        actual = os.fstat(fd).st_size
+        if actual != expected:
+            raise ConfigError(f"shared page memory is {actual} bytes, expected {expected}")
+        return cls(pages, page_bytes, fd=fd)
+
+    @property
+    def scratch(self) -> PageId:
+        return PageId(self.pages)
+
+    def page(self, page: PageId) -> npt.NDArray[np.uint8]:
+        """The bytes of one page, as a view."""
+        view: npt.NDArray[np.uint8] = self.data[page]
+        return view
+
+    def generation(self, page: PageId) -> int:
+        return int(self.generations[page])
+
+    def begin_new_generation(self, page: PageId) -> None:
+        """Call before a page is given to a new writer."""
+        self.generations[page] += np.uint64(1)
+
+    def close(self) -> None:
+        """Drop the mapping. Views that others still hold keep it alive until they go."""
+        os.close(self.fd)
+        del self.generations, self.data
+        try:
+            self._map.close()
+        except BufferError:
+            del self._map
+
+
+def _header_bytes(pages: int) -> int:
+    return -(-pages * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _refuse_what_cannot_fit(total_bytes: int) -> None:
+    available = available_memory_bytes()
+    if total_bytes > available:
+        raise ConfigError(
+            f"--kv-cache-memory asks for {total_bytes} bytes of pages, but only {available} bytes of memory are available",
+            field="kv_cache_memory",
+        )
+
+
+def available_memory_bytes() -> int:
+    """What this process may still allocate: the machine's free memory or the cgroup's limit, whichever is less."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
+    available = facts["MemAvailable"]
+    limit, used = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
+    if os.path.exists(limit):
+        with open(limit, encoding="ascii") as text:
+            value = text.read().strip()
+        if value != "max":
+            with open(used, encoding="ascii") as text:
+                available = min(available, int(value) - int(text.read()))
+    return available

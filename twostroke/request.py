@@ -1,0 +1,129 @@
+"""A request as a decode worker sees it: known token ids in, sampled token ids out. No text here.
+
+The router turns text into tokens and back; it checks what concerns text. `SamplingParams` checks itself.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from twostroke.errors import InvalidRequest
+from twostroke.ids import BlockName, RequestId
+
+MAX_LOGPROBS = 20
+"""As in OpenAI's API."""
+MAX_STOP_TOKENS = 64
+"""Stop token ids per request; more is a mistake in the client."""
+MAX_LOGIT_BIAS = 300
+"""As in OpenAI's API."""
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+def _check(holds: bool, field: str, requirement: str, value: object) -> None:
+    if not holds:
+        raise InvalidRequest(f"{field} must be {requirement}, got {value}", field=field)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are drawn. A pure function of (logits, seed, choice, position): no generator state anywhere.
+
+    Raises InvalidRequest, naming the field, for values out of range.
+    """
+
+    seed: int
+    """64 bits; the router draws one where the client sent none."""
+    max_tokens: int
+    """Tokens of the answer at most, counted over all attempts."""
+    choice: int = 0
+    """Index of this answer among the request's n; part of the noise's key."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    """None: no logprobs. k: the chosen token's, and those of the k likeliest tokens."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        finite = math.isfinite
+        _check(
+            finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature
+        )
+        _check(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
+        _check(self.top_k is None or self.top_k >= 1, "top_k", "at least 1", self.top_k)
+        _check(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
+        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "from -2 to 2", self.presence_penalty)
+        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "from -2 to 2", self.frequency_penalty)
+        _check(
+            finite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            "positive",
+            self.repetition_penalty,
+        )
+        _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
+        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "from 0 to max_tokens", self.min_tokens)
+        _check(
+            self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
+            "logprobs",
+            f"from 0 to {MAX_LOGPROBS}",
+            self.logprobs,
+        )
+        _check(
+            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
+            "stop_token_ids",
+            f"at most {MAX_STOP_TOKENS} long",
+            len(self.stop_token_ids),
+        )
+        _check(
+            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} long", len(self.logit_bias)
+        )
+        for _, bias in self.logit_bias:
+            _check(finite(bias) and -100 <= bias <= 100, "logit_bias", "from -100 to 100", bias)
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One answer to produce, or to go on with: `emitted` holds what earlier attempts have already sent."""
+
+    request_id: RequestId
+    attempt: int
+    """Counts openings of the same request; tokens of an earlier attempt are ignored."""
+    prompt: tuple[int, ...]
+    emitted: tuple[int, ...] = ()
+    names: tuple[BlockName, ...]
+    """Of all full blocks of prompt + emitted, computed once at the front door."""
+    salt: bytes = b""
+    sampling: SamplingParams
+    deadline_s: float | None = None
+    """Seconds since the epoch (time.time)."""
+    router_id: str
+    """Whose token stream carries the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token: int
+    logprob: float | None = None
+    """Natural log of the token's probability before temperature and truncation, after penalties and bias."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token, logprob), likeliest first."""

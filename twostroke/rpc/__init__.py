@@ -1,0 +1,1 @@
+"""Messages between processes: generated code (v1), conversions, the server funnel and client channels."""

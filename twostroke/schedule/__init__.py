@@ -1,0 +1,6 @@
+"""Which tokens run next: computed catches up with known. Pure Python, no torch.
+
+sequence   a request's tokens, pages and how far its KV is computed
+scheduler  the one rule: prefix hits, arriving pages and forward passes all advance `computed`
+batch      what one step is told and what it answers: frozen host data
+"""

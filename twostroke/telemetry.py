@@ -1,0 +1,47 @@
+"""Logs and metrics, set up once per process.
+
+Logs: one line per event, constant message, facts as key=value. Metrics: Prometheus, base units, a `role` label.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+"""Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
+ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)
+"""Inter-token latency."""
+PULL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
+"""Seconds on the wire of one transfer."""
+
+
+def configure_logging(identity: str, level: int = logging.INFO) -> None:
+    """Log to stderr; `identity` (worker or router id) stands on every line."""
+    formatter = logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname)s {identity} %(name)s %(message)s", "%H:%M:%S")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for noisy in ("httpx", "uvicorn.access", "asyncio", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+class MetricsServer:
+    """Prometheus exposition of one registry on its own port and thread."""
+
+    def __init__(self, registry: CollectorRegistry, host: str, port: int = 0) -> None:
+        self._server: WSGIServer
+        self._thread: threading.Thread
+        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self.address = f"{host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,149 @@
+"""Moving pages between workers: one small interface, several transports.
+
+The reader pulls. `open` makes this worker's pages readable; `connect` reaches a peer's; `pull` starts copying remote
+pages into local ones; `wait` says how that ended. After anything but DONE the local pages may still be written to
+until `fence` has returned: the caller keeps them quarantined until then. DONE says that bytes of the announced
+generation arrived, not that they are right: the caller checks the digest on its own copy.
+"""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgpack
+import xxhash
+from typing_extensions import Buffer
+
+from twostroke.errors import InvalidRequest
+from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.memory import PageMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who offers or reads pages. `token` is the cluster's shared secret, never part of an Endpoint."""
+
+    worker_id: str
+    epoch: Epoch
+    fingerprint: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How to reach one worker's pages over one transport; travels inside rpc messages as bytes."""
+
+    transport: str
+    """Name of the implementation: "shm", "tcp", ..."""
+    address: str
+    """What that implementation connects to: host:port, an abstract socket's name, ..."""
+    host_id: str
+    """Boot id of the machine (and its network namespace where that matters): same-host transports compare it."""
+    epoch: Epoch
+    fingerprint: str
+    pages: int
+    page_bytes: int
+
+    def pack(self) -> bytes:
+        return bytes(
+            msgpack.packb(
+                [
+                    self.transport,
+                    self.address,
+                    self.host_id,
+                    str(self.epoch),
+                    self.fingerprint,
+                    self.pages,
+                    self.page_bytes,
+                ]
+            )
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Endpoint:
+        try:
+            transport, address, host_id, epoch, fingerprint, pages, page_bytes = msgpack.unpackb(data)
+            return cls(transport, address, host_id, Epoch.parse(epoch), fingerprint, pages, page_bytes)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"page endpoint cannot be read: {error}", field="endpoint") from error
+
+
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """Copy the peer's page `remote`, if it still has `generation`, into our page `local`."""
+
+    remote: PageId
+    local: PageId
+    generation: int
+
+
+class Outcome(enum.Enum):
+    DONE = "done"
+    FAILED = "failed"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class TransferResult:
+    outcome: Outcome
+    copied_bytes: int
+    seconds: float
+    """From the first byte asked for to the last byte copied."""
+    reason: str = ""
+    """Why it was not DONE, in words."""
+
+
+class Peer:
+    """A connection to one life of one worker's pages."""
+
+    endpoint: Endpoint
+
+
+class Transfer:
+    """One pull in flight."""
+
+
+class PageTransport(abc.ABC):
+    """One per worker and kind. Called from one event loop; copies run on threads of the transport's own."""
+
+    name: str
+
+    @abc.abstractmethod
+    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
+        """Make `memory` readable by peers that show the token and name this epoch and fingerprint. Called once."""
+
+    @abc.abstractmethod
+    def reaches(self, endpoint: Endpoint) -> bool:
+        """Whether a peer's endpoint of this kind can be connected to from here."""
+
+    @abc.abstractmethod
+    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+        """Reach a peer within `deadline_s` seconds; idempotent per (address, epoch), a new epoch replaces the old.
+
+        Raises PeerLost (nobody there), StaleEpoch (another life answers), FingerprintMismatch (both values in the
+        message) or Unauthenticated.
+        """
+
+    @abc.abstractmethod
+    def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
+        """Start copying; it expires `deadline_s` seconds from now. Raises InvalidRequest for pages out of bounds."""
+
+    @abc.abstractmethod
+    async def wait(self, transfer: Transfer) -> TransferResult:
+        """How the transfer ended. Returns soon after the deadline whatever the peer does. May be awaited once."""
+
+    @abc.abstractmethod
+    async def fence(self, transfer: Transfer) -> None:
+        """After this returns, no byte of the transfer's local pages can change any more."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """End all connections and threads, ours and served ones."""
+
+
+def digest(page: Buffer) -> bytes:
+    """Checksum of one page's bytes (XXH3, 64 bits): detects what a wire or a stale page does, not an attacker."""
+    return xxhash.xxh3_64_digest(page)
