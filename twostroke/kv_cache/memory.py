@@ -90,7 +90,7 @@ def _refuse_what_cannot_fit(total_bytes: int) -> None:
     available = available_memory_bytes()
     if total_bytes > available:
         raise ConfigError(
-            f"--kv-cache-memory asks for {total_bytes} bytes of pages, but only {available} bytes of memory are available",
+            f"--kv-cache-memory asks for {total_bytes} bytes of pages, but only {available} are available",
             field="kv_cache_memory",
         )
 

@@ -1,0 +1,57 @@
+"""Client channels to other processes of the cluster: token on every call, death noticed in a second or two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
+from twostroke.rpc.convert import rebuild_error
+from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
+
+Metadata = tuple[tuple[str, str], ...]
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+_BY_STATUS: dict[grpc.StatusCode, type[ServeError]] = {
+    grpc.StatusCode.UNAVAILABLE: PeerLost,
+    grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+}
+
+
+class PeerChannel:
+    """One connection to one process; pass `metadata` with every call made over `channel`."""
+
+    def __init__(self, address: str, token: str) -> None:
+        self.address = address
+        self.channel = grpc.aio.insecure_channel(address, options=list(_OPTIONS))
+        self.metadata: Metadata = ((TOKEN_KEY, token),)
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:
+    """The ServeError that the other side raised, or what a broken connection means."""
+    trailing: dict[str, Any] = {str(key): value for key, value in rpc_error.trailing_metadata() or ()}
+    kind = trailing.get(ERROR_KIND_KEY)
+    details = rpc_error.details() or rpc_error.code().name
+    if isinstance(kind, str):
+        field = trailing.get(ERROR_FIELD_KEY)
+        return rebuild_error(kind, details, field.decode() or None if isinstance(field, bytes) else None)
+    return _BY_STATUS.get(rpc_error.code(), InternalError)(f"{address}: {details}")

@@ -1,0 +1,131 @@
+"""Library types <-> messages. The one place that knows both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from twostroke import errors
+from twostroke.errors import InternalError, InvalidRequest, ServeError
+from twostroke.ids import BlockName, RequestId
+from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.request import Request, SampledToken, SamplingParams
+from twostroke.rpc.v1 import worker_pb2
+
+
+def names_to_bytes(names: Iterable[BlockName]) -> bytes:
+    return b"".join(names)
+
+
+def names_from_bytes(packed: bytes) -> list[BlockName]:
+    if len(packed) % NAME_BYTES:
+        raise InvalidRequest(f"names must be a multiple of {NAME_BYTES} bytes, got {len(packed)}", field="names")
+    return [BlockName(packed[start : start + NAME_BYTES]) for start in range(0, len(packed), NAME_BYTES)]
+
+
+def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:
+    return worker_pb2.Sampling(
+        seed=params.seed,
+        max_tokens=params.max_tokens,
+        choice=params.choice,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        bias_tokens=[token for token, _ in params.logit_bias],
+        bias_values=[bias for _, bias in params.logit_bias],
+        logprobs=params.logprobs,
+        min_tokens=params.min_tokens,
+        ignore_eos=params.ignore_eos,
+        stop_token_ids=params.stop_token_ids,
+    )
+
+
+def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
+    return SamplingParams(
+        seed=message.seed,
+        max_tokens=message.max_tokens,
+        choice=message.choice,
+        temperature=message.temperature,
+        top_k=message.top_k if message.HasField("top_k") else None,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty,
+        logit_bias=tuple(zip(message.bias_tokens, message.bias_values, strict=True)),
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        min_tokens=message.min_tokens,
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=tuple(message.stop_token_ids),
+    )
+
+
+def request_to_message(
+    request: Request, *, fingerprint: str, worker_epoch: str, source: worker_pb2.PageSource | None
+) -> worker_pb2.OpenRequest:
+    return worker_pb2.OpenRequest(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        router_id=request.router_id,
+        fingerprint=fingerprint,
+        worker_epoch=worker_epoch,
+        prompt=request.prompt,
+        emitted=request.emitted,
+        names=names_to_bytes(request.names),
+        salt=request.salt,
+        sampling=sampling_to_message(request.sampling),
+        deadline_s=request.deadline_s,
+        source=source,
+    )
+
+
+def request_from_message(message: worker_pb2.OpenRequest) -> Request:
+    return Request(
+        request_id=RequestId(message.request_id),
+        attempt=message.attempt,
+        prompt=tuple(message.prompt),
+        emitted=tuple(message.emitted),
+        names=tuple(names_from_bytes(message.names)),
+        salt=message.salt,
+        sampling=sampling_from_message(message.sampling),
+        deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
+        router_id=message.router_id,
+    )
+
+
+def tokens_to_messages(tokens: Sequence[SampledToken]) -> list[worker_pb2.Token]:
+    return [
+        worker_pb2.Token(
+            id=sampled.token,
+            logprob=sampled.logprob,
+            top=[worker_pb2.TopLogprob(id=token, logprob=logprob) for token, logprob in sampled.top],
+        )
+        for sampled in tokens
+    ]
+
+
+def token_from_message(message: worker_pb2.Token) -> SampledToken:
+    return SampledToken(
+        token=message.id,
+        logprob=message.logprob if message.HasField("logprob") else None,
+        top=tuple((entry.id, entry.logprob) for entry in message.top),
+    )
+
+
+def error_to_message(error: ServeError) -> worker_pb2.ErrorInfo:
+    return worker_pb2.ErrorInfo(kind=type(error).__name__, message=error.message, field=error.field or "")
+
+
+def error_from_message(message: worker_pb2.ErrorInfo) -> ServeError:
+    return rebuild_error(message.kind, message.message, message.field or None)
+
+
+def rebuild_error(kind: str, message: str, field: str | None) -> ServeError:
+    """The error another process named; one it invented becomes an InternalError."""
+    known = {
+        cls.__name__: cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, ServeError)
+    }
+    return known.get(kind, InternalError)(message, field=field)

@@ -1,0 +1,144 @@
+"""The server funnel: every call is authenticated here, and every exception becomes a status here and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from twostroke.errors import ConfigError, InternalError, ServeError, Unauthenticated
+
+log = logging.getLogger(__name__)
+
+TOKEN_KEY = "twostroke-token"
+ERROR_KIND_KEY = "twostroke-error-kind"
+ERROR_FIELD_KEY = "twostroke-error-field-bin"
+RETRYABLE_KEY = "twostroke-retryable"
+MAX_MESSAGE_BYTES = 32 << 20
+"""Between processes of a cluster: a million token ids with names and room to spare; pages never come this way."""
+
+_OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
+
+
+class Funnel(grpc.aio.ServerInterceptor):
+    """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token.encode() if token else None
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        method = handler_call_details.method
+        guarded = self._token is not None and not method.startswith(_OPEN_SERVICES)
+        if handler.request_streaming:
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(
+                self._streaming(handler.unary_stream, method, guarded),
+                request_deserializer=handler.request_deserializer,
+                response_serializer=handler.response_serializer,
+            )
+        return grpc.unary_unary_rpc_method_handler(
+            self._unary(handler.unary_unary, method, guarded),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    def _unary(self, call: Any, method: str, guarded: bool) -> Any:
+        async def funnelled(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+            try:
+                self._authenticate(context, guarded)
+                return await call(request, context)
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+        return funnelled
+
+    def _streaming(self, call: Any, method: str, guarded: bool) -> Any:
+        async def funnelled(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
+            try:
+                self._authenticate(context, guarded)
+                async for response in call(request, context):
+                    yield response
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
+
+        return funnelled
+
+    def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any], guarded: bool) -> None:
+        if not guarded:
+            return
+        assert self._token is not None
+        shown = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
+        shown_bytes = shown.encode() if isinstance(shown, str) else shown
+        if not hmac.compare_digest(shown_bytes, self._token):
+            raise Unauthenticated(f"{TOKEN_KEY} metadata is missing or is not this cluster's token")
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+    if not isinstance(error, ServeError):
+        log.exception("internal error method=%s", method, exc_info=error)
+        error = InternalError(f"internal error: {type(error).__name__}: {error}")
+    trailing: tuple[tuple[str, str | bytes], ...] = (
+        (ERROR_KIND_KEY, type(error).__name__),
+        (ERROR_FIELD_KEY, (error.field or "").encode()),
+        (RETRYABLE_KEY, "true" if error.retryable else "false"),
+    )
+    await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailing_metadata=trailing)
+
+
+class RpcServer:
+    """A grpc.aio server with the funnel, health service and message limits; bound when constructed, started later."""
+
+    def __init__(self, host: str, port: int, *, token: str | None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        self.server = grpc.aio.server(
+            interceptors=[Funnel(token)],
+            options=[
+                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
+                ("grpc.http2.min_ping_interval_without_data_ms", 500),
+                ("grpc.http2.max_ping_strikes", 0),
+            ],
+        )
+        try:
+            bound = self.server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: the port is in use or the address is not this machine's", field="port"
+            ) from error
+        self.address = f"{host}:{bound}"
+        self.health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
+
+    async def set_serving(self, ready: bool) -> None:
+        """Health of "" and "ready"; "live" is SERVING as long as the process answers."""
+        serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
+        await self.health.set("live", serving)
+        for service in ("", "ready"):
+            await self.health.set(service, serving if ready else not_serving)
+
+    async def start(self) -> None:
+        await self.set_serving(False)
+        await self.server.start()
+
+    async def stop(self, grace_s: float) -> None:
+        await self.server.stop(grace_s)
