@@ -1,0 +1,94 @@
+"""What the front door hands to dispatch and what comes back: token ids only, no text."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from twostroke.request import FinishReason, SampledToken, SamplingParams
+from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt and the answers wanted for it."""
+
+    request_id: str
+    """Visible to the client; unique among open requests."""
+    prompt: tuple[int, ...]
+    salt: bytes = b""
+    sampling: tuple[SamplingParams, ...]
+    """One per choice; they differ in `choice` only."""
+    deadline_s: float | None
+    """Seconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One token of one choice; `position` counts from 0 in that choice's answer."""
+
+    index: int
+    position: int
+    token: SampledToken
+
+
+@dataclass(frozen=True, slots=True)
+class FinishEvent:
+    """The end of one choice: no more of its tokens follow."""
+
+    index: int
+    reason: FinishReason
+    cached_tokens: int
+    """Prompt tokens whose KV was not computed for this request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts:
+    """What the decode workers say about the model they serve; they all say the same."""
+
+    ready: bool
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    pool_tokens: int
+    """Tokens that fit into one decode worker's pool."""
+    pool_pages: int
+    page_bytes: int
+    dtype: str
+    fingerprint: str
+
+
+class Dispatcher(Protocol):
+    """Owner of open requests: places them on workers and carries their tokens back."""
+
+    @property
+    def facts(self) -> ServingFacts:
+        """Raises PeerLost while no decode worker is known."""
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    @property
+    def is_draining(self) -> bool: ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent | FinishEvent]:
+        """Tokens of all choices as they come, and one FinishEvent per choice.
+
+        Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
+        """
+
+    async def finish_early(self, request_id: str, index: int) -> None:
+        """A stop string was found: that choice needs no more tokens. Its FinishEvent may still come or not."""
+
+    async def abort(self, request_id: str) -> bool:
+        """End an open request, whose iterator then raises Cancelled; False where none has this id."""
+
+    def loads(self) -> list[WorkerLoad]: ...
+
+    def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]: ...
+
+    async def drain(self, deadline_s: float) -> int:
+        """Take no new work, wait for open requests until `deadline_s` (Unix seconds); how many were left."""
