@@ -1,0 +1,131 @@
+"""What a router counts, as Prometheus metrics in one registry of its own."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from twostroke.rpc.v1.control_pb2 import Load
+from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S
+
+ROLE = "router"
+DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Of whole requests: from a one-token answer to a book."""
+DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
+"""Choosing workers should stay under a few milliseconds."""
+
+_PAGE_STATES = ("free", "cached", "arriving", "active", "quarantined")
+
+
+class RouterMetrics:
+    """Attributes without further labels are ready to use; the others are reached by the methods below."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.ttft_seconds = self._histogram("ttft_seconds", "Request received to first token sent.", TTFT_BUCKETS_S)
+        self.inter_token_latency_seconds = self._histogram(
+            "inter_token_latency_seconds", "Between two tokens of one choice.", ITL_BUCKETS_S
+        )
+        self.request_duration_seconds = self._histogram(
+            "request_duration_seconds", "Request received to last token sent.", DURATION_BUCKETS_S
+        )
+        self.prompt_tokens_total = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generation_tokens_total = self._counter("generation_tokens", "Tokens sent to clients.")
+        self.cached_tokens_total = self._counter("cached_tokens", "Prompt tokens whose KV was reused.")
+        self.predicted_cached_tokens_total = self._counter(
+            "predicted_cached_tokens", "Prompt tokens whose KV the router expected to be reused when it chose."
+        )
+        self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
+        self.decision_seconds = self._histogram(
+            "decision_seconds", "Time taken to choose workers for one answer.", DECISION_BUCKETS_S
+        )
+        self.reopened_requests_total = self._counter(
+            "reopened_requests", "Answers that went on at another decode worker (or another life of it)."
+        )
+        self.attached_requests_total = self._counter(
+            "attached_requests", "Answers that went on at the same decode worker after its token stream broke."
+        )
+        self.stale_tokens_total = self._counter("stale_token_entries", "Token entries of no open attempt; ignored.")
+        self.stale_epochs_refused_total = self._counter(
+            "stale_epochs_refused", "Members or events of an earlier life of a worker; ignored."
+        )
+        self.index_blocks = self._gauge("index_blocks", "Different block names in the prefix index.")
+        self.event_gaps_total = self._counter("event_gaps", "Event batches that did not follow on the last one.")
+        self.event_snapshots_total = self._counter("event_snapshots", "Snapshots taken over.")
+        self.event_divergences_total = self._counter(
+            "event_divergences", "Batches whose count or digest did not match the index."
+        )
+        self._requests = Counter(
+            "twostroke_requests", "Requests ended, by status.", ("role", "status"), registry=self.registry
+        )
+        self._decisions = Counter(
+            "twostroke_decisions",
+            "Placements, by policy and kind of page source.",
+            ("role", "policy", "source"),
+            registry=self.registry,
+        )
+        self._members = Gauge(
+            "twostroke_fleet_members",
+            "Workers in the fleet, by role and standing.",
+            ("role", "state"),
+            registry=self.registry,
+        )
+        self._worker_gauges = {
+            name: Gauge(f"twostroke_worker_{name}", help_text, ("worker", "role"), registry=self.registry)
+            for name, help_text in (
+                ("running", "Sequences that hold pages."),
+                ("waiting", "Requests or pulls that hold nothing yet."),
+                ("queued_tokens", "Known but not yet computed tokens."),
+                ("seconds_per_token", "Of prefill, smoothed."),
+                ("seconds_per_step", "Of a decode step, smoothed."),
+                ("event_age_seconds", "Since the last event batch came in."),
+            )
+        }
+        self._worker_pages = Gauge(
+            "twostroke_worker_pages", "Pages by state.", ("worker", "role", "state"), registry=self.registry
+        )
+
+    def count_request(self, status: str) -> None:
+        """`status` is "ok" or the name of the error's class."""
+        self._requests.labels(role=ROLE, status=status).inc()
+
+    def count_decision(self, policy: str, source: str) -> None:
+        """`source` is "prefill" or "local"."""
+        self._decisions.labels(role=ROLE, policy=policy, source=source).inc()
+
+    def set_members(self, counts: dict[tuple[str, str], int]) -> None:
+        """(role, standing) -> how many; whatever is not named is 0 from now on."""
+        self._members.clear()
+        for (role, state), count in counts.items():
+            self._members.labels(role=role, state=state).set(count)
+
+    def set_load(self, worker: str, role: str, load: Load, event_age_s: float) -> None:
+        values = {
+            "running": load.running,
+            "waiting": load.waiting,
+            "queued_tokens": load.queued_tokens,
+            "seconds_per_token": load.seconds_per_token,
+            "seconds_per_step": load.seconds_per_step,
+            "event_age_seconds": event_age_s,
+        }
+        for name, gauge in self._worker_gauges.items():
+            gauge.labels(worker=worker, role=role).set(values[name])
+        pages = (load.pages_free, load.pages_cached, load.pages_arriving, load.pages_active, load.pages_quarantined)
+        for state, count in zip(_PAGE_STATES, pages, strict=True):
+            self._worker_pages.labels(worker=worker, role=role, state=state).set(count)
+
+    def forget_worker(self, worker: str, role: str) -> None:
+        """A worker that is gone has no load."""
+        for gauge in self._worker_gauges.values():
+            gauge.remove_by_labels({"worker": worker, "role": role})
+        self._worker_pages.remove_by_labels({"worker": worker, "role": role})
+
+    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"twostroke_{name}", help_text, ("role",), registry=self.registry, buckets=buckets).labels(
+            role=ROLE
+        )
+
+    def _counter(self, name: str, help_text: str) -> Counter:
+        return Counter(f"twostroke_{name}", help_text, ("role",), registry=self.registry).labels(role=ROLE)
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(f"twostroke_{name}", help_text, ("role",), registry=self.registry).labels(role=ROLE)
