@@ -3,11 +3,13 @@
 The memory is one memfd: it has no name, so nothing is left behind when its owner dies, and another process on the
 same host can map it once it was handed the descriptor. Layout: `generations` (one u64 per page), padding to the
 system's page size, then the pages, each `page_bytes` long. A page's generation counts how often it was given to a new
-writer: a reader that sees the same generation before and after its copy has read one page, not two.
+writer: a reader that sees the same generation before and after its copy has read one page, not two. Once mapped, the
+memfd is sealed: whoever gets the descriptor can read the pages, but neither write nor resize them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 
@@ -19,6 +21,9 @@ from twostroke.ids import PageId
 
 SCRATCH_PAGES = 1
 """One page past the last is never handed out: writes that nobody wants go there."""
+_SEAL_FUTURE_WRITE = 0x0010
+"""F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl does not name it yet."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
 class PageMemory:
@@ -35,13 +40,16 @@ class PageMemory:
         owner = fd is None
         if owner:
             _refuse_what_cannot_fit(self.total_bytes)
-            self.fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC)
+            self.fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             os.ftruncate(self.fd, self.total_bytes)
         else:
             assert fd is not None
             self.fd = fd
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if owner else 0)
-        self._map = mmap.mmap(self.fd, self.total_bytes, flags=flags)
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if owner else 0)
+        self._map = mmap.mmap(self.fd, self.total_bytes, flags=flags, prot=prot)
+        if owner:
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
         self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._map, np.uint64, count=pages)
         self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=self._header_bytes).reshape(
             pages + SCRATCH_PAGES, page_bytes
@@ -49,11 +57,13 @@ class PageMemory:
 
     @classmethod
     def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
-        """Map another process's memory from a descriptor it handed over; the descriptor is taken over."""
+        """Map another process's memory, read-only, from a descriptor it handed over; the descriptor is taken over."""
         expected = _header_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
         actual = os.fstat(fd).st_size
         if actual != expected:
             raise ConfigError(f"shared page memory is {actual} bytes, expected {expected}")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise ConfigError("shared page memory is not sealed: its owner could shrink it under a reader")
         return cls(pages, page_bytes, fd=fd)
 
     @property

@@ -1,0 +1,287 @@
+"""Which tokens run next. One rule: each step hands out a token budget so that computed catches up with known.
+
+Prefill, chunked prefill, decode, resuming after preemption, taking over from a failed pull and local prefill are this
+rule with different numbers. Admission claims every page a sequence needs before anything is computed for it; growth
+claims one page at a time, and where none is left the sequence admitted last gives its pages back and waits again.
+
+Single-threaded: every method runs on the worker's event loop. Between `plan` and `settle` a step is in flight on the
+engine thread; sequences that end meanwhile keep their pages until it has settled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twostroke.config import ScheduleConfig
+from twostroke.errors import Overloaded
+from twostroke.ids import PageId
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import FinishReason, SampledToken
+from twostroke.schedule.batch import StepResult
+from twostroke.schedule.batching import BatchBuilder, Chunk, Step
+from twostroke.schedule.sequence import Sequence
+
+ADMISSION_LOOKAHEAD = 16
+"""Waiting sequences that one admission round looks at: enough for short ones to pass, little enough for every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the model and the role add to the configuration."""
+
+    block_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    align_chunks: bool
+    """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that got its pages. Nobody writes the `missing` blocks yet: pull them now, or they are computed."""
+
+    sequence: Sequence
+    missing: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    sequence: Sequence
+    token: SampledToken
+    finish: FinishReason | None
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, config: ScheduleConfig, limits: Limits) -> None:
+        self._pool = pool
+        self._config = config
+        self._limits = limits
+        self._builder = BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        """In order of admission; preemption takes from the end."""
+        self._in_flight: frozenset[Sequence] = frozenset()
+        self.preemptions = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Known but not computed, of all sequences."""
+        sequences = (*self._running, *self._waiting)
+        return sum(len(sequence.known) - sequence.computed for sequence in sequences)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait for pages. Raises Overloaded when the bounded queue is full."""
+        if len(self._waiting) >= self._config.max_waiting:
+            raise Overloaded(f"the queue is full: {len(self._waiting)} requests are waiting for pages; retry later")
+        self._waiting.append(sequence)
+
+    def admit(self) -> list[Admission]:
+        """Claim pages for waiting sequences, first come first served.
+
+        A later one that fits may pass one that does not, at most `max_passes` times.
+        """
+        admitted: list[Admission] = []
+        passed: list[Sequence] = []
+        for _ in range(min(ADMISSION_LOOKAHEAD, len(self._waiting))):
+            if len(self._running) >= self._config.max_num_seqs:
+                break
+            sequence = self._waiting.popleft()
+            admission = self._claim(sequence)
+            if admission is None:
+                passed.append(sequence)
+                if sequence.passes >= self._config.max_passes:
+                    break
+                continue
+            for other in passed:
+                other.passes += 1
+            self._running.append(sequence)
+            admitted.append(admission)
+            if any(other.passes >= self._config.max_passes for other in passed):
+                break
+        self._waiting.extendleft(reversed(passed))
+        return admitted
+
+    def plan(self) -> Step | None:
+        """The next step, or None where every sequence waits for pages that others write (or there is none)."""
+        assert not self._in_flight, "a step is in flight"
+        for sequence in self._running:
+            self._catch_up(sequence)
+        chunks = self._choose()
+        if not chunks:
+            return None
+        for chunk in chunks:
+            self._become_writer(chunk)
+        self._in_flight = frozenset(chunk.sequence for chunk in chunks)
+        return self._builder.build(chunks)
+
+    def settle(self, step: Step, result: StepResult) -> list[Emission]:
+        """Take in what a step computed: blocks become readable, sampled tokens become known."""
+        self._in_flight = frozenset()
+        sampled = iter(result.tokens)
+        emissions: list[Emission] = []
+        for chunk in step.chunks:
+            token = next(sampled) if chunk.samples else None
+            self._computed(chunk.sequence, chunk.end)
+            if chunk.sequence.ended:
+                self._vacate(chunk.sequence)
+            elif token is not None:
+                emissions.append(self._emit(chunk.sequence, token))
+        return emissions
+
+    def forsake(self) -> list[Sequence]:
+        """The step in flight failed: every sequence in it ends, and its pages are given back unread."""
+        failed = [sequence for sequence in self._running if sequence in self._in_flight]
+        self._in_flight = frozenset()
+        for sequence in failed:
+            self.end(sequence)
+        return failed
+
+    def end(self, sequence: Sequence) -> None:
+        """Take a sequence out, in whatever stage it is; its pages go back once no step uses them."""
+        if sequence.ended:
+            return
+        sequence.ended = True
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        if sequence not in self._in_flight:
+            self._vacate(sequence)
+
+    # Admission
+
+    def _claim(self, sequence: Sequence) -> Admission | None:
+        block_size = self._limits.block_size
+        sequence.extend_names(block_size)
+        wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
+        private = -(-wanted_tokens // block_size) - len(sequence.names)
+        claim = self._pool.claim(sequence.names, sequence.root, private)
+        if claim is None:
+            return None
+        sequence.pages = claim.pages
+        sequence.computed = claim.hits * block_size
+        if not sequence.preemptions:
+            sequence.hit_blocks = claim.hits
+        return Admission(sequence, claim.missing)
+
+    # Choosing
+
+    def _choose(self) -> list[Chunk]:
+        """Sequences that need one token go first, all of them; the rest of the budget goes by order of admission."""
+        budget = self._config.max_num_batched_tokens
+        ready = [(sequence, self._runnable_end(sequence)) for sequence in self._running]
+        ready.sort(key=lambda entry: entry[1] - entry[0].first_query > 1)  # stable
+        chunks: list[Chunk] = []
+        for sequence, runnable_end in ready:
+            start = sequence.first_query
+            end = self._align(sequence, start, min(runnable_end, start + budget))
+            if sequence.ended or sequence not in self._running or end <= start or not self._grow(sequence, end, chunks):
+                continue
+            budget -= end - start
+            samples = sequence.sampling is not None and end == len(sequence.known)
+            chunks.append(Chunk(sequence, start, end, samples))
+        return chunks
+
+    def _runnable_end(self, sequence: Sequence) -> int:
+        """Tokens can be run up to the first block that somebody else is writing."""
+        block_size = self._limits.block_size
+        for block in range(sequence.computed // block_size, len(sequence.names)):
+            page = sequence.pages[block]
+            if self._pool.is_arriving(page) and self._pool.writer(page) not in (None, sequence.session):
+                return min(block * block_size, len(sequence.known))
+        return len(sequence.known)
+
+    def _align(self, sequence: Sequence, start: int, end: int) -> int:
+        if not self._limits.align_chunks or end == len(sequence.known):
+            return end
+        aligned = end - end % self._limits.block_size
+        return aligned if aligned > start else end
+
+    def _grow(self, sequence: Sequence, end: int, chosen: list[Chunk]) -> bool:
+        """Pages up to `end`; preempts the sequence admitted last until there is one, or gives up for this step."""
+        while len(sequence.pages) * self._limits.block_size < end:
+            page = self._pool.claim_private()
+            if page is not None:
+                sequence.pages.append(page)
+                continue
+            victim = self._running[-1]
+            if victim in {chunk.sequence for chunk in chosen}:
+                return False
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Its known tokens stay; its pages go, and it waits again, first in line."""
+        self._running.remove(sequence)
+        self._vacate(sequence)
+        sequence.computed = 0
+        sequence.preemptions += 1
+        self.preemptions += 1
+        self._waiting.appendleft(sequence)
+
+    # Writing and catching up
+
+    def _become_writer(self, chunk: Chunk) -> None:
+        for page in self._pages_of(chunk.sequence, chunk.start, chunk.end):
+            if self._pool.is_arriving(page) and self._pool.writer(page) is None:
+                self._pool.assign_writer(page, chunk.sequence.session)
+
+    def _pages_of(self, sequence: Sequence, start: int, end: int) -> Iterable[PageId]:
+        return sequence.pages[start // self._limits.block_size : -(-end // self._limits.block_size)]
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Skip what others have filled."""
+        block_size = self._limits.block_size
+        block = sequence.computed // block_size
+        while block < len(sequence.names) and self._pool.is_filled(sequence.pages[block]):
+            block += 1
+            sequence.computed = block * block_size
+
+    def _computed(self, sequence: Sequence, end: int) -> None:
+        """Blocks that the forward pass completed become readable."""
+        block_size = self._limits.block_size
+        sequence.extend_names(block_size)
+        for block in range(sequence.computed // block_size, end // block_size):
+            page = sequence.pages[block]
+            if self._pool.is_arriving(page):
+                self._pool.fill(page)
+            elif not self._pool.is_filled(page):
+                self._pool.name_private(page, sequence.names[block], sequence.parent_of(block))
+        sequence.computed = max(sequence.computed, end)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        for page in sequence.pages:
+            if self._pool.writer(page) == sequence.session:
+                self._pool.clear_writer(page)
+        self._pool.release(sequence.pages)
+        sequence.pages = []
+
+    # Sampling
+
+    def _emit(self, sequence: Sequence, token: SampledToken) -> Emission:
+        sequence.known.append(token.token)
+        finish = self._finish_reason(sequence, token.token)
+        if finish is not None:
+            self.end(sequence)
+        return Emission(sequence, token, finish)
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        params = sequence.sampling
+        assert params is not None
+        if token in params.stop_token_ids or (token in self._limits.eos_token_ids and not params.ignore_eos):
+            return FinishReason.STOP
+        if sequence.answer_tokens >= params.max_tokens or len(sequence.known) >= self._limits.max_model_len:
+            return FinishReason.LENGTH
+        return None

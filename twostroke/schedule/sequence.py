@@ -1,0 +1,69 @@
+"""A sequence has known tokens (prompt + emitted) and computed ones (those whose KV lies in its pages).
+
+Everything that happens to a sequence either makes a token known (sampling) or lets computed catch up: a prefix hit, an
+arriving page, a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as TokenSequence
+from dataclasses import dataclass, field
+
+from twostroke.ids import BlockName, PageId, RequestId, SessionId
+from twostroke.kv_cache.block import name_block, root_name
+from twostroke.request import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by one scheduler, which alone changes it."""
+
+    request_id: RequestId
+    session: SessionId
+    """Its name as a writer of pages."""
+    known: list[int]
+    prompt_tokens: int
+    """How many of `known` were the prompt; the rest is the answer so far."""
+    names: list[BlockName]
+    """Of the full blocks of `known`; grows as blocks fill."""
+    salt: bytes = b""
+    sampling: SamplingParams | None = None
+    """None: build pages only (a prefill job)."""
+    computed: int = 0
+    pages: list[PageId] = field(default_factory=list)
+    hit_blocks: int = 0
+    """Leading blocks that were here when it was first admitted."""
+    passes: int = 0
+    """How often others were admitted past it while it waited."""
+    preemptions: int = 0
+    ended: bool = False
+
+    @property
+    def root(self) -> BlockName:
+        return root_name(self.salt)
+
+    @property
+    def answer_tokens(self) -> int:
+        return len(self.known) - self.prompt_tokens
+
+    @property
+    def first_query(self) -> int:
+        """Where the next forward pass starts. A sampling sequence that is fully computed runs its last token again."""
+        return min(self.computed, len(self.known) - 1) if self.sampling else self.computed
+
+    def extend_names(self, block_size: int) -> None:
+        """Name the blocks that have become full of known tokens."""
+        while (len(self.names) + 1) * block_size <= len(self.known):
+            start = len(self.names) * block_size
+            parent = self.names[-1] if self.names else self.root
+            self.names.append(name_block(parent, self.known[start : start + block_size]))
+
+    def parent_of(self, block: int) -> BlockName:
+        return self.names[block - 1] if block else self.root
+
+
+def building(
+    request_id: RequestId, session: SessionId, tokens: TokenSequence[int], names: TokenSequence[BlockName]
+) -> Sequence:
+    """A sequence that only builds the pages of `names`; `tokens` fill them exactly."""
+    return Sequence(request_id, session, list(tokens), len(tokens), list(names))
