@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,14 +74,14 @@ class Dispatcher(Protocol):
     @property
     def is_draining(self) -> bool: ...
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent | FinishEvent]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
         """Tokens of all choices as they come, and one FinishEvent per choice.
 
         Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
         """
 
     async def finish_early(self, request_id: str, index: int) -> None:
-        """A stop string was found: that choice needs no more tokens. Its FinishEvent may still come or not."""
+        """A stop string was found: that choice needs no more tokens. Its FinishEvent (STOP) follows at once."""
 
     async def abort(self, request_id: str) -> bool:
         """End an open request, whose iterator then raises Cancelled; False where none has this id."""
