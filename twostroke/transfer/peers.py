@@ -1,0 +1,105 @@
+"""Which peers a transport is connected to: one per address and epoch, and only the latest life of each worker."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+from twostroke.errors import FingerprintMismatch, PeerLost, StaleEpoch
+from twostroke.ids import Epoch
+from twostroke.transfer.base import Endpoint, Identity, Peer
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import Welcome, mismatch
+from twostroke.transfer.threads import off_loop
+
+_GRACE_S = 0.02
+"""How long a connect waits past its deadline for the connecting thread's own reason."""
+
+
+class LanePeer(Peer, abc.ABC):
+    """A peer whose copies run on threads of its own."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.worker_id = ""
+        """What the peer calls itself; known after the hello."""
+
+    @abc.abstractmethod
+    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
+        """Make sure on the peer's thread that it can be reached: connects where no connection is alive."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Fail what is queued, hang up, end the threads. Blocks."""
+
+
+AnyPeer = TypeVar("AnyPeer", bound=LanePeer)
+
+
+class PeerBook(Generic[AnyPeer]):
+    """Peers by (address, epoch)."""
+
+    def __init__(self) -> None:
+        self._peers: dict[tuple[str, Epoch], AnyPeer] = {}
+
+    def find(self, endpoint: Endpoint) -> AnyPeer | None:
+        return self._peers.get((endpoint.address, endpoint.epoch))
+
+    async def reach(self, peer: AnyPeer, deadline_s: float) -> AnyPeer:
+        """Say hello and remember the peer; whoever it replaces is closed. Raises what `PageTransport.connect` does."""
+        try:
+            peer.worker_id = (await _hello(peer, deadline_s)).worker_id
+            self._refuse_an_earlier_life(peer)
+        except BaseException:
+            await self._drop(peer)
+            raise
+        key = (peer.endpoint.address, peer.endpoint.epoch)
+        rival = self._peers.get(key)
+        if rival is not None and rival is not peer:
+            await off_loop(peer.close)
+            return rival
+        outlived = [other for other in self._peers.values() if other.worker_id == peer.worker_id and other is not peer]
+        self._peers[key] = peer
+        for other in outlived:
+            await self._drop(other)
+        return peer
+
+    async def close(self) -> None:
+        while self._peers:
+            _, peer = self._peers.popitem()
+            await off_loop(peer.close)
+
+    def _refuse_an_earlier_life(self, peer: AnyPeer) -> None:
+        for other in self._peers.values():
+            if other.worker_id == peer.worker_id and other.endpoint.epoch.incarnation > peer.endpoint.epoch.incarnation:
+                raise StaleEpoch(
+                    f"epoch {peer.endpoint.epoch} of {peer.worker_id} answers, but epoch {other.endpoint.epoch} "
+                    "was met already: this is an earlier life"
+                )
+
+    async def _drop(self, peer: AnyPeer) -> None:
+        key = (peer.endpoint.address, peer.endpoint.epoch)
+        if self._peers.get(key) is peer:
+            del self._peers[key]
+        await off_loop(peer.close)
+
+
+def refuse_other_layouts(endpoint: Endpoint, identity: Identity, page_bytes: int) -> None:
+    """What can be known before anything is sent. Raises FingerprintMismatch."""
+    theirs, ours = (endpoint.fingerprint, endpoint.page_bytes), (identity.fingerprint, page_bytes)
+    if theirs != ours:
+        raise FingerprintMismatch(mismatch(f"the worker at {endpoint.address}", theirs, identity.worker_id, ours))
+
+
+async def _hello(peer: LanePeer, deadline_s: float) -> Welcome:
+    where = f"{peer.endpoint.transport} {peer.endpoint.address}"
+    hello = asyncio.wrap_future(peer.start_hello(Deadline.after(deadline_s)))
+    try:
+        async with asyncio.timeout(deadline_s + _GRACE_S):
+            return await hello
+    except TimeoutError as error:
+        raise PeerLost(f"pages at {where}: no answer within {deadline_s:.3f} s") from error
+    except (OSError, EOFError) as error:
+        raise PeerLost(f"pages at {where}: {error}") from error

@@ -1,0 +1,76 @@
+"""One pull of a transport that copies on threads: checked before it starts, awaited with a deadline, fenced.
+
+queued -> copying -> ended          the thread that copies is the only writer of the local pages
+   \\-> dropped                      fenced, or expired before its turn: no byte was or will be written
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from twostroke.errors import InvalidRequest
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer.base import Endpoint, Outcome, PageCopy, Transfer, TransferResult
+from twostroke.transfer.frames import Deadline
+
+_GRACE_S = 0.02
+"""How long `wait` lets the copying thread notice the deadline itself: its reason says more."""
+
+
+@dataclass(eq=False, slots=True)
+class Pull(Transfer):
+    """`ended` is set by the copying thread, which writes no byte afterwards."""
+
+    copies: tuple[PageCopy, ...]
+    deadline: Deadline
+    interrupt: Callable[[Pull], None]
+    """Wakes the copying thread if it is busy with this pull."""
+    ended: Future[TransferResult] = field(default_factory=Future)
+    unwanted: bool = False
+    """Set once by the event loop: the copying thread starts no further page."""
+
+
+class Tally:
+    """Bytes and seconds of a pull while it is copied."""
+
+    def __init__(self) -> None:
+        self.copied_bytes = 0
+        self._started = time.monotonic()
+
+    def result(self, outcome: Outcome, reason: str = "") -> TransferResult:
+        return TransferResult(outcome, self.copied_bytes, time.monotonic() - self._started, reason)
+
+
+def check_copies(copies: Sequence[PageCopy], endpoint: Endpoint, memory: PageMemory) -> None:
+    """Raise InvalidRequest unless every page lies in its pool and no local page is written twice."""
+    for copy in copies:
+        if not 0 <= copy.remote < endpoint.pages:
+            raise InvalidRequest(f"remote page {copy.remote} is out of bounds: the peer has {endpoint.pages} pages")
+        if not 0 <= copy.local < memory.pages:
+            raise InvalidRequest(f"local page {copy.local} is out of bounds: the pool has {memory.pages} pages")
+        if not 0 <= copy.generation < 1 << 64:
+            raise InvalidRequest(f"generation {copy.generation} of remote page {copy.remote} is not a 64-bit count")
+    if len({copy.local for copy in copies}) != len(copies):
+        raise InvalidRequest("a local page is the destination of two copies")
+
+
+async def wait_for(pull: Pull) -> TransferResult:
+    ended = asyncio.wrap_future(pull.ended)
+    left_s = pull.deadline.at - time.monotonic()
+    await asyncio.wait({ended}, timeout=max(0.0, left_s) + _GRACE_S)
+    if ended.done() and not ended.cancelled():
+        return ended.result()
+    pull.unwanted = True
+    return TransferResult(Outcome.EXPIRED, 0, 0.0, "the deadline passed while the pull waited or a page was copied")
+
+
+async def fence_off(pull: Pull) -> None:
+    pull.unwanted = True
+    if pull.ended.cancel():
+        return
+    pull.interrupt(pull)
+    await asyncio.wait({asyncio.wrap_future(pull.ended)})

@@ -1,0 +1,41 @@
+"""Page transports by name, and the choice between them for one pair of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twostroke.errors import ConfigError, PeerLost
+from twostroke.transfer.base import Endpoint, PageTransport
+from twostroke.transfer.shm import ShmTransport
+from twostroke.transfer.tcp import TcpTransport
+
+_MAKERS: dict[str, Callable[[str], PageTransport]] = {
+    ShmTransport.name: lambda _host: ShmTransport(),
+    TcpTransport.name: TcpTransport,
+}
+
+
+def open_transports(names: Sequence[str], host: str) -> list[PageTransport]:
+    """One transport per name, in this order of preference; `host` is the interface that network ones bind to."""
+    unknown = [name for name in names if name not in _MAKERS]
+    if unknown or not names or len(set(names)) != len(names):
+        known = ", ".join(_MAKERS)
+        raise ConfigError(f"page transports must be some of {known}, each once; got {list(names)}", field="transports")
+    return [_MAKERS[name](host) for name in names]
+
+
+def choose(endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> tuple[PageTransport, Endpoint]:
+    """The first of our transports that reaches one of the peer's endpoints.
+
+    Raises ConfigError where both have no transport in common, PeerLost where the common ones do not lead there.
+    """
+    for transport in transports:
+        for endpoint in endpoints:
+            if endpoint.transport == transport.name and transport.reaches(endpoint):
+                return transport, endpoint
+    ours = [transport.name for transport in transports]
+    theirs = [f"{endpoint.transport} at {endpoint.address} on {endpoint.host_id}" for endpoint in endpoints]
+    message = f"no page transport leads to the peer: it offers {theirs or 'none'}, here are {ours or 'none'}"
+    if set(ours) & {endpoint.transport for endpoint in endpoints}:
+        raise PeerLost(message)
+    raise ConfigError(message, field="transports")

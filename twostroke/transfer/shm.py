@@ -1,0 +1,205 @@
+"""Pages of a peer on the same host: the owner hands over its memfd, a pull is a copy between two mappings.
+
+The owner listens on an abstract Unix socket, which leaves no file behind and can only be reached from the same host
+(and network namespace). After the hello (`hello.py`) it passes the descriptor of its sealed, hence read-only, memory.
+The connection then stays open and silent: its end tells each side that the other has gone.
+
+Nothing of the owner runs during a pull, so a frozen owner delays nobody. A dead one is noticed when a pull starts,
+which then fails. A pull that was copying while the owner died may end DONE: the dead write no more, and pages of the
+announced generation were complete before they were announced. The thread that copies is the only one that writes
+into local pages, so a pull that has ended is fenced.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+from twostroke.errors import ConfigError, InvalidRequest, PeerLost, ServeError
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageTransport, Peer, Transfer, TransferResult
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import Gate, Welcome, introduce
+from twostroke.transfer.host import host_id
+from twostroke.transfer.peers import LanePeer, PeerBook, refuse_other_layouts
+from twostroke.transfer.pulls import Pull, Tally, check_copies, fence_off, wait_for
+from twostroke.transfer.threads import Lanes, Listener, has_hung_up, off_loop
+
+_HELLO_S = 5.0
+"""Within this time a new connection must have said who it is."""
+_BACKLOG = 128
+
+
+class ShmTransport(PageTransport):
+    """Reaches workers of the same host and network namespace."""
+
+    name = "shm"
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()
+        """Readers refused at the hello, by error class."""
+        self._peers: PeerBook[_ShmPeer] = PeerBook()
+        self._listener: Listener | None = None
+        self._memory: PageMemory | None = None
+        self._identity: Identity | None = None
+
+    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
+        assert self._memory is None, "opened twice"
+        self._memory, self._identity = memory, identity
+        gate = Gate(identity, memory.pages, memory.page_bytes)
+        self.refused = gate.refused
+        address = f"twostroke-pages-{secrets.token_hex(16)}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(_abstract(address))
+        listening.listen(_BACKLOG)
+        self._listener = Listener("pages-shm", listening, lambda sock: _hand_over(sock, gate, memory))
+        return Endpoint(
+            self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
+        )
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return endpoint.transport == self.name and endpoint.host_id == host_id()
+
+    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+        assert self._memory is not None, "connect before open"
+        assert self._identity is not None
+        refuse_other_layouts(endpoint, self._identity, self._memory.page_bytes)
+        known = self._peers.find(endpoint)
+        if known is not None and not known.is_gone:
+            return known
+        return await self._peers.reach(_ShmPeer(endpoint, self._identity, self._memory), deadline_s)
+
+    def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
+        assert isinstance(peer, _ShmPeer)
+        assert self._memory is not None, "pull before open"
+        check_copies(copies, peer.endpoint, self._memory)
+        return peer.start(tuple(copies), Deadline.after(deadline_s))
+
+    async def wait(self, transfer: Transfer) -> TransferResult:
+        assert isinstance(transfer, Pull)
+        return await wait_for(transfer)
+
+    async def fence(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, Pull)
+        await fence_off(transfer)
+
+    async def close(self) -> None:
+        await self._peers.close()
+        if self._listener is not None:
+            await off_loop(self._listener.close)
+            self._listener = None
+
+
+class _ShmPeer(LanePeer):
+    """One life of one worker's pages: a silent connection, a read-only mapping and the thread that copies."""
+
+    def __init__(self, endpoint: Endpoint, identity: Identity, memory: PageMemory) -> None:
+        super().__init__(endpoint)
+        self._identity = identity
+        self._local = memory
+        self._remote: PageMemory | None = None
+        self._sock: socket.socket | None = None
+        self._shut = False
+        self._lanes = Lanes("pages-shm-pull", [self])
+
+    @property
+    def is_gone(self) -> bool:
+        return self._sock is None or has_hung_up(self._sock)
+
+    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
+        hello: Future[Welcome] = Future()
+        self._lanes.submit(lambda peer: peer._reach(deadline), hello)
+        return hello
+
+    def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
+        # Between two pages the copying thread looks at `unwanted` by itself: nobody has to wake it.
+        pull = Pull(copies, deadline, interrupt=lambda _: None)
+        self._lanes.submit(lambda peer: peer._copy(pull), pull.ended)
+        return pull
+
+    def close(self) -> None:
+        self._shut = True
+        self._lanes.close()
+        if self._sock is not None:
+            self._sock.close()
+        if self._remote is not None:
+            self._remote.close()
+        self._sock = self._remote = None
+
+    def _reach(self, deadline: Deadline) -> Welcome:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(deadline.remaining_s())
+            sock.connect(_abstract(self.endpoint.address))
+            welcome = introduce(sock, self._identity, self.endpoint, deadline)
+            self._remote = _take_over(sock, self.endpoint, deadline)
+        except BaseException:
+            sock.close()
+            raise
+        self._sock = sock
+        return welcome
+
+    def _copy(self, pull: Pull) -> TransferResult:
+        tally = Tally()
+        try:
+            self._refuse_if_gone()
+            assert self._remote is not None
+            for copy in pull.copies:
+                if pull.unwanted or self._shut:
+                    return tally.result(Outcome.FAILED, "the transport was closed" if self._shut else "fenced")
+                if time.monotonic() >= pull.deadline.at:
+                    return tally.result(Outcome.EXPIRED, "the deadline has passed")
+                if changed := _copy_page(copy, self._remote, self._local):
+                    return tally.result(Outcome.FAILED, changed)
+                tally.copied_bytes += self._local.page_bytes
+        except ServeError as error:
+            return tally.result(Outcome.FAILED, error.message)
+        return tally.result(Outcome.DONE)
+
+    def _refuse_if_gone(self) -> None:
+        if self.is_gone:
+            raise PeerLost(f"shm {self.endpoint.address}: the peer has gone")
+
+
+def _hand_over(sock: socket.socket, gate: Gate, memory: PageMemory) -> None:
+    """The owner's end of one connection. Returns only by an exception, or when the reader is gone."""
+    gate.admit(sock, Deadline.after(_HELLO_S))
+    socket.send_fds(sock, [b"\0"], [memory.fd])
+    sock.settimeout(None)
+    if sock.recv(1):
+        raise InvalidRequest("a reader spoke after its hello")
+
+
+def _take_over(sock: socket.socket, endpoint: Endpoint, deadline: Deadline) -> PageMemory:
+    sock.settimeout(deadline.remaining_s())
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise PeerLost(f"shm {endpoint.address}: the peer handed over no memory")
+    try:
+        return PageMemory.attach(descriptors[0], endpoint.pages, endpoint.page_bytes)
+    except ConfigError:
+        os.close(descriptors[0])
+        raise
+
+
+def _copy_page(copy: PageCopy, remote: PageMemory, local: PageMemory) -> str:
+    """Why the copy is not the page that was asked for; empty if it is."""
+    before = remote.generation(copy.remote)
+    if before != copy.generation:
+        return f"page {copy.remote} has generation {before}, generation {copy.generation} was asked for"
+    np.copyto(local.page(copy.local), remote.page(copy.remote))
+    after = remote.generation(copy.remote)
+    if after != copy.generation:
+        return f"page {copy.remote} was reused while it was copied: generation {after}, not {copy.generation}"
+    return ""
+
+
+def _abstract(address: str) -> str:
+    return "\0" + address
