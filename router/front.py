@@ -1,0 +1,292 @@
+"""The path that every request takes, whichever door it came through: prompt -> tokens -> dispatch -> text."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+from router.detokenize import AnswerText, Scanned, StopScanner
+from router.generation import Dispatcher, FinishEvent, GenerationRequest, ServingFacts, TokenEvent
+from router.metrics import RouterMetrics
+from router.params import (
+    Ask,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    answer_length,
+    check_prompt,
+    sampling_params,
+)
+from router.text import Text, encode_off_loop
+from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.request import FinishReason, SampledToken
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextEvent:
+    """One token of one choice with the text it adds, or the end of that choice with the text held back until then."""
+
+    choice: int
+    """Counted over all prompts: prompt i of n choices each has choices i*n to i*n + n - 1."""
+    text: str
+    token: SampledToken | None = None
+    finish: FinishReason | None = None
+    usage: Usage | None = None
+    """Of the whole request, in its very last event."""
+
+
+Sink = Callable[[TextEvent], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An ask whose prompts are tokens and that has passed every check the front door can make."""
+
+    ask: Ask
+    requests: tuple[GenerationRequest, ...]
+    facts: ServingFacts
+    received_s: float
+    """On the monotonic clock."""
+
+
+class Front:
+    """Owns the names of open requests; everything else about them belongs to the dispatcher."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, model: str, seed: int | None = None
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.text = text
+        self.metrics = metrics
+        self.model = model
+        self._seeds = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._open: dict[str, tuple[str, ...]] = {}
+        """Request id of a client -> ids of its prompts at the dispatcher."""
+
+    def is_open(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def check_model(self, model: str | None) -> None:
+        if model and model != self.model:
+            raise NotFound(f"the model {model!r} does not exist; this server serves {self.model!r}", field="model")
+
+    async def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
+        match prompt:
+            case TokenPrompt(ids):
+                return ids
+            case TextPrompt(text):
+                return tuple(await encode_off_loop(self.text, text, add_special_tokens=True)) if text else ()
+            case ChatPrompt():
+                rendered = self.text.render_chat(
+                    prompt.messages,
+                    add_generation_prompt=prompt.add_generation_prompt,
+                    continue_final_message=prompt.continue_final_message,
+                    variables=prompt.variables,
+                )
+                return tuple(await encode_off_loop(self.text, rendered, add_special_tokens=False))
+
+    async def abort(self, request_id: str) -> bool:
+        aborted = [await self.dispatcher.abort(part) for part in self._open.get(request_id, ())]
+        return any(aborted)
+
+    async def answer(self, ask: Ask, sink: Sink) -> None:
+        """Send every event of the answer to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
+        received_s = time.monotonic()
+        status = "Cancelled"
+        self.metrics.open_requests.inc()
+        try:
+            async with _until(ask.deadline_s):
+                call = await self._prepare(ask, received_s)
+                with self._named(call):
+                    await _Answer(self, call, sink).run()
+            status = "ok"
+        except ServeError as error:
+            status = type(error).__name__
+            log.info("request failed request=%s error=%s message=%s", ask.request_id, status, error.message)
+            raise
+        except Exception as error:
+            status = InternalError.__name__
+            log.exception("request failed by a bug request=%s", ask.request_id)
+            raise InternalError(f"internal error: {type(error).__name__}: {error}") from error
+        finally:
+            self.metrics.open_requests.dec()
+            self.metrics.count_request(status)
+            self.metrics.request_duration_seconds.observe(time.monotonic() - received_s)
+
+    async def _prepare(self, ask: Ask, received_s: float) -> Call:
+        self.check_model(ask.model)
+        if self.dispatcher.is_draining:
+            raise Draining("this router takes no new requests: it is shutting down")
+        facts = self.dispatcher.facts
+        requests = []
+        for rank, prompt in enumerate(ask.prompts):
+            tokens = await self.tokens_of(prompt)
+            check_prompt(tokens, prompt, facts)
+            length = answer_length(len(tokens), prompt, ask.options, facts)
+            requests.append(
+                GenerationRequest(
+                    request_id=ask.request_id if len(ask.prompts) == 1 else f"{ask.request_id}/{rank}",
+                    prompt=tokens,
+                    salt=ask.salt,
+                    sampling=sampling_params(ask.options, length, facts, self._seeds),
+                    deadline_s=ask.deadline_s,
+                )
+            )
+        return Call(ask, tuple(requests), facts, received_s)
+
+    @contextlib.contextmanager
+    def _named(self, call: Call) -> Iterator[None]:
+        request_id = call.ask.request_id
+        if request_id in self._open:
+            raise InvalidRequest(f"request_id {request_id!r} is that of another open request", field="request_id")
+        self._open[request_id] = tuple(request.request_id for request in call.requests)
+        try:
+            yield
+        finally:
+            del self._open[request_id]
+
+
+class _Answer:
+    """One call on its way: counts what it sends, and knows which event is the last."""
+
+    def __init__(self, front: Front, call: Call, sink: Sink) -> None:
+        self._front = front
+        self._call = call
+        self._sink = sink
+        self._choices_left = len(call.requests) * call.ask.options.n
+        self._completion_tokens = 0
+        self._cached_tokens = 0
+        self._has_token = False
+
+    async def run(self) -> None:
+        requests = self._call.requests
+        if len(requests) == 1:
+            await self._run_prompt(0)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for rank in range(len(requests)):
+                    group.create_task(self._run_prompt(rank))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run_prompt(self, rank: int) -> None:
+        request, options = self._call.requests[rank], self._call.ask.options
+        self._front.metrics.prompt_tokens_total.inc(len(request.prompt))
+        choices = [_Choice(self._front.text, self._call, request) for _ in range(options.n)]
+        cached: dict[int, int] = {}
+        async with contextlib.aclosing(self._front.dispatcher.generate(request)) as events:
+            async for event in events:
+                choice = choices[event.index]
+                if isinstance(event, TokenEvent):
+                    await self._take_token(choice, event, request, rank * options.n + event.index)
+                elif not choice.is_finished:
+                    cached[event.index] = event.cached_tokens
+                    if len(cached) == options.n:
+                        self._count_cached(min(cached.values()))
+                    await self._finish(choice, event, rank * options.n + event.index)
+        if not all(choice.is_finished for choice in choices):
+            raise InternalError(f"the answer stream of {request.request_id} ended without a finish reason")
+
+    async def _take_token(self, choice: _Choice, event: TokenEvent, request: GenerationRequest, index: int) -> None:
+        if choice.is_stopped:
+            return
+        self._observe(choice)
+        self._completion_tokens += 1
+        scanned = choice.feed(event)
+        await self._sink(TextEvent(index, scanned.text, token=event.token))
+        if scanned.stopped:
+            await self._front.dispatcher.finish_early(request.request_id, event.index)
+
+    async def _finish(self, choice: _Choice, event: FinishEvent, index: int) -> None:
+        rest = choice.finish()
+        reason = FinishReason.STOP if choice.is_stopped else event.reason
+        if reason is FinishReason.ERROR:
+            raise InternalError("a worker ended the answer with an error it did not name")
+        self._choices_left -= 1
+        usage = None
+        if self._choices_left == 0:
+            prompt_tokens = sum(len(request.prompt) for request in self._call.requests)
+            usage = Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
+        await self._sink(TextEvent(index, rest, finish=reason, usage=usage))
+
+    def _count_cached(self, tokens: int) -> None:
+        """Of several choices for one prompt the later ones always reuse the first: the least is what was there."""
+        self._cached_tokens += tokens
+        self._front.metrics.cached_tokens_total.inc(tokens)
+
+    def _observe(self, choice: _Choice) -> None:
+        now, metrics = time.monotonic(), self._front.metrics
+        metrics.generation_tokens_total.inc()
+        if choice.last_token_s is not None:
+            metrics.inter_token_latency_seconds.observe(now - choice.last_token_s)
+        elif not self._has_token:
+            self._has_token = True
+            metrics.ttft_seconds.observe(now - self._call.received_s)
+        choice.last_token_s = now
+
+
+class _Choice:
+    """The text of one choice and whether it has come to its end."""
+
+    def __init__(self, text: Text, call: Call, request: GenerationRequest) -> None:
+        options = call.ask.options
+        self._text = AnswerText(
+            text.decoder(request.prompt, skip_special_tokens=options.skip_special_tokens),
+            StopScanner(options.stop, include_stop=options.include_stop_str_in_output),
+            unscanned_tokens=options.min_tokens,
+        )
+        self._min_tokens = options.min_tokens
+        ends = frozenset(options.stop_token_ids) | (
+            frozenset() if options.ignore_eos else frozenset(call.facts.eos_token_ids)
+        )
+        self._mute = frozenset() if options.include_stop_str_in_output else ends
+        """Tokens that end the answer: counted, but not part of its text."""
+        self.is_stopped = False
+        self.is_finished = False
+        self.last_token_s: float | None = None
+
+    def feed(self, event: TokenEvent) -> Scanned:
+        if event.token.token in self._mute and event.position + 1 >= self._min_tokens:
+            return Scanned("", stopped=False)
+        scanned = self._text.feed(event.token.token)
+        self.is_stopped = scanned.stopped
+        return scanned
+
+    def finish(self) -> str:
+        self.is_finished = True
+        if self.is_stopped:
+            return ""
+        scanned = self._text.flush()
+        self.is_stopped = scanned.stopped
+        return scanned.text
+
+
+@contextlib.asynccontextmanager
+async def _until(deadline_s: float | None) -> AsyncIterator[None]:
+    """Raises DeadlineExceeded inside once `deadline_s` (Unix seconds) is reached."""
+    left_s = None if deadline_s is None else deadline_s - time.time()
+    if left_s is not None and left_s <= 0:
+        raise DeadlineExceeded("the deadline had passed before the request came in")
+    try:
+        async with asyncio.timeout(left_s) as timeout:
+            yield
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise DeadlineExceeded("the deadline passed before the answer was complete") from error

@@ -1,0 +1,188 @@
+"""What a client wants answered and how, whichever door it came through; and the checks that need the model's facts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.generation import ServingFacts
+from twostroke.errors import InvalidRequest
+from twostroke.request import SamplingParams
+
+MAX_CHOICES = 128
+"""Answers to one prompt; more is a mistake in the client, or an attack."""
+MAX_PROMPTS = 1024
+"""Prompts in one request."""
+MAX_STOP_STRINGS = 16
+"""OpenAI allows 4; every token is searched for each of them."""
+MAX_STOP_CHARS = 1024
+"""Of one stop string: this much text may have to be held back."""
+COMPLETION_MAX_TOKENS = 16
+"""As in OpenAI's API: a completion that names no length is short; a chat may take what fits."""
+MAX_REQUEST_ID_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    messages: tuple[Mapping[str, Any], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further names for the template, such as enable_thinking."""
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise InvalidRequest("messages must not be empty", field="messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"
+            )
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """Sampling and stopping as the client wrote them; None stands for "not given"."""
+
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be from 1 to {MAX_CHOICES}, got {self.n}", field="n")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", field="stop"
+            )
+        if any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in self.stop):
+            raise InvalidRequest(f"stop strings must have from 1 to {MAX_STOP_CHARS} characters", field="stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One client request, parsed; nothing in it has been compared with the model yet."""
+
+    request_id: str
+    model: str | None = None
+    prompts: tuple[Prompt, ...]
+    options: AnswerOptions = AnswerOptions()
+    salt: bytes = b""
+    deadline_s: float | None = None
+    """Seconds since the Unix epoch."""
+
+
+def check_request_id(request_id: str, name: str) -> str:
+    """It goes into logs and ids, so it must be short and printable."""
+    if len(request_id) > MAX_REQUEST_ID_CHARS or not request_id.isprintable():
+        raise InvalidRequest(f"{name} must be printable and at most {MAX_REQUEST_ID_CHARS} characters long", field=name)
+    return request_id
+
+
+def check_prompt(tokens: Sequence[int], prompt: Prompt, facts: ServingFacts) -> None:
+    """Raises InvalidRequest for a prompt that no worker could ever take."""
+    name = _field(prompt)
+    if not tokens:
+        raise InvalidRequest(f"{name} must not be empty", field=name)
+    if isinstance(prompt, TokenPrompt) and (min(tokens) < 0 or max(tokens) >= facts.vocab_size):
+        worst = next(token for token in tokens if not 0 <= token < facts.vocab_size)
+        raise InvalidRequest(
+            f"{name}: token id {worst} is out of range; the vocabulary has {facts.vocab_size} tokens", field=name
+        )
+    if len(tokens) >= facts.max_model_len:
+        raise InvalidRequest(
+            f"{name} has {len(tokens)} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
+            field=name,
+        )
+    if len(tokens) >= facts.pool_tokens:
+        raise InvalidRequest(
+            f"{name} has {len(tokens)} tokens, but a worker's whole page pool fits {facts.pool_tokens} "
+            "of prompt and answer together",
+            field=name,
+        )
+
+
+def answer_length(prompt_tokens: int, prompt: Prompt, options: AnswerOptions, facts: ServingFacts) -> int:
+    """Tokens the answer may have. Raises InvalidRequest where the client asks for more than can ever fit."""
+    room = min(facts.max_model_len, facts.pool_tokens) - prompt_tokens
+    wanted = options.max_tokens
+    if wanted is None:
+        return room if isinstance(prompt, ChatPrompt) else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
+    if wanted > room:
+        limit, holder = min((facts.max_model_len, "the model takes"), (facts.pool_tokens, "a worker's page pool fits"))
+        raise InvalidRequest(
+            f"max_tokens: {prompt_tokens} tokens of prompt and {wanted} of answer make {prompt_tokens + wanted}, "
+            f"but {holder} {limit}",
+            field="max_tokens",
+        )
+    return wanted
+
+
+def sampling_params(
+    options: AnswerOptions, max_tokens: int, facts: ServingFacts, seeds: random.Random
+) -> tuple[SamplingParams, ...]:
+    """One per choice. A request without a seed gets one here, so that it can be continued anywhere."""
+    for name, tokens in (
+        ("logit_bias", [token for token, _ in options.logit_bias]),
+        ("stop_token_ids", options.stop_token_ids),
+    ):
+        for token in tokens:
+            if not 0 <= token < facts.vocab_size:
+                raise InvalidRequest(
+                    f"{name}: token id {token} is out of range; the vocabulary has {facts.vocab_size} tokens",
+                    field=name,
+                )
+    seed = seeds.getrandbits(64) if options.seed is None else options.seed % (1 << 64)
+    return tuple(
+        SamplingParams(
+            seed=seed,
+            max_tokens=max_tokens,
+            choice=choice,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=options.logit_bias,
+            logprobs=options.logprobs,
+            min_tokens=options.min_tokens,
+            ignore_eos=options.ignore_eos,
+            stop_token_ids=options.stop_token_ids,
+        )
+        for choice in range(options.n)
+    )
+
+
+def _field(prompt: Prompt) -> str:
+    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
