@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from twostroke.rpc.v1.control_pb2 import Load
 from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S
@@ -13,7 +19,26 @@ DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 """Choosing workers should stay under a few milliseconds."""
 
-_PAGE_STATES = ("free", "cached", "arriving", "active", "quarantined")
+_WORKER_GAUGES = {
+    "running": "Sequences that hold pages.",
+    "waiting": "Requests or pulls that hold nothing yet.",
+    "queued_tokens": "Known but not yet computed tokens.",
+    "seconds_per_token": "Of prefill, smoothed.",
+    "seconds_per_step": "Of a decode step, smoothed.",
+    "event_age_seconds": "Since the last event batch came in.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReading:
+    """One worker at the moment of a scrape."""
+
+    worker: str
+    role: str
+    standing: str
+    load: Load
+    event_age_s: float | None
+    """Since its last event batch; None before the first."""
 
 
 class RouterMetrics:
@@ -63,26 +88,6 @@ class RouterMetrics:
             ("role", "policy", "source"),
             registry=self.registry,
         )
-        self._members = Gauge(
-            "twostroke_fleet_members",
-            "Workers in the fleet, by role and standing.",
-            ("role", "state"),
-            registry=self.registry,
-        )
-        self._worker_gauges = {
-            name: Gauge(f"twostroke_worker_{name}", help_text, ("worker", "role"), registry=self.registry)
-            for name, help_text in (
-                ("running", "Sequences that hold pages."),
-                ("waiting", "Requests or pulls that hold nothing yet."),
-                ("queued_tokens", "Known but not yet computed tokens."),
-                ("seconds_per_token", "Of prefill, smoothed."),
-                ("seconds_per_step", "Of a decode step, smoothed."),
-                ("event_age_seconds", "Since the last event batch came in."),
-            )
-        }
-        self._worker_pages = Gauge(
-            "twostroke_worker_pages", "Pages by state.", ("worker", "role", "state"), registry=self.registry
-        )
 
     def count_request(self, status: str) -> None:
         """`status` is "ok" or the name of the error's class."""
@@ -92,32 +97,9 @@ class RouterMetrics:
         """`source` is "prefill" or "local"."""
         self._decisions.labels(role=ROLE, policy=policy, source=source).inc()
 
-    def set_members(self, counts: dict[tuple[str, str], int]) -> None:
-        """(role, standing) -> how many; whatever is not named is 0 from now on."""
-        self._members.clear()
-        for (role, state), count in counts.items():
-            self._members.labels(role=role, state=state).set(count)
-
-    def set_load(self, worker: str, role: str, load: Load, event_age_s: float) -> None:
-        values = {
-            "running": load.running,
-            "waiting": load.waiting,
-            "queued_tokens": load.queued_tokens,
-            "seconds_per_token": load.seconds_per_token,
-            "seconds_per_step": load.seconds_per_step,
-            "event_age_seconds": event_age_s,
-        }
-        for name, gauge in self._worker_gauges.items():
-            gauge.labels(worker=worker, role=role).set(values[name])
-        pages = (load.pages_free, load.pages_cached, load.pages_arriving, load.pages_active, load.pages_quarantined)
-        for state, count in zip(_PAGE_STATES, pages, strict=True):
-            self._worker_pages.labels(worker=worker, role=role, state=state).set(count)
-
-    def forget_worker(self, worker: str, role: str) -> None:
-        """A worker that is gone has no load."""
-        for gauge in self._worker_gauges.values():
-            gauge.remove_by_labels({"worker": worker, "role": role})
-        self._worker_pages.remove_by_labels({"worker": worker, "role": role})
+    def show_fleet(self, read: Callable[[], Iterable[WorkerReading]]) -> None:
+        """Call `read` at every scrape and show what it says."""
+        self.registry.register(_FleetCollector(read))
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"twostroke_{name}", help_text, ("role",), registry=self.registry, buckets=buckets).labels(
@@ -129,3 +111,55 @@ class RouterMetrics:
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
         return Gauge(f"twostroke_{name}", help_text, ("role",), registry=self.registry).labels(role=ROLE)
+
+
+class _FleetCollector(Collector):
+    """Workers come and go and report many times a second: their gauges are made when somebody looks."""
+
+    def __init__(self, read: Callable[[], Iterable[WorkerReading]]) -> None:
+        self._read = read
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return ()
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        members = GaugeMetricFamily("twostroke_fleet_members", "Workers by standing.", labels=("role", "state"))
+        pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=("worker", "role", "state"))
+        gauges = {
+            name: GaugeMetricFamily(f"twostroke_worker_{name}", help_text, labels=("worker", "role"))
+            for name, help_text in _WORKER_GAUGES.items()
+        }
+        readings = list(self._read())
+        for (role, standing), count in collections.Counter((r.role, r.standing) for r in readings).items():
+            members.add_metric((role, standing), count)
+        for reading in readings:
+            labels = (reading.worker, reading.role)
+            for name, value in _values(reading).items():
+                gauges[name].add_metric(labels, value)
+            for state, count in _pages(reading.load).items():
+                pages.add_metric((*labels, state), count)
+        return [members, pages, *gauges.values()]
+
+
+def _values(reading: WorkerReading) -> dict[str, float]:
+    load = reading.load
+    values = {
+        "running": load.running,
+        "waiting": load.waiting,
+        "queued_tokens": load.queued_tokens,
+        "seconds_per_token": load.seconds_per_token,
+        "seconds_per_step": load.seconds_per_step,
+    }
+    if reading.event_age_s is not None:
+        values["event_age_seconds"] = reading.event_age_s
+    return values
+
+
+def _pages(load: Load) -> dict[str, int]:
+    return {
+        "free": load.pages_free,
+        "cached": load.pages_cached,
+        "arriving": load.pages_arriving,
+        "active": load.pages_active,
+        "quarantined": load.pages_quarantined,
+    }
