@@ -1,1 +1,14 @@
-"""Placeholder."""
+"""Life of a request on a decode worker, its owner.
+
+WAITING   in the bounded queue, holding nothing
+RESERVED  pages for the prompt plus one are claimed; nothing has arrived
+PULLING   pages stream in from the page source; costs no compute
+RUNNING   computed catches up with known, one token per step from there on
+DONE      pages are back in the pool; the answer is kept until the router has it
+FAILED    pages are back in the pool and the router has been told why
+
+worker     the plain class        service    the Decode rpc
+answer     one answer's record    book       all open answers: opens, closes, emits
+admission  what can never be      outbox     one token stream per router
+resident   serves Pull from the cache alone
+"""

@@ -63,7 +63,7 @@ class Scheduler:
         self._running: list[Sequence] = []
         """In order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
-        self.preemptions = 0
+        self._preempted: list[Sequence] = []
 
     @property
     def waiting(self) -> int:
@@ -119,10 +119,13 @@ class Scheduler:
         chunks = self._choose()
         if not chunks:
             return None
-        for chunk in chunks:
-            self._become_writer(chunk)
         self._in_flight = frozenset(chunk.sequence for chunk in chunks)
         return self._builder.build(chunks)
+
+    def take_preempted(self) -> list[Sequence]:
+        """The sequences that `plan` sent back to the queue since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def settle(self, step: Step, result: StepResult) -> list[Emission]:
         """Take in what a step computed: blocks become readable, sampled tokens become known."""
@@ -141,7 +144,10 @@ class Scheduler:
     def forsake(self) -> list[Sequence]:
         """The step in flight failed: every sequence in it ends, and its pages are given back unread."""
         failed = [sequence for sequence in self._running if sequence in self._in_flight]
+        ended_meanwhile = [sequence for sequence in self._in_flight if sequence.ended]
         self._in_flight = frozenset()
+        for sequence in ended_meanwhile:
+            self._vacate(sequence)
         for sequence in failed:
             self.end(sequence)
         return failed
@@ -179,33 +185,36 @@ class Scheduler:
     def _choose(self) -> list[Chunk]:
         """Sequences that need one token go first, all of them; the rest of the budget goes by order of admission."""
         budget = self._config.max_num_batched_tokens
-        ready = [(sequence, self._runnable_end(sequence)) for sequence in self._running]
-        ready.sort(key=lambda entry: entry[1] - entry[0].first_query > 1)  # stable
         chunks: list[Chunk] = []
-        for sequence, runnable_end in ready:
+        for sequence in sorted(self._running, key=lambda each: self._runnable_end(each) - each.first_query > 1):
+            if sequence not in self._running:
+                continue  # preempted for one of those before it
             start = sequence.first_query
-            end = self._align(sequence, start, min(runnable_end, start + budget))
-            if sequence.ended or sequence not in self._running or end <= start or not self._grow(sequence, end, chunks):
+            end = self._align(sequence, min(self._runnable_end(sequence), start + budget))
+            if end <= start or not self._grow(sequence, end, chunks):
                 continue
             budget -= end - start
             samples = sequence.sampling is not None and end == len(sequence.known)
             chunks.append(Chunk(sequence, start, end, samples))
+            self._become_writer(chunks[-1])
         return chunks
 
     def _runnable_end(self, sequence: Sequence) -> int:
-        """Tokens can be run up to the first block that somebody else is writing."""
+        """Tokens can be run up to the first block that is filled already or that somebody else is writing."""
         block_size = self._limits.block_size
         for block in range(sequence.computed // block_size, len(sequence.names)):
             page = sequence.pages[block]
-            if self._pool.is_arriving(page) and self._pool.writer(page) not in (None, sequence.session):
-                return min(block * block_size, len(sequence.known))
+            if self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session):
+                return block * block_size
         return len(sequence.known)
 
-    def _align(self, sequence: Sequence, start: int, end: int) -> int:
-        if not self._limits.align_chunks or end == len(sequence.known):
+    def _align(self, sequence: Sequence, end: int) -> int:
+        """Cut back to a block boundary, unless a step is too small for any block."""
+        block_size = self._limits.block_size
+        too_small = self._config.max_num_batched_tokens < block_size
+        if not self._limits.align_chunks or too_small or end == len(sequence.known):
             return end
-        aligned = end - end % self._limits.block_size
-        return aligned if aligned > start else end
+        return end - end % block_size
 
     def _grow(self, sequence: Sequence, end: int, chosen: list[Chunk]) -> bool:
         """Pages up to `end`; preempts the sequence admitted last until there is one, or gives up for this step."""
@@ -228,7 +237,7 @@ class Scheduler:
         self._vacate(sequence)
         sequence.computed = 0
         sequence.preemptions += 1
-        self.preemptions += 1
+        self._preempted.append(sequence)
         self._waiting.appendleft(sequence)
 
     # Writing and catching up

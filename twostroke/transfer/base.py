@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgpack
+import numpy as np
+import numpy.typing as npt
 import xxhash
-from typing_extensions import Buffer
 
 from twostroke.errors import InvalidRequest
 from twostroke.ids import Epoch, PageId
@@ -144,6 +145,6 @@ class PageTransport(abc.ABC):
         """End all connections and threads, ours and served ones."""
 
 
-def digest(page: Buffer) -> bytes:
+def digest(page: npt.NDArray[np.uint8] | bytes) -> bytes:
     """Checksum of one page's bytes (XXH3, 64 bits): detects what a wire or a stale page does, not an attacker."""
     return xxhash.xxh3_64_digest(page)

@@ -1,0 +1,37 @@
+"""What a decode worker refuses at once, because it can never be served here."""
+
+from __future__ import annotations
+
+from twostroke.engine.build import LoadedModel
+from twostroke.errors import DeadlineExceeded, InvalidRequest
+from twostroke.request import Request
+
+
+def check(request: Request, facts: LoadedModel, now_s: float) -> None:
+    """Raises InvalidRequest, naming the field, or DeadlineExceeded."""
+    prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
+    if not prompt:
+        raise InvalidRequest("the prompt is empty", field="prompt")
+    highest = max((*request.prompt, *request.emitted))
+    if highest >= facts.vocab_size:
+        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field="prompt")
+    if longest > facts.max_model_len:
+        raise InvalidRequest(
+            f"prompt ({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}; "
+            f"the model serves {facts.max_model_len}",
+            field="max_tokens",
+        )
+    fits = facts.pages * facts.block_size
+    if longest > fits:
+        raise InvalidRequest(
+            f"prompt ({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}; "
+            f"the whole page pool holds {fits} tokens",
+            field="max_tokens",
+        )
+    if len(request.emitted) >= request.sampling.max_tokens:
+        raise InvalidRequest(f"all {request.sampling.max_tokens} tokens are emitted already", field="emitted")
+    blocks = (prompt + len(request.emitted)) // facts.block_size
+    if len(request.names) != blocks:
+        raise InvalidRequest(f"{len(request.names)} block names for {blocks} full blocks", field="names")
+    if request.deadline_s is not None and request.deadline_s <= now_s:
+        raise DeadlineExceeded("the deadline had passed when the request arrived")

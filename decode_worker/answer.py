@@ -1,0 +1,83 @@
+"""One answer: a request, the sequence that computes it, and what has been emitted so far."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from decode_worker.stage import FINAL, NEXT, Stage
+from twostroke.errors import ServeError
+from twostroke.ids import PageId
+from twostroke.lifetime import Instant, Lifetime
+from twostroke.request import FinishReason, Request, SampledToken
+from twostroke.rpc.convert import error_to_message, tokens_to_messages
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.schedule.sequence import Sequence
+from twostroke.worker.pull_client import PullReport
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """Owned by the book, which alone changes it."""
+
+    request: Request
+    sequence: Sequence
+    source: worker_pb2.PageSource | None
+    lifetime: Lifetime
+    stage: Stage = Stage.WAITING
+    tokens: list[SampledToken] = field(default_factory=list)
+    """Emitted in this attempt; the first has position len(request.emitted)."""
+    finish: FinishReason | None = None
+    error: ServeError | None = None
+    missing_blocks: int = 0
+    """Named blocks that were nowhere on this worker when the request was first admitted."""
+    reused_blocks: int = 0
+    """Of these, blocks that the page source had in its cache."""
+    deadline: asyncio.TimerHandle | None = None
+
+    def move_to(self, stage: Stage) -> None:
+        assert stage in NEXT[self.stage], f"{self.stage.name} -> {stage.name}"
+        self.stage = stage
+
+    @property
+    def has_ended(self) -> bool:
+        return self.stage in FINAL
+
+    @property
+    def first_position(self) -> int:
+        return len(self.request.emitted)
+
+    def pages_to_pull(self, missing: list[int]) -> dict[int, PageId]:
+        """Block -> claimed page, of what is to come from the page source."""
+        return {block: self.sequence.pages[block] for block in missing} if self.source is not None else {}
+
+    def pulled(self, report: PullReport) -> None:
+        self.reused_blocks += report.pulled - report.computed
+        for instant, when in ((Instant.FIRST_PAGE, report.first_page_s), (Instant.LAST_PAGE, report.last_page_s)):
+            if when is not None:
+                self.lifetime.merge({instant.value: when})
+
+    def cached_tokens(self, block_size: int) -> int:
+        """Prompt tokens whose KV was found somewhere instead of being computed for this request."""
+        blocks = len(self.request.names) - self.missing_blocks + self.reused_blocks
+        return min(blocks * block_size, len(self.request.prompt))
+
+    def entry(self, block_size: int, from_position: int) -> worker_pb2.TokenEntry:
+        """What the router is told: tokens from `from_position` on, and the end if it has come."""
+        entry = worker_pb2.TokenEntry(
+            request_id=self.request.request_id,
+            attempt=self.request.attempt,
+            position=from_position,
+            tokens=tokens_to_messages(self.tokens[from_position - self.first_position :]),
+        )
+        is_first = from_position == self.first_position
+        if is_first or self.has_ended:
+            entry.cached_tokens = self.cached_tokens(block_size)
+            entry.local_tokens = self.sequence.hit_blocks * block_size
+            entry.lifetime.update(self.lifetime.as_dict())
+        if self.finish is not None:
+            entry.finish_reason = self.finish.value
+        if self.error is not None:
+            entry.finish_reason = FinishReason.ERROR.value
+            entry.error.CopyFrom(error_to_message(self.error))
+        return entry

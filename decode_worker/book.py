@@ -1,0 +1,224 @@
+"""All open answers of a decode worker: opened, pulled for, emitted, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Sequence as ListOf
+
+from decode_worker import admission
+from decode_worker.answer import Answer
+from decode_worker.outbox import Outbox
+from decode_worker.resident import ResidentJob
+from decode_worker.service import DecodeService
+from decode_worker.stage import Stage
+from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.ids import BlockName, RequestId
+from twostroke.lifetime import Instant, Lifetime
+from twostroke.request import Request
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.schedule.scheduler import Admission, Emission
+from twostroke.schedule.sequence import Sequence
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.pull_client import PullReport, PullSpec
+from twostroke.worker.worker import RoleServices
+
+log = logging.getLogger(__name__)
+
+
+class AnswerBook(RoleServices):
+    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
+        self._host = host
+        self._tasks = tasks
+        self._answers: dict[RequestId, Answer] = {}
+        self._by_sequence: dict[Sequence, Answer] = {}
+        self._outboxes: dict[str, Outbox] = {}
+
+    # What routers ask for
+
+    def open(self, request: Request, source: worker_pb2.PageSource | None) -> None:
+        """Queue a request. A later attempt replaces an earlier one of the same id.
+
+        Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing is left behind.
+        """
+        host = self._host
+        admission.check(request, host.facts, time.time())
+        earlier = self._answers.get(request.request_id)
+        if earlier is not None and earlier.request.attempt >= request.attempt:
+            raise InvalidRequest(f"request {request.request_id} is open already", field="request_id")
+        known = [*request.prompt, *request.emitted]
+        sequence = Sequence(
+            request.request_id,
+            host.new_session(),
+            known,
+            len(request.prompt),
+            list(request.names),
+            request.salt,
+            request.sampling,
+        )
+        host.scheduler.enqueue(sequence)
+        if earlier is not None:
+            self._drop(earlier, Cancelled("a later attempt took its place"))
+        answer = Answer(request, sequence, source, Lifetime())
+        answer.lifetime.mark(Instant.OPENED)
+        self._answers[request.request_id] = answer
+        self._by_sequence[sequence] = answer
+        self.outbox(request.router_id)
+        if request.deadline_s is not None:
+            delay_s = request.deadline_s - time.time()
+            answer.deadline = asyncio.get_running_loop().call_later(delay_s, self._expire, answer)
+        log.info("opened request=%s attempt=%d known=%d source=%s", request.request_id, request.attempt, len(known),
+                 source.worker_id if source else "local")  # fmt: skip
+        host.loop.wake()
+
+    def close_request(self, request_id: RequestId, attempt: int) -> None:
+        """Free everything a request holds; closing what is not there is no error."""
+        answer = self._answers.get(request_id)
+        if answer is not None and answer.request.attempt == attempt:
+            self._drop(answer, Cancelled("closed by its router"))
+
+    def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None:
+        """Send an answer's tokens from a position on, over another (or the same) router's stream."""
+        answer = self._answers.get(request_id)
+        if answer is None or answer.request.attempt != attempt:
+            raise NotFound(f"request {request_id} attempt {attempt} is not here")
+        end = answer.first_position + len(answer.tokens)
+        if not answer.first_position <= from_position <= end:
+            raise InvalidRequest(
+                f"positions {answer.first_position} to {end} can be attached to, got {from_position}",
+                field="from_position",
+            )
+        answer.request = dataclasses.replace(answer.request, router_id=router_id)
+        if from_position < end or answer.has_ended:
+            self.outbox(router_id).add(answer.entry(self._host.facts.block_size, from_position))
+
+    def outbox(self, router_id: str) -> Outbox:
+        outbox = self._outboxes.get(router_id)
+        if outbox is None:
+            grace_s = self._host.config.orphan_grace_s
+            outbox = self._outboxes[router_id] = Outbox(grace_s, lambda: self._abandon(router_id))
+        return outbox
+
+    # What the scheduler tells
+
+    def admitted(self, admission: Admission) -> None:
+        answer = self._by_sequence[admission.sequence]
+        answer.move_to(Stage.RESERVED)
+        answer.lifetime.mark(Instant.ADMITTED)
+        if not admission.sequence.preemptions:
+            answer.missing_blocks = len(admission.missing)
+        pages = answer.pages_to_pull(admission.missing)
+        if not pages:
+            answer.move_to(Stage.RUNNING)
+            return
+        answer.move_to(Stage.PULLING)
+        assert answer.source is not None
+        sequence = admission.sequence
+        spec = PullSpec(
+            sequence.request_id,
+            self._host.new_session(),
+            answer.source,
+            list(sequence.known),
+            list(sequence.names),
+            pages,
+        )
+        pull = self._host.pulls.start(spec, self._tasks)
+        pull.add_done_callback(lambda task: self._pull_ended(answer, task))
+
+    def preempted(self, sequence: Sequence) -> None:
+        self._by_sequence[sequence].move_to(Stage.WAITING)
+        self._host.pulls.prune()
+
+    def settled(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            answer = self._by_sequence[emission.sequence]
+            position = answer.first_position + len(answer.tokens)
+            answer.tokens.append(emission.token)
+            answer.lifetime.mark(Instant.FIRST_TOKEN)
+            if answer.stage is Stage.PULLING:  # others' pages sufficed before its own pull had ended
+                answer.move_to(Stage.RUNNING)
+            if emission.finish is not None:
+                answer.finish = emission.finish
+                self._end(answer, Stage.DONE)
+            self._send(answer, position)
+
+    def failed(self, sequences: list[Sequence], error: Exception) -> None:
+        for sequence in sequences:
+            self._fail(
+                self._by_sequence[sequence], InternalError(f"the engine failed: {type(error).__name__}: {error}")
+            )
+
+    # How a role is mounted
+
+    def register(self, host: WorkerHost) -> None:
+        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.gate), host.rpc.server)
+
+    def begin(self, request_id: str, tokens: ListOf[int], names: ListOf[BlockName]) -> ResidentJob:
+        return ResidentJob(self._host.pool, names)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._by_sequence)
+
+    def close(self) -> None:
+        for answer in list(self._by_sequence.values()):
+            self._drop(answer, Cancelled("the worker shuts down"))
+        for outbox in self._outboxes.values():
+            outbox.close()
+
+    # How answers end
+
+    def _expire(self, answer: Answer) -> None:
+        if not answer.has_ended:
+            self._fail(answer, DeadlineExceeded("the request's deadline has passed"))
+
+    def _abandon(self, router_id: str) -> None:
+        """No stream of this router came back within the grace period."""
+        del self._outboxes[router_id]
+        for answer in [a for a in self._answers.values() if a.request.router_id == router_id]:
+            self._drop(answer, Cancelled("its router went away"))
+
+    def _fail(self, answer: Answer, error: ServeError) -> None:
+        position = answer.first_position + len(answer.tokens)
+        answer.error = error
+        self._end(answer, Stage.FAILED)
+        self._send(answer, position)
+
+    def _drop(self, answer: Answer, error: ServeError) -> None:
+        """End it without telling anybody, and keep nothing."""
+        if not answer.has_ended:
+            answer.error = error
+            self._end(answer, Stage.FAILED)
+        if self._answers.get(answer.request.request_id) is answer:
+            del self._answers[answer.request.request_id]
+
+    def _end(self, answer: Answer, stage: Stage) -> None:
+        answer.move_to(stage)
+        answer.lifetime.mark(Instant.DONE)
+        if answer.deadline is not None:
+            answer.deadline.cancel()
+        del self._by_sequence[answer.sequence]
+        self._host.scheduler.end(answer.sequence)
+        self._host.pulls.prune()
+        self._host.loop.wake()
+        self._host.progress.tell()
+        asyncio.get_running_loop().call_later(self._host.config.orphan_grace_s, self._forget, answer)
+        outcome = answer.finish or type(answer.error).__name__
+        log.info("done request=%s tokens=%d outcome=%s", answer.request.request_id, len(answer.tokens), outcome)
+
+    def _forget(self, answer: Answer) -> None:
+        """The router has had time to attach and fetch the end."""
+        if self._answers.get(answer.request.request_id) is answer:
+            del self._answers[answer.request.request_id]
+
+    def _pull_ended(self, answer: Answer, pull: asyncio.Task[PullReport]) -> None:
+        if pull.cancelled():
+            return
+        answer.pulled(pull.result())
+        if answer.stage is Stage.PULLING:
+            answer.move_to(Stage.RUNNING)
+
+    def _send(self, answer: Answer, position: int) -> None:
+        self.outbox(answer.request.router_id).add(answer.entry(self._host.facts.block_size, position))

@@ -1,0 +1,61 @@
+"""The Decode rpc: thin; the book does the work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc.aio
+
+from decode_worker.outbox import Outbox
+from twostroke.ids import RequestId
+from twostroke.request import Request
+from twostroke.rpc.convert import request_from_message
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.worker.gate import Gate
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class Answers(Protocol):
+    """What the service needs of the book."""
+
+    def open(self, request: Request, source: worker_pb2.PageSource | None) -> None: ...
+
+    def close_request(self, request_id: RequestId, attempt: int) -> None: ...
+
+    def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None: ...
+
+    def outbox(self, router_id: str) -> Outbox: ...
+
+
+class DecodeService(worker_pb2_grpc.DecodeServicer):
+    def __init__(self, answers: Answers, gate: Gate) -> None:
+        self._answers = answers
+        self._gate = gate
+
+    async def Open(  # noqa: N802
+        self, request: worker_pb2.OpenRequest, context: Context
+    ) -> worker_pb2.OpenResponse:
+        self._gate.check(request.fingerprint, request.worker_epoch)
+        source = request.source if request.HasField("source") else None
+        self._answers.open(request_from_message(request), source)
+        return worker_pb2.OpenResponse()
+
+    async def Close(  # noqa: N802
+        self, request: worker_pb2.CloseRequest, context: Context
+    ) -> worker_pb2.CloseResponse:
+        self._answers.close_request(RequestId(request.request_id), request.attempt)
+        return worker_pb2.CloseResponse()
+
+    async def Tokens(  # noqa: N802
+        self, request: worker_pb2.TokensRequest, context: Context
+    ) -> AsyncIterator[worker_pb2.TokenBatch]:
+        async for batch in self._answers.outbox(request.router_id).stream():
+            yield batch
+
+    async def Attach(  # noqa: N802
+        self, request: worker_pb2.AttachRequest, context: Context
+    ) -> worker_pb2.AttachResponse:
+        self._answers.attach(RequestId(request.request_id), request.attempt, request.router_id, request.from_position)
+        return worker_pb2.AttachResponse()

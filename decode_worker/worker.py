@@ -1,0 +1,14 @@
+"""The decode worker: a plain class; `ray.remote(DecodeWorker)` is the whole actor."""
+
+from __future__ import annotations
+
+import asyncio
+
+from decode_worker.book import AnswerBook
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.worker import RoleServices, Worker
+
+
+class DecodeWorker(Worker):
+    def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
+        return AnswerBook(host, tasks)

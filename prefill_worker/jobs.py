@@ -1,0 +1,87 @@
+"""Pulls become sequences that only build pages; the scheduler decides which start when, and in what chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.ids import BlockName, PageId, RequestId
+from twostroke.schedule.scheduler import Admission, Emission
+from twostroke.schedule.sequence import Sequence as BuildSequence
+from twostroke.schedule.sequence import building
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.worker import RoleServices
+
+
+class BuildJob:
+    """One pull being served."""
+
+    def __init__(self, host: WorkerHost, sequence: BuildSequence, on_close: Callable[[BuildSequence], None]) -> None:
+        self._host = host
+        self._on_close = on_close
+        self.sequence = sequence
+        self.missing: frozenset[int] = frozenset()
+        self.error: Exception | None = None
+
+    def page(self, block: int) -> PageId | None:
+        if self.error is not None:
+            raise TransferFailed(f"block {block} could not be computed: {self.error}")
+        if not self.sequence.pages:
+            return None
+        page = self.sequence.pages[block]
+        return page if self._host.pool.is_filled(page) else None
+
+    def was_computed(self, block: int) -> bool:
+        return block in self.missing
+
+    def close(self) -> None:
+        self._host.scheduler.end(self.sequence)
+        self._host.loop.wake()
+        self._on_close(self.sequence)
+
+
+class BuildJobs(RoleServices):
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        self._open: dict[BuildSequence, BuildJob] = {}
+
+    def begin(self, request_id: str, tokens: Sequence[int], names: Sequence[BlockName]) -> BuildJob:
+        """Queue the building of all `names`. Raises InvalidRequest for what can never be built, or Overloaded."""
+        host = self._host
+        if host.never_fits(len(tokens)):
+            fits = host.facts.pages * host.facts.block_size
+            raise InvalidRequest(f"{len(tokens)} tokens are wanted; this pool holds {fits}", field="tokens")
+        if max(tokens) >= host.facts.vocab_size:
+            raise InvalidRequest(f"token ids go up to {host.facts.vocab_size - 1}, got {max(tokens)}", field="tokens")
+        sequence = building(RequestId(request_id), host.new_session(), tokens, names)
+        host.scheduler.enqueue(sequence)
+        job = self._open[sequence] = BuildJob(host, sequence, self._forget)
+        host.loop.wake()
+        return job
+
+    def _forget(self, sequence: BuildSequence) -> None:
+        del self._open[sequence]
+
+    def admitted(self, admission: Admission) -> None:
+        """Runs before any block of the job is computed."""
+        self._open[admission.sequence].missing = frozenset(admission.missing)
+
+    def failed(self, sequences: list[BuildSequence], error: Exception) -> None:
+        for sequence in sequences:
+            self._open[sequence].error = error
+
+    def preempted(self, sequence: BuildSequence) -> None:
+        raise AssertionError("a build claims all its pages at admission and never grows")
+
+    def settled(self, emissions: list[Emission]) -> None:
+        assert not emissions, "a prefill worker never samples"
+
+    def register(self, host: WorkerHost) -> None:
+        """Nothing besides Pull."""
+
+    @property
+    def open_requests(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Jobs end with their calls."""

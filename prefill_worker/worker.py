@@ -1,0 +1,14 @@
+"""The prefill worker: a plain class; `ray.remote(PrefillWorker)` is the whole actor."""
+
+from __future__ import annotations
+
+import asyncio
+
+from prefill_worker.jobs import BuildJobs
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.worker import RoleServices, Worker
+
+
+class PrefillWorker(Worker):
+    def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
+        return BuildJobs(host)

@@ -1,0 +1,60 @@
+"""Control service of a worker: what it is, how loaded it is, which blocks it holds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import grpc.aio
+
+from twostroke.kv_cache.events import EventBatch
+from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+from twostroke.worker.host import WorkerHost
+
+Context = grpc.aio.ServicerContext[object, object]
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    def __init__(self, host: WorkerHost, drain: Callable[[float], Awaitable[int]]) -> None:
+        self._host = host
+        self._drain = drain
+
+    async def GetServerInfo(  # noqa: N802
+        self, request: control_pb2.GetServerInfoRequest, context: Context
+    ) -> control_pb2.ServerInfo:
+        return self._host.server_info()
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: control_pb2.GetModelInfoRequest, context: Context
+    ) -> control_pb2.ModelInfo:
+        return self._host.model_info()
+
+    async def GetLoad(  # noqa: N802
+        self, request: control_pb2.GetLoadRequest, context: Context
+    ) -> control_pb2.GetLoadResponse:
+        load = control_pb2.WorkerLoad(worker_id=self._host.config.worker_id, load=self._host.load_report())
+        return control_pb2.GetLoadResponse(workers=[load])
+
+    async def SubscribeKvEvents(  # noqa: N802
+        self, request: control_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[control_pb2.KvEventBatch]:
+        async for batch in self._host.feed.follow(request.epoch, request.start_sequence):
+            yield self._message(batch)
+
+    async def Drain(  # noqa: N802
+        self, request: control_pb2.DrainRequest, context: Context
+    ) -> control_pb2.DrainResponse:
+        return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s))
+
+    def _message(self, batch: EventBatch) -> control_pb2.KvEventBatch:
+        return control_pb2.KvEventBatch(
+            worker_id=self._host.config.worker_id,
+            epoch=str(self._host.epoch),
+            sequence=batch.sequence,
+            snapshot=batch.snapshot,
+            stored=names_to_bytes(batch.stored),
+            removed=names_to_bytes(batch.removed),
+            block_count=batch.block_count,
+            digest=batch.digest,
+            load=self._host.load_report(),
+        )

@@ -1,0 +1,29 @@
+"""Who may ask this worker for anything: the right life of it, with the same KV, while it takes new work."""
+
+from __future__ import annotations
+
+from twostroke.errors import Draining, FingerprintMismatch, StaleEpoch
+from twostroke.ids import Epoch
+from twostroke.worker.metrics import WorkerMetrics
+
+
+class Gate:
+    def __init__(self, worker_id: str, epoch: Epoch, fingerprint: str, metrics: WorkerMetrics) -> None:
+        self.worker_id = worker_id
+        self.epoch = epoch
+        self.fingerprint = fingerprint
+        self.is_draining = False
+        self._metrics = metrics
+
+    def check(self, fingerprint: str, epoch: str) -> None:
+        """Raises FingerprintMismatch (with both values), StaleEpoch or Draining. An empty epoch means any life."""
+        if epoch and epoch != str(self.epoch):
+            self._metrics.stale_epochs.inc()
+            raise StaleEpoch(f"{self.worker_id} lives in epoch {self.epoch}, the call is for {epoch}")
+        if fingerprint != self.fingerprint:
+            raise FingerprintMismatch(
+                f"{self.worker_id} has fingerprint {self.fingerprint!r}, the caller has {fingerprint!r}; "
+                "all workers and routers of a cluster must serve the same model, dtype and block size"
+            )
+        if self.is_draining:
+            raise Draining(f"{self.worker_id} is draining and takes no new work")

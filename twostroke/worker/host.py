@@ -1,0 +1,195 @@
+"""The parts of one life of a worker, put together: everything that both roles are made of."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from dataclasses import dataclass
+
+from twostroke import __version__
+from twostroke.config import Role, WorkerConfig
+from twostroke.engine.build import BuiltEngine, build_runner
+from twostroke.engine.loop import EngineThread
+from twostroke.errors import ConfigError
+from twostroke.ids import Epoch, PageId, SessionId
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.models.catalog import locate
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2
+from twostroke.schedule.scheduler import Limits, Scheduler
+from twostroke.telemetry import MetricsServer
+from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.registry import open_transports
+from twostroke.worker.events import EventFeed
+from twostroke.worker.gate import Gate
+from twostroke.worker.loop import WorkLoop
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pull_client import PullClient
+from twostroke.worker.signal import News
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyInfo:
+    """What the supervisor publishes of a worker that serves."""
+
+    worker_id: str
+    role: str
+    address: str
+    """host:port of its rpc server."""
+    epoch: str
+    fingerprint: str
+    metrics_address: str
+    pid: int
+
+
+class _PoolListener:
+    """Tells the event log of blocks and the memory of new writers."""
+
+    def __init__(self, log: EventLog, memory: PageMemory) -> None:
+        self.stored = log.stored
+        self.removed = log.removed
+        self._memory = memory
+
+    def new_writer(self, page: PageId) -> None:
+        self._memory.begin_new_generation(page)
+
+
+class WorkerHost:
+    """Owns pool, engine, transports and servers of one life; `open` before use, `close` at the end."""
+
+    def __init__(self, config: WorkerConfig, epoch: Epoch, built: BuiltEngine) -> None:
+        facts = built.model
+        self.config = config
+        self.epoch = epoch
+        self.facts = facts
+        self.memory = built.memory
+        self.metrics = WorkerMetrics(config.role, facts.block_size)
+        self.feed = EventFeed(EventLog(epoch), config.heartbeat_s)
+        self.pool = BlockPool(facts.pages, _PoolListener(self.feed.log, built.memory))
+        self.scheduler = Scheduler(
+            self.pool,
+            config.schedule,
+            Limits(facts.block_size, facts.max_model_len, facts.eos_token_ids, config.role is Role.PREFILL),
+        )
+        self.metrics.watch(self.pool, self.scheduler)
+        self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
+        self.progress = News()
+        self.engine = EngineThread(built.runner)
+        self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress)
+        self.transports = open_transports(config.transports, config.host)
+        self.endpoints: list[Endpoint] = []
+        self.pulls = PullClient(
+            self.gate,
+            self.pool,
+            self.memory,
+            self.transports,
+            self.metrics,
+            cluster_token=config.cluster_token,
+            timeout_s=config.pull_timeout_s,
+            wake=self.loop.wake,
+        )
+        self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)
+        self._metrics_server = MetricsServer(self.metrics.registry, config.host)
+        self._sessions = itertools.count(1)
+
+    @classmethod
+    async def load(cls, config: WorkerConfig, incarnation: int) -> WorkerHost:
+        """Load the model (on a thread: it takes seconds) and put the parts together."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        built = await asyncio.get_running_loop().run_in_executor(None, _build, config)
+        return cls(config, Epoch.begin(incarnation), built)
+
+    async def open(self) -> None:
+        identity = Identity(self.config.worker_id, self.epoch, self.facts.fingerprint, self.config.cluster_token)
+        for transport in self.transports:
+            self.endpoints.append(await transport.open(self.memory, identity))
+
+    async def close(self) -> None:
+        """Servers first, so that nobody asks for what is being taken down."""
+        await self.rpc.stop(grace_s=0.5)
+        await self.pulls.close()
+        for transport in self.transports:
+            await transport.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
+        self._metrics_server.close()
+        self.memory.close()
+
+    def new_session(self) -> SessionId:
+        return SessionId(next(self._sessions))
+
+    def never_fits(self, tokens: int) -> bool:
+        return -(-tokens // self.facts.block_size) > self.facts.pages
+
+    @property
+    def state(self) -> control_pb2.WorkerState:
+        if self.gate.is_draining:
+            return control_pb2.WORKER_STATE_DRAINING
+        return control_pb2.WORKER_STATE_SERVING
+
+    def ready_info(self, pid: int) -> ReadyInfo:
+        return ReadyInfo(
+            worker_id=self.config.worker_id,
+            role=self.config.role.value,
+            address=self.rpc.address,
+            epoch=str(self.epoch),
+            fingerprint=self.facts.fingerprint,
+            metrics_address=self._metrics_server.address,
+            pid=pid,
+        )
+
+    def server_info(self) -> control_pb2.ServerInfo:
+        return control_pb2.ServerInfo(
+            server_id=self.config.worker_id,
+            role=self.config.role.value,
+            epoch=str(self.epoch),
+            fingerprint=self.facts.fingerprint,
+            version=__version__,
+            state=self.state,
+            metrics_address=self._metrics_server.address,
+        )
+
+    def model_info(self) -> control_pb2.ModelInfo:
+        facts = self.facts
+        return control_pb2.ModelInfo(
+            model=self.config.model.public_name,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            dtype=facts.dtype,
+            block_size=facts.block_size,
+            page_bytes=facts.page_bytes,
+            pool_pages=facts.pages,
+        )
+
+    def load_report(self) -> control_pb2.Load:
+        rates = self.loop.rates
+        return control_pb2.Load(
+            running=self.scheduler.running,
+            waiting=self.scheduler.waiting,
+            queued_tokens=self.scheduler.queued_tokens,
+            pages_total=self.pool.total,
+            pages_free=self.pool.count(PageState.FREE),
+            pages_cached=self.pool.count(PageState.CACHED),
+            pages_arriving=self.pool.count(PageState.ARRIVING),
+            pages_active=self.pool.count(PageState.ACTIVE),
+            pages_quarantined=self.pool.count(PageState.QUARANTINED),
+            seconds_per_token=rates.seconds_per_token,
+            seconds_per_step=rates.seconds_per_step,
+            state=self.state,
+        )
+
+
+def _build(config: WorkerConfig) -> BuiltEngine:
+    model = config.model
+    if model.is_paced:
+        return build_runner(config, None)
+    directory = locate(model.model, model.dtype)
+    if directory is None:
+        raise ConfigError(f"model {model.model!r} is not on this machine; run: twostroke model pull {model.model}")
+    return build_runner(config, directory)

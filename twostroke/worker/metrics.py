@@ -1,0 +1,86 @@
+"""What a worker counts; one registry per process, every series with a `role` label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from twostroke.config import Role
+from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.schedule.batching import Step
+from twostroke.schedule.scheduler import Scheduler
+from twostroke.schedule.sequence import Sequence
+from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S
+
+
+class WorkerMetrics:
+    def __init__(self, role: Role, block_size: int) -> None:
+        self.registry = CollectorRegistry()
+        self._block_size = block_size
+        self._role = role.value
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"twostroke_{name}", text, ("role", *labels), registry=self.registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"twostroke_{name}", text, ("role", *labels), buckets=buckets, registry=self.registry)
+
+        role_name = role.value
+        self._steps = histogram("step_seconds", "Device time of one engine step.", ITL_BUCKETS_S, "kind")
+        self._computed = counter("computed_tokens_total", "Tokens run through the model.").labels(role_name)
+        self._sampled = counter("sampled_tokens_total", "Tokens drawn.").labels(role_name)
+        self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
+        self._hits = counter("prefix_cache_hits_total", "Tokens found in the prefix cache.").labels(role_name)
+        self.preemptions = counter("preemptions_total", "Sequences that gave their pages back.").labels(role_name)
+        self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
+        self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
+        self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")
+        self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
+        self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
+        self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
+
+    def watch(self, pool: BlockPool, scheduler: Scheduler) -> None:
+        """Report pages by state and queue lengths at every scrape."""
+        self.registry.register(_Gauges(self._role, pool, scheduler))
+
+    def admitted(self, sequence: Sequence) -> None:
+        if sequence.preemptions == 0:
+            self._queries.inc(len(sequence.known))
+            self._hits.inc(sequence.hit_blocks * self._block_size)
+
+    def stepped(self, step: Step, seconds: float) -> None:
+        kind = "prefill" if len(step.batch.tokens) > step.batch.sequences else "decode"
+        self._steps.labels(self._role, kind).observe(seconds)
+        self._computed.inc(len(step.batch.tokens))
+        self._sampled.inc(len(step.batch.samples))
+
+    def pulled(self, transport: str, copied_bytes: int, seconds: float) -> None:
+        self._pull_bytes.labels(self._role, transport).inc(copied_bytes)
+        self._pull_seconds.labels(self._role, transport).observe(seconds)
+
+    def pull_failed(self, reason: str) -> None:
+        self._pull_failures.labels(self._role, reason).inc()
+
+
+class _Gauges(Collector):
+    def __init__(self, role: str, pool: BlockPool, scheduler: Scheduler) -> None:
+        self._role = role
+        self._pool = pool
+        self._values: tuple[tuple[str, str, Callable[[], int]], ...] = (
+            ("requests_running", "Sequences that hold pages.", lambda: scheduler.running),
+            ("requests_waiting", "Sequences that wait for pages.", lambda: scheduler.waiting),
+            ("queued_tokens", "Tokens known but not computed.", lambda: scheduler.queued_tokens),
+        )
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        pages = GaugeMetricFamily("twostroke_pages", "Pages of the pool by state.", labels=("role", "state"))
+        for state in PageState:
+            pages.add_metric((self._role, state.value), self._pool.count(state))
+        yield pages
+        for name, text, value in self._values:
+            gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
+            gauge.add_metric((self._role,), value())
+            yield gauge

@@ -1,0 +1,143 @@
+"""Serves Pull: those blocks held at once, those lacking as soon as they are computed, where the role computes.
+
+The open call is the lease. Announced pages stay pinned until it ends, by whatever way: the puller has what it wanted
+and cancels, its process dies, its deadline passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import grpc.aio
+
+from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.ids import BlockName, PageId
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.rpc.convert import names_from_bytes
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.transfer.base import Endpoint, digest
+from twostroke.worker.gate import Gate
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.signal import News
+
+log = logging.getLogger(__name__)
+
+
+class PageJob(Protocol):
+    """One pull being served; holds its pages until closed."""
+
+    def page(self, block: int) -> PageId | None:
+        """The page of a block, once it can be read. Raises TransferFailed where it never will be."""
+
+    def was_computed(self, block: int) -> bool:
+        """Whether the block was computed for this pull (and not found)."""
+
+    def close(self) -> None: ...
+
+
+class PageJobs(Protocol):
+    """How a role answers pulls."""
+
+    def begin(self, request_id: str, tokens: Sequence[int], names: Sequence[BlockName]) -> PageJob: ...
+
+
+class PageDigests:
+    """Checksums of pages, computed once per life of a page."""
+
+    def __init__(self, memory: PageMemory) -> None:
+        self._memory = memory
+        self._known: dict[PageId, tuple[int, bytes]] = {}
+
+    def of(self, page: PageId) -> tuple[int, bytes]:
+        """(generation, digest) of a page that is filled and pinned."""
+        generation = self._memory.generation(page)
+        known = self._known.get(page)
+        if known is None or known[0] != generation:
+            known = self._known[page] = (generation, digest(self._memory.page(page)))
+        return known
+
+
+class PagesService(worker_pb2_grpc.PagesServicer):
+    def __init__(
+        self,
+        jobs: PageJobs,
+        gate: Gate,
+        memory: PageMemory,
+        endpoints: Sequence[Endpoint],
+        block_size: int,
+        progress: News,
+        metrics: WorkerMetrics,
+    ) -> None:
+        self._jobs = jobs
+        self._gate = gate
+        self._digests = PageDigests(memory)
+        self._endpoints = [endpoint.pack() for endpoint in endpoints]
+        self._block_size = block_size
+        self._progress = progress
+        self._metrics = metrics
+        self.open = 0
+        """Pulls being served."""
+
+    async def Pull(  # noqa: N802
+        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncIterator[worker_pb2.PullResponse]:
+        self._gate.check(request.fingerprint, request.source_epoch)
+        tokens, names = self._checked(request)
+        job = self._jobs.begin(request.request_id, tokens, names)
+        self.open += 1
+        try:
+            accepted = worker_pb2.PullAccepted(epoch=str(self._gate.epoch), endpoints=self._endpoints)
+            yield worker_pb2.PullResponse(accepted=accepted)
+            async for ready in self._announce(job, list(request.wanted)):
+                yield worker_pb2.PullResponse(ready=ready)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.open -= 1
+            job.close()
+            self._progress.tell()
+
+    def _checked(self, request: worker_pb2.PullRequest) -> tuple[list[int], list[BlockName]]:
+        """The tokens and names up to the last wanted block."""
+        names = names_from_bytes(request.names)
+        wanted = list(request.wanted)
+        if not wanted or sorted(set(wanted)) != wanted:
+            raise InvalidRequest(f"wanted must be ascending block indices, got {wanted[:8]}", field="wanted")
+        if wanted[-1] >= len(names):
+            raise InvalidRequest(f"block {wanted[-1]} is wanted but only {len(names)} are named", field="wanted")
+        blocks = wanted[-1] + 1
+        tokens = list(request.tokens[: blocks * self._block_size])
+        if len(tokens) < blocks * self._block_size:
+            raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
+        return tokens, names[:blocks]
+
+    async def _announce(self, job: PageJob, pending: list[int]) -> AsyncIterator[worker_pb2.PagesReady]:
+        while pending:
+            ticket = self._progress.ticket()
+            ready: list[tuple[int, PageId]] = []
+            failure: TransferFailed | None = None
+            try:
+                for block in pending:
+                    page = job.page(block)
+                    if page is not None:
+                        ready.append((block, page))
+            except TransferFailed as error:
+                failure = error
+            if ready:
+                yield self._message(job, ready)
+                announced = {block for block, _ in ready}
+                pending = [block for block in pending if block not in announced]
+            if failure is not None:
+                raise failure
+            if pending:
+                await ticket.wait()
+
+    def _message(self, job: PageJob, ready: list[tuple[int, PageId]]) -> worker_pb2.PagesReady:
+        pages: list[worker_pb2.ReadyPage] = []
+        for block, page in ready:
+            generation, checksum = self._digests.of(page)
+            pages.append(worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=checksum))
+        self._metrics.served_pages.inc(len(pages))
+        return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block, _ in ready))

@@ -1,0 +1,52 @@
+"""A worker as a process without Ray: configuration in, one line of JSON out, serve until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import signal
+import sys
+
+from twostroke.config import WorkerConfig, from_json
+from twostroke.errors import ServeError
+from twostroke.worker.worker import Worker
+
+DRAIN_S = 30.0
+"""How long SIGTERM waits for open requests; a second signal does not wait."""
+
+
+def main(worker_class: type[Worker]) -> int:
+    """Read a WorkerConfig as JSON from the first argument or stdin; print ReadyInfo as JSON once serving."""
+    try:
+        config = from_json(WorkerConfig, sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read())
+        asyncio.run(_serve(worker_class(config)))
+    except ServeError as error:
+        print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+async def _serve(worker: Worker) -> None:
+    stopping = asyncio.Event()
+    hurry = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: hurry.set() if stopping.is_set() else stopping.set())
+    running = asyncio.ensure_future(worker.run())
+    try:
+        print(json.dumps(dataclasses.asdict(await worker.ready())), flush=True)
+        await _first(running, stopping.wait())
+        if not running.done():
+            await _first(worker.drain(DRAIN_S), hurry.wait())
+    finally:
+        await worker.shutdown()
+        await running
+
+
+async def _first(*awaitables: object) -> None:
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]  # type: ignore[call-overload]  # any mix
+    _, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        if task is not awaitables[0]:
+            task.cancel()

@@ -1,0 +1,141 @@
+"""The plain class behind a Ray actor or a process of its own: one worker, life after life.
+
+`__init__` is cheap, because a restarted actor reruns only that; servers and engine start in `run`.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import logging
+import os
+
+from twostroke.config import WorkerConfig
+from twostroke.errors import PeerLost
+from twostroke.rpc.v1 import control_pb2_grpc, worker_pb2_grpc
+from twostroke.telemetry import configure_logging
+from twostroke.worker.control import ControlService
+from twostroke.worker.host import ReadyInfo, WorkerHost
+from twostroke.worker.loop import Role
+from twostroke.worker.pages_service import PageJobs, PagesService
+
+log = logging.getLogger(__name__)
+
+
+class RoleServices(Role, PageJobs, abc.ABC):
+    """What a role adds to the host: how it answers the scheduler and pulls, and services of its own."""
+
+    @abc.abstractmethod
+    def register(self, host: WorkerHost) -> None:
+        """Add the role's own services to the host's rpc server."""
+
+    @property
+    @abc.abstractmethod
+    def open_requests(self) -> int:
+        """What a drain waits for, besides open pulls."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End what the role has running; called when the rpc server no longer takes calls."""
+
+
+class Worker(abc.ABC):
+    def __init__(self, config: WorkerConfig) -> None:
+        self._config = config
+        self._ready: asyncio.Future[ReadyInfo] | None = None
+        self._host: WorkerHost | None = None
+        self._pages: PagesService | None = None
+        self._role: RoleServices | None = None
+        self._stop = asyncio.Event()
+
+    @abc.abstractmethod
+    def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
+        """The role on this host; `tasks` end with the worker."""
+
+    async def run(self, incarnation: int | None = None) -> None:
+        """Load the model and serve until `shutdown`. Raises ConfigError for what cannot be started."""
+        configure_logging(self._config.worker_id)
+        ready = self._ready_future()
+        try:
+            host = await WorkerHost.load(self._config, incarnation or self._config.incarnation)
+        except Exception as error:
+            if not ready.done():
+                ready.set_exception(error)
+                ready.exception()  # whoever waits for it sees it; nobody has to
+            raise
+        try:
+            await self._serve(host, ready)
+        finally:
+            await host.close()
+
+    async def ready(self) -> ReadyInfo:
+        """Where and as whom the worker serves, once it does. Raises what `run` raised."""
+        return await asyncio.shield(self._ready_future())
+
+    async def drain(self, deadline_s: float) -> int:
+        """Take no new work; wait up to `deadline_s` for what is open. Returns how much still is."""
+        if self._host is None or self._role is None or self._pages is None:
+            raise PeerLost(f"{self._config.worker_id} is not serving")
+        self._host.gate.is_draining = True
+        await self._host.rpc.set_serving(False)
+        self._host.feed.publish()
+        log.info("draining deadline_s=%.1f", deadline_s)
+        try:
+            async with asyncio.timeout(deadline_s):
+                while self._open_work():
+                    await self._host.progress.ticket().wait()
+        except TimeoutError:
+            pass
+        return self._open_work()
+
+    async def shutdown(self) -> None:
+        """Let `run` return."""
+        self._stop.set()
+
+    def _open_work(self) -> int:
+        assert self._role is not None
+        assert self._pages is not None
+        return self._role.open_requests + self._pages.open
+
+    def _ready_future(self) -> asyncio.Future[ReadyInfo]:
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+        return self._ready
+
+    async def _serve(self, host: WorkerHost, ready: asyncio.Future[ReadyInfo]) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            role = self.mount(host, tasks)
+            await host.open()
+            self._host, self._role, self._pages = host, role, self._mount_services(host, role)
+            await host.rpc.start()
+            running = [
+                tasks.create_task(host.loop.run(role)),
+                tasks.create_task(host.feed.beat()),
+                tasks.create_task(_publish_progress(host)),
+            ]
+            await host.rpc.set_serving(True)
+            info = host.ready_info(os.getpid())
+            log.info("serving address=%s epoch=%s pages=%d", info.address, info.epoch, host.pool.total)
+            ready.set_result(info)
+            await self._stop.wait()
+            await host.rpc.stop(grace_s=0.5)
+            for task in running:
+                task.cancel()
+            role.close()
+
+    def _mount_services(self, host: WorkerHost, role: RoleServices) -> PagesService:
+        pages = PagesService(
+            role, host.gate, host.memory, host.endpoints, host.facts.block_size, host.progress, host.metrics
+        )
+        worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlService(host, self.drain), host.rpc.server)
+        role.register(host)
+        return pages
+
+
+async def _publish_progress(host: WorkerHost) -> None:
+    """Tell routers of changed blocks after the step that changed them."""
+    while True:
+        ticket = host.progress.ticket()
+        host.feed.publish_changes()
+        await ticket.wait()
