@@ -1,0 +1,24 @@
+"""The one thread that touches the device, as seen from an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from twostroke.schedule.batch import Batch, Runner, StepResult
+
+
+class EngineThread:
+    """Runs steps one after the other on a thread of its own; a step's exception is raised where it was awaited."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+
+    async def run(self, batch: Batch) -> StepResult:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, batch)
+
+    def close(self) -> None:
+        """Wait for the step in flight, then close the runner on the thread that used it."""
+        self._thread.submit(self._runner.close).result()
+        self._thread.shutdown()

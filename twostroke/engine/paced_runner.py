@@ -1,0 +1,172 @@
+"""A runner that waits instead of computing: the real control and page planes at any scale on a small machine.
+
+`--model paced:KEY=VALUE,...`, every key optional:
+
+    prefill_tokens_per_s  tokens of prompts computed per second                (10000)
+    step_ms               base of a step that samples                          (10)
+    step_us_per_seq       added to it for every sequence that samples          (100)
+    page_bytes            bytes of one page, at least 8 per token of a block   (8 per token)
+    vocab                 size of the vocabulary; text is bytes                (256)
+    max_model_len         tokens of prompt and answer together                 (32768)
+    eos                   token id that ends one token in 64 an answer         (none: never)
+
+Tokens depend on pages as a real model's do. The running hash of a sequence up to position p lies in p's slot of its
+page; p + 1 goes on from there, and a sampled token is a hash over the last slots of all blocks of its context. A page
+that is missing, stale or wrong changes the tokens, and a stream that was moved goes on as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.request import SampledToken
+from twostroke.schedule.batch import Batch, SampleRow, StepResult
+
+SLOT_BYTES: Final = 8
+"""The running hash of one token."""
+
+EOS_ONE_IN: Final = 64
+"""How often the end-of-sequence token is drawn where there is one."""
+
+_LETTERS: Final = (ord("a"), 26)
+"""Tokens drawn where the vocabulary has them, so that answers can be read."""
+
+_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+_STRIDE: Final = np.uint64(0x9E3779B97F4A7C15)
+
+Hashes = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedSpec:
+    prefill_tokens_per_s: float = 10_000.0
+    step_ms: float = 10.0
+    step_us_per_seq: float = 100.0
+    page_bytes: int | None = None
+    vocab: int = 256
+    max_model_len: int = 32_768
+    eos: int | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.prefill_tokens_per_s > 0, "prefill_tokens_per_s", "positive", self.prefill_tokens_per_s)
+        _require(self.step_ms >= 0, "step_ms", "0 or more", self.step_ms)
+        _require(self.step_us_per_seq >= 0, "step_us_per_seq", "0 or more", self.step_us_per_seq)
+        _require(self.vocab >= 2, "vocab", "at least 2", self.vocab)
+        _require(self.max_model_len >= 2, "max_model_len", "at least 2", self.max_model_len)
+        _require(self.eos is None or 0 <= self.eos < self.vocab, "eos", "a token id below vocab", self.eos)
+
+    @classmethod
+    def parse(cls, text: str) -> PacedSpec:
+        """From "key=value,...". Raises ConfigError naming the key that is unknown or wrong."""
+        values: dict[str, float | int] = {}
+        kinds = {field.name: float if field.type == "float" else int for field in dataclasses.fields(cls)}
+        for entry in filter(None, text.split(",")):
+            key, _, value = (part.strip() for part in entry.partition("="))
+            if key not in kinds:
+                raise ConfigError(f"--model paced: unknown key {key!r}; known are {sorted(kinds)}", field=key)
+            if key in values:
+                raise ConfigError(f"--model paced: {key} is given twice", field=key)
+            try:
+                values[key] = kinds[key](value)
+            except ValueError as error:
+                raise ConfigError(f"--model paced: {key} must be a number, got {value!r}", field=key) from error
+        return cls(**values)  # type: ignore[arg-type]  # every value was made by its field's own type
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return () if self.eos is None else (self.eos,)
+
+    def page_bytes_for(self, block_size: int) -> int:
+        least = block_size * SLOT_BYTES
+        if self.page_bytes is not None:
+            _require(
+                self.page_bytes >= least, "page_bytes", f"at least {least} for blocks of {block_size}", self.page_bytes
+            )
+        return self.page_bytes or least
+
+    def step_s(self, prefill_tokens: int, sampled: int) -> float:
+        """How long a step takes."""
+        base_s = self.step_ms / 1e3 if sampled else 0.0
+        return base_s + sampled * self.step_us_per_seq / 1e6 + prefill_tokens / self.prefill_tokens_per_s
+
+
+class PacedRunner:
+    """The contract of a ModelRunner; sampling parameters other than seed and choice do not matter."""
+
+    def __init__(self, spec: PacedSpec, memory: PageMemory, *, block_size: int) -> None:
+        self._spec = spec
+        self._block_size = block_size
+        self._slots: Hashes = memory.data[:, : block_size * SLOT_BYTES].view(np.uint64)
+
+    def run(self, batch: Batch) -> StepResult:
+        started_s = time.perf_counter()
+        for sequence in range(batch.sequences):
+            self._advance(batch, sequence)
+        tokens = tuple(self._sample(batch, row) for row in batch.samples)
+        planned_s = self._spec.step_s(len(batch.tokens) - len(tokens), len(tokens))
+        time.sleep(max(0.0, started_s + planned_s - time.perf_counter()))
+        return StepResult(tokens, time.perf_counter() - started_s)
+
+    def close(self) -> None:
+        """Let go of the pages, so that their memory can be unmapped."""
+        del self._slots
+
+    def _advance(self, batch: Batch, sequence: int) -> None:
+        """Write the running hashes of one sequence's new tokens."""
+        rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
+        first = int(batch.positions[rows.start])
+        before = np.uint64(0) if first == 0 else self._slot_of(batch.block_tables[sequence], first - 1)
+        shares = _mix((batch.tokens[rows].astype(np.uint64) << np.uint64(32)) + batch.positions[rows].astype(np.uint64))
+        pages, offsets = np.divmod(batch.write_slots[rows], self._block_size)
+        self._slots[pages, offsets] = np.cumsum(shares, dtype=np.uint64) + before
+
+    def _slot_of(self, block_table: npt.NDArray[np.int32], position: int) -> np.uint64:
+        block, offset = divmod(position, self._block_size)
+        slot: np.uint64 = self._slots[block_table[block], offset]
+        return slot
+
+    def _sample(self, batch: Batch, row: SampleRow) -> SampledToken:
+        table, context_len = batch.block_tables[row.row], int(batch.context_lens[row.row])
+        ends = self._slots[table[: context_len // self._block_size], self._block_size - 1]
+        order = np.arange(1, len(ends) + 1, dtype=np.uint64) * _STRIDE
+        state = _mix(ends ^ order).sum(dtype=np.uint64) + self._slot_of(table, context_len - 1)
+        if row.params.temperature > 0:
+            draw = (row.params.seed + row.params.choice * int(_STRIDE)) % (1 << 64)
+            state = state ^ _mix(np.array([draw], dtype=np.uint64))[0]
+        token = self._token(int(_mix(np.array([state], dtype=np.uint64))[0]), row.banned)
+        logprobs = row.params.logprobs
+        if logprobs is None:
+            return SampledToken(token)
+        return SampledToken(token, 0.0, ((token, 0.0),) if logprobs else ())
+
+    def _token(self, number: int, banned: tuple[int, ...]) -> int:
+        eos = self._spec.eos
+        number, lot = divmod(number, EOS_ONE_IN)
+        if eos is not None and lot == 0 and eos not in banned:
+            return eos
+        first, count = _LETTERS if self._spec.vocab >= sum(_LETTERS) else (0, self._spec.vocab)
+        tokens = [token for token in range(first, first + count) if token not in banned and token != eos]
+        return tokens[number % len(tokens)]
+
+
+def _mix(numbers: Hashes) -> Hashes:
+    """SplitMix64's finaliser."""
+    z = numbers + _STRIDE
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    mixed: Hashes = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _require(holds: bool, key: str, requirement: str, value: object) -> None:
+    if not holds:
+        raise ConfigError(f"--model paced: {key} must be {requirement}, got {value}", field=key)

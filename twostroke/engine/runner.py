@@ -1,0 +1,70 @@
+"""One real model on one device: a batch of host data in, sampled tokens out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from twostroke.engine.pages import pool_tensor
+from twostroke.engine.sampler import sample
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.choice import choose_attention
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.spec import ModelSpec
+from twostroke.models.transformer import Transformer, rope_tables
+from twostroke.models.weights import load_weights
+from twostroke.schedule.batch import Batch, StepResult
+
+
+class ModelRunner:
+    """Loads the weights at once; `run` belongs to the engine thread."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        spec: ModelSpec,
+        memory: PageMemory,
+        *,
+        block_size: int,
+        dtype: str,
+        threads: int,
+        with_head: bool,
+        max_model_len: int | None = None,
+    ) -> None:
+        self._threads = threads
+        torch.set_num_threads(threads)
+        kind: torch.dtype = getattr(torch, dtype)
+        pool = pool_tensor(memory, spec, block_size, kind)
+        backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
+        weights = load_weights(model_dir, spec, kind, with_head=with_head)
+        self._model = Transformer(spec, weights, backend)
+        self._cosines, self._sines = rope_tables(spec.rope, max_model_len or spec.max_position_embeddings)
+
+    def run(self, batch: Batch) -> StepResult:
+        started_s = time.perf_counter()
+        with torch.inference_mode():
+            logits = self.logits(batch)
+            tokens = () if logits is None else sample(logits, batch.samples)
+        return StepResult(tokens, time.perf_counter() - started_s)
+
+    def logits(self, batch: Batch) -> torch.Tensor | None:
+        """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
+        positions = torch.from_numpy(batch.positions)
+        ragged = RaggedBatch(
+            positions=positions,
+            query_starts=tuple(batch.query_starts.tolist()),
+            context_lens=tuple(batch.context_lens.tolist()),
+            block_tables=torch.from_numpy(batch.block_tables).contiguous(),
+            write_slots=torch.from_numpy(batch.write_slots),
+            cosines=self._cosines[positions],
+            sines=self._sines[positions],
+        )
+        rows = [ragged.query_starts[row.row + 1] - 1 for row in batch.samples]
+        sample_rows = torch.tensor(rows) if rows else None
+        return self._model.forward(torch.from_numpy(batch.tokens), ragged, sample_rows)
+
+    def close(self) -> None:
+        """Let go of weights and of the view of the pages, so that the page memory can be unmapped."""
+        del self._model

@@ -1,0 +1,116 @@
+"""From logits to tokens, row by row: a pure function of (logits, seed, choice, position), never of the batch around it.
+
+Order per row, as in vLLM: bias, penalties, bans -> logprobs -> temperature, min-p, top-k, top-p -> draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+
+from twostroke.engine.noise import gumbel
+from twostroke.request import SampledToken, SamplingParams
+from twostroke.schedule.batch import SampleRow
+
+GREEDY_BELOW = 1e-5
+"""A temperature under this is greedy: dividing by it would overflow float32 long before it changed a draw."""
+
+TOP_P_FIRST_LOOK = 512
+"""top-p nearly always ends within this many tokens; only if not is the whole vocabulary sorted."""
+
+
+def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[SampledToken, ...]:
+    """One token per row of logits [rows, vocab]."""
+    greedy: list[int] = logits.argmax(dim=-1).tolist()  # the lowest id wins ties
+    return tuple(
+        SampledToken(greedy[index]) if _is_plain_greedy(row) else _sample_row(logits[index].float(), row)
+        for index, row in enumerate(rows)
+    )
+
+
+def _is_greedy(params: SamplingParams) -> bool:
+    return params.temperature < GREEDY_BELOW
+
+
+def _is_plain_greedy(row: SampleRow) -> bool:
+    params = row.params
+    changes_logits = params.logit_bias or params.has_penalties or row.banned
+    return _is_greedy(params) and params.logprobs is None and not changes_logits
+
+
+def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
+    params = row.params
+    logits = _adjusted(logits, row)
+    token = int(logits.argmax()) if _is_greedy(params) else _draw(logits / params.temperature, row)
+    if params.logprobs is None:
+        return SampledToken(token)
+    logprobs = logits.log_softmax(dim=-1)
+    values, ids = logprobs.topk(params.logprobs)
+    return SampledToken(token, float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+
+
+def _adjusted(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:
+    """A copy with bias, penalties and bans applied."""
+    params = row.params
+    logits = logits.clone()
+    if params.logit_bias:
+        ids, biases = zip(*params.logit_bias, strict=True)
+        logits.index_add_(0, _tensor(ids), torch.tensor(biases, dtype=torch.float32))
+    if params.has_penalties:
+        _penalise(logits, row)
+    if row.banned:
+        logits[_tensor(row.banned)] = -math.inf
+    return logits
+
+
+def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
+    """Repetition over prompt and answer; frequency and presence over the answer alone, as in OpenAI's API."""
+    params = row.params
+    if params.repetition_penalty != 1:
+        seen = _tensor(sorted({*row.prompt, *row.output}))
+        values = logits[seen]
+        penalty = params.repetition_penalty
+        logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if row.output:
+        counts = Counter(row.output)
+        penalties = [params.frequency_penalty * count + params.presence_penalty for count in counts.values()]
+        logits[_tensor(list(counts))] -= torch.tensor(penalties, dtype=torch.float32)
+
+
+def _draw(scaled: torch.Tensor, row: SampleRow) -> int:
+    """Gumbel-max over the tokens that truncation leaves; noise is only computed for those."""
+    params = row.params
+    cutoff = _cutoff(scaled, params)
+    kept = torch.arange(len(scaled)) if cutoff == -math.inf else (scaled >= cutoff).nonzero().flatten()
+    noise = gumbel(params.seed, params.choice, row.position, kept)
+    return int(kept[(scaled[kept] + noise).argmax()])
+
+
+def _cutoff(scaled: torch.Tensor, params: SamplingParams) -> float:
+    """The least logit that survives min-p, top-k and top-p. Ties at the edge survive together."""
+    cutoff = -math.inf
+    if params.min_p > 0:
+        cutoff = float(scaled.max()) + math.log(params.min_p)
+    if params.top_k is not None and params.top_k < len(scaled):
+        cutoff = max(cutoff, float(scaled.topk(params.top_k).values[-1]))
+    if params.top_p < 1:
+        cutoff = max(cutoff, _top_p_cutoff(scaled[scaled >= cutoff], params.top_p))
+    return cutoff
+
+
+def _top_p_cutoff(candidates: torch.Tensor, top_p: float) -> float:
+    total = candidates.logsumexp(dim=0)
+    for look in (TOP_P_FIRST_LOOK, len(candidates)):
+        values = candidates.topk(min(look, len(candidates))).values
+        mass = (values - total).exp().cumsum(dim=0)
+        if float(mass[-1]) >= top_p or len(values) == len(candidates):
+            last = int((mass < top_p).sum())
+            return float(values[min(last, len(values) - 1)])
+    raise AssertionError("the second look covers all candidates")
+
+
+def _tensor(ids: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(ids, dtype=torch.int64)

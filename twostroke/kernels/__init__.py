@@ -1,0 +1,1 @@
+"""What a step computes beside matrix products, per device, each beside its torch reference."""

@@ -1,0 +1,51 @@
+"""The one signature of attention over pages, and what a step tells it.
+
+A backend is chosen once, at construction, for one pool on one device. Per step it is told the ragged batch, then per
+layer it stores keys and values into pages and attends to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedBatch:
+    """`schedule.batch.Batch` without its samples, as tensors on the pool's device. T tokens of S sequences."""
+
+    positions: torch.Tensor
+    """int32 [T]"""
+    query_starts: tuple[int, ...]
+    """[S + 1], on the host."""
+    context_lens: tuple[int, ...]
+    """[S], on the host: tokens that the last query token of each sequence attends to."""
+    block_tables: torch.Tensor
+    """int32 [S, widest], contiguous"""
+    write_slots: torch.Tensor
+    """int64 [T]: page * block + offset"""
+    cosines: torch.Tensor
+    """float32 [T, head_dim / 2], of each token's position"""
+    sines: torch.Tensor
+
+    @property
+    def sequences(self) -> int:
+        return len(self.context_lens)
+
+
+class AttentionStep(Protocol):
+    """Attention of one step, layer by layer."""
+
+    def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Rotate q [T, heads, D] and k [T, kv_heads, D], put k and v into their slots; the rotated q."""
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """[T, heads * D]: token j attends to positions 0..positions[j] of its sequence's pages."""
+
+
+class AttentionBackend(Protocol):
+    """Attention over one pool [pages, layers, 2, kv_heads, block, head_dim]."""
+
+    def begin(self, batch: RaggedBatch) -> AttentionStep: ...

@@ -1,0 +1,50 @@
+"""Matrix products with fixed weights: packed once for the CPU at hand where oneDNN can, which halves a decode step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+
+class Linear(Protocol):
+    """y = x W^T + b for x [rows, in]."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+class PlainLinear:
+    """The weight as it lies in the file."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = weight
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.linear(x, self._weight, self._bias)
+
+
+class PackedLinear:
+    """The weight reordered for oneDNN's kernels. Raises RuntimeError where this CPU has none for the dtype."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self._bias = bias
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self._product(x, self._weight, self._bias, "none", [], "")
+        return y
+
+
+def make_linear(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    """The faster form that this machine has for `weight` [out, in]."""
+    if weight.device.type != "cpu":
+        return PlainLinear(weight, bias)
+    try:
+        packed = PackedLinear(weight, bias)
+        packed(weight.new_zeros(1, weight.shape[1]))
+    except (RuntimeError, AttributeError):  # no kernel for this dtype on this CPU, or a torch built without oneDNN
+        return PlainLinear(weight, bias)
+    return packed

@@ -1,0 +1,47 @@
+"""The oracle: rope, page writes and paged attention in plain torch, one sequence at a time, nothing clever."""
+
+from __future__ import annotations
+
+import torch
+
+from twostroke.kernels.attention import RaggedBatch
+
+
+def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rope on x [T, heads, D] with cosines and sines [T, D / 2], in float32, back in x's dtype."""
+    low, high = x.float().chunk(2, dim=-1)
+    cosines, sines = cosines[:, None], sines[:, None]
+    return torch.cat((low * cosines - high * sines, high * cosines + low * sines), dim=-1).to(x.dtype)
+
+
+def write_kv(k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, write_slots: torch.Tensor) -> None:
+    """Put k, v [T, kv_heads, D] into slots page * block + offset of pool [pages, layers, 2, kv_heads, block, D]."""
+    block = pool.shape[4]
+    pages, offsets = write_slots // block, write_slots % block
+    pool[pages, layer, 0, :, offsets] = k
+    pool[pages, layer, 1, :, offsets] = v
+
+
+def gather_kv(
+    pool: torch.Tensor, layer: int, block_table: torch.Tensor, context_len: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy of one sequence's K and V, each [kv_heads, context, D]."""
+    blocks = -(-context_len // pool.shape[4])
+    pages = pool[block_table[:blocks].long(), layer]
+    k, v = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, :context_len]
+    return k, v
+
+
+def paged_attention(q: torch.Tensor, pool: torch.Tensor, layer: int, batch: RaggedBatch, scale: float) -> torch.Tensor:
+    """[T, heads, D]: softmax(q k * scale) v in float32 over each sequence's pages, causal by position."""
+    out = torch.empty_like(q)
+    groups = q.shape[1] // pool.shape[3]
+    for sequence, context_len in enumerate(batch.context_lens):
+        rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
+        k, v = gather_kv(pool, layer, batch.block_tables[sequence], context_len)
+        k, v = (x.float().repeat_interleave(groups, dim=0) for x in (k, v))
+        scores = torch.einsum("thd,hcd->htc", q[rows].float(), k) * scale
+        future = torch.arange(context_len) > batch.positions[rows, None]
+        weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
+        out[rows] = torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)
+    return out

@@ -1,0 +1,80 @@
+"""Attention through torch's own fused kernel: each sequence's context is gathered once per layer.
+
+Right for prefill, where the gather is small beside the arithmetic. For decode it copies the cache every step: there it
+only serves where no native kernel can be built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from twostroke.kernels import reference
+from twostroke.kernels.attention import RaggedBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """The query rows of one sequence, and what they may see."""
+
+    rows: slice
+    block_table: torch.Tensor
+    context_len: int
+    mask: torch.Tensor | None
+    """bool [query, context]; None where the last row alone asks, which sees everything."""
+
+
+class TorchAttention:
+    """One sequence after the other through scaled_dot_product_attention."""
+
+    def __init__(self, pool: torch.Tensor, heads: int, scale: float) -> None:
+        self.pool = pool
+        self.heads = heads
+        self.scale = scale
+
+    def begin(self, batch: RaggedBatch) -> TorchAttentionStep:
+        spans = [span_of(batch, sequence) for sequence in range(batch.sequences)]
+        return TorchAttentionStep(self, batch, spans)
+
+    def attend_span(self, layer: int, span: Span, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
+        k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len)
+        answer = functional.scaled_dot_product_attention(
+            q[span.rows].transpose(0, 1)[None],
+            k[None],
+            v[None],
+            attn_mask=span.mask,
+            scale=self.scale,
+            enable_gqa=True,
+        )
+        out[span.rows] = answer[0].transpose(0, 1)
+
+
+class TorchAttentionStep:
+    def __init__(self, backend: TorchAttention, batch: RaggedBatch, spans: list[Span]) -> None:
+        self._backend = backend
+        self._batch = batch
+        self._spans = spans
+
+    def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = self._batch
+        k = reference.rotate(k, batch.cosines, batch.sines)
+        reference.write_kv(k, v, self._backend.pool, layer, batch.write_slots)
+        return reference.rotate(q, batch.cosines, batch.sines)
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(q.shape, dtype=q.dtype)
+        for span in self._spans:
+            self._backend.attend_span(layer, span, q, out)
+        return out.flatten(1)
+
+
+def span_of(batch: RaggedBatch, sequence: int) -> Span:
+    rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
+    context_len = batch.context_lens[sequence]
+    mask = None
+    if rows.stop - rows.start > 1:
+        mask = torch.arange(context_len, dtype=torch.int32) <= batch.positions[rows, None]
+    return Span(rows, batch.block_tables[sequence], context_len, mask)

