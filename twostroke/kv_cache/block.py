@@ -20,11 +20,14 @@ HASH_SCHEME = "blake2b-128/tokens-u32le/v1"
 """Part of the fingerprint: workers with another scheme would never share a block."""
 
 _KEY = b"twostroke.block.v1"
+_ROOT = b"root"
+"""Sets roots apart from blocks: whoever may choose a salt must not be able to spell out somebody else's block."""
 
 
 def root_name(salt: bytes = b"") -> BlockName:
     """The parent of a first block. Different salts (tenants, adapters) never share a name."""
-    return BlockName(hashlib.blake2b(len(salt).to_bytes(4, "little") + salt, digest_size=NAME_BYTES, key=_KEY).digest())
+    framed = len(salt).to_bytes(4, "little") + salt
+    return BlockName(hashlib.blake2b(framed, digest_size=NAME_BYTES, key=_KEY, person=_ROOT).digest())
 
 
 def name_block(parent: BlockName, tokens: Sequence[int]) -> BlockName:

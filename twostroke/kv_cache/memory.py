@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +58,10 @@ class PageMemory:
 
     @classmethod
     def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
-        """Map another process's memory, read-only, from a descriptor it handed over; the descriptor is taken over."""
+        """Map another process's memory, read-only, from a descriptor it handed over, and take the descriptor over.
+
+        Raises ConfigError where it is not such a memory; the descriptor then stays the caller's.
+        """
         expected = _header_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
         actual = os.fstat(fd).st_size
         if actual != expected:
@@ -84,8 +88,8 @@ class PageMemory:
 
     def close(self) -> None:
         """Drop the mapping. Views that others still hold keep it alive until they go."""
+        del self.generations, self.data  # first, so that a second close cannot reach a descriptor of somebody else's
         os.close(self.fd)
-        del self.generations, self.data
         try:
             self._map.close()
         except BufferError:
@@ -107,14 +111,16 @@ def _refuse_what_cannot_fit(total_bytes: int) -> None:
 
 def available_memory_bytes() -> int:
     """What this process may still allocate: the machine's free memory or the cgroup's limit, whichever is less."""
-    with open("/proc/meminfo", encoding="ascii") as lines:
-        facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    available = facts["MemAvailable"]
-    limit, used = "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"
-    if os.path.exists(limit):
-        with open(limit, encoding="ascii") as text:
-            value = text.read().strip()
-        if value != "max":
-            with open(used, encoding="ascii") as text:
-                available = min(available, int(value) - int(text.read()))
-    return available
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
+    return min(facts["MemAvailable"], cgroup_headroom_bytes(Path("/sys/fs/cgroup"), otherwise=facts["MemAvailable"]))
+
+
+def cgroup_headroom_bytes(cgroup: Path, *, otherwise: int) -> int:
+    """What a cgroup (v2) may still allocate. Cold file cache counts as free: the kernel drops it first."""
+    limit = cgroup / "memory.max"
+    if not limit.exists() or limit.read_text(encoding="ascii").strip() == "max":
+        return otherwise
+    used = int((cgroup / "memory.current").read_text(encoding="ascii"))
+    statistics = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    return int(limit.read_text(encoding="ascii")) - used + int(statistics["inactive_file"])

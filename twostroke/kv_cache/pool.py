@@ -61,6 +61,7 @@ class _Page:
     refs: int = 0
     writer: SessionId | None = None
     last_used: int = 0
+    """When its last hold was given back: what was used for long is not old."""
 
 
 class BlockPool:
@@ -198,7 +199,6 @@ class BlockPool:
     def _acquire(self, page: PageId) -> None:
         record = self._pages[page]
         record.refs += 1
-        record.last_used = self._tick()
         if record.state is PageState.CACHED:
             self._move(page, PageState.ACTIVE)
 
@@ -206,9 +206,7 @@ class BlockPool:
         if not self._free:
             self._evict()
         page = self._free.popleft()
-        record = self._pages[page]
-        record.refs = 1
-        record.last_used = self._tick()
+        self._pages[page].refs = 1
         self._listener.new_writer(page)
         return page
 
@@ -227,6 +225,8 @@ class BlockPool:
         """The last hold is gone."""
         record = self._pages[page]
         if record.filled:
+            self._clock += 1
+            record.last_used = self._clock
             self._move(page, PageState.CACHED)
             self._offer(page)
         elif record.writer is not None:
@@ -301,10 +301,6 @@ class BlockPool:
         self._counts[state] += 1
         record.state = state
 
-    def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
-
     # Proof
 
     def check_integrity(self) -> None:
@@ -320,10 +316,10 @@ class BlockPool:
         assert children == self._children
         for page, record in enumerate(self._pages):
             _check_page(page, record)
-        leaves = {page for _, page in self._leaves}
+        leaves = set(self._leaves)
         for page, record in enumerate(self._pages):
             if record.state is PageState.CACHED and record.name is not None and not self._children[record.name]:
-                assert page in leaves, f"cached leaf {page} can never be evicted"
+                assert (record.last_used, page) in leaves, f"cached leaf {page} can never be evicted"
 
 
 def _check_page(page: int, record: _Page) -> None:

@@ -1,0 +1,87 @@
+"""The log: what is told, what is replayed, and when only a snapshot helps."""
+
+from __future__ import annotations
+
+from twostroke.ids import BlockName, Epoch
+from twostroke.kv_cache.block import NAME_BYTES, name_blocks
+from twostroke.kv_cache.events import RING_BATCHES, EventLog
+
+A, B, C = name_blocks(range(3), 1)
+
+
+def fresh_log(*stored: BlockName) -> EventLog:
+    log = EventLog(Epoch(1, 2))
+    for name in stored:
+        log.stored(name)
+    return log
+
+
+def test_a_batch_tells_what_changed_and_proves_the_whole_set() -> None:
+    log = fresh_log(A, B)
+    log.publish()
+    log.removed(A)
+    log.stored(C)
+    batch = log.publish()
+    assert (batch.sequence, batch.stored, batch.removed, batch.block_count) == (2, (C,), (A,), 2)
+    assert batch.digest == bytes(b ^ c for b, c in zip(B, C, strict=True))
+
+
+def test_an_empty_set_has_the_digest_zero() -> None:
+    log = fresh_log(A)
+    log.publish()
+    log.removed(A)
+    assert log.publish().digest == bytes(NAME_BYTES)
+
+
+def test_what_came_and_went_between_two_batches_is_not_told() -> None:
+    log = fresh_log(A)
+    log.publish()
+    log.stored(B)
+    log.removed(B)
+    log.removed(A)
+    log.stored(A)
+    assert not log.has_news
+    batch = log.publish()
+    assert (batch.stored, batch.removed, batch.block_count) == ((), (), 1)
+
+
+def test_a_snapshot_is_the_set_as_of_the_last_batch_whatever_is_pending() -> None:
+    log = fresh_log(A, B)
+    published = log.publish()
+    log.removed(A)
+    log.stored(C)
+    snapshot = log.snapshot()
+    assert snapshot.snapshot
+    assert (snapshot.sequence, set(snapshot.stored), snapshot.digest) == (1, {A, B}, published.digest)
+
+
+def test_a_snapshot_before_the_first_batch_is_empty() -> None:
+    snapshot = fresh_log(A).snapshot()
+    assert (snapshot.sequence, snapshot.stored, snapshot.block_count) == (0, (), 0)
+
+
+def test_replay_begins_where_it_is_asked_to() -> None:
+    log = fresh_log()
+    batches = [log.publish() for _ in range(5)]
+    assert log.since(1) == batches
+    assert log.since(4) == batches[3:]
+    assert log.since(6) == []
+
+
+def test_there_is_no_replay_of_what_has_not_happened_or_never_will() -> None:
+    log = fresh_log()
+    assert log.since(0) is None
+    assert log.since(2) is None
+    log.publish()
+    assert log.since(0) is None
+    assert log.since(3) is None
+
+
+def test_what_has_left_the_ring_needs_a_snapshot() -> None:
+    log = fresh_log()
+    for _ in range(RING_BATCHES + 1):
+        log.publish()
+    assert log.since(1) is None
+    replayed = log.since(2)
+    assert replayed is not None
+    assert len(replayed) == RING_BATCHES

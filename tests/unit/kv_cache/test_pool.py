@@ -1,0 +1,301 @@
+"""The pool, step by step: sharing, eviction, writers, takeover, quarantine."""
+
+from __future__ import annotations
+
+import pytest
+
+from twostroke.ids import BlockName, PageId, SessionId
+from twostroke.kv_cache.block import name_blocks, root_name
+from twostroke.kv_cache.pool import BlockPool, PageState
+
+ROOT = root_name()
+BLOCK = 2
+
+
+class Witness:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, object]] = []
+
+    def stored(self, name: BlockName) -> None:
+        self.told.append(("stored", name))
+
+    def removed(self, name: BlockName) -> None:
+        self.told.append(("removed", name))
+
+    def new_writer(self, page: PageId) -> None:
+        self.told.append(("new writer", page))
+
+    def take(self, kind: str) -> list[object]:
+        told = [fact for what, fact in self.told if what == kind]
+        self.told = [entry for entry in self.told if entry[0] != kind]
+        return told
+
+
+def chain(*tokens: int) -> list[BlockName]:
+    """One block per token."""
+    return name_blocks([token for token in tokens for _ in range(BLOCK)], BLOCK)
+
+
+def pool_of(total: int) -> tuple[BlockPool, Witness]:
+    witness = Witness()
+    return BlockPool(total, witness), witness
+
+
+def cache(pool: BlockPool, names: list[BlockName]) -> list[PageId]:
+    """Claim, fill and release a chain."""
+    claim = pool.claim(names, ROOT, 0)
+    assert claim is not None
+    for index in claim.missing:
+        pool.fill(claim.pages[index])
+    pool.release(claim.pages)
+    pool.check_integrity()
+    return claim.pages
+
+
+def states(pool: BlockPool) -> dict[str, int]:
+    pool.check_integrity()
+    return {state.value: pool.count(state) for state in PageState if pool.count(state)}
+
+
+def test_a_claim_names_what_is_missing_and_how_much_is_there() -> None:
+    pool, _ = pool_of(8)
+    cache(pool, chain(1, 2))
+    claim = pool.claim(chain(1, 2, 3, 4), ROOT, 1)
+    assert claim is not None
+    assert (claim.hits, claim.missing, len(claim.pages)) == (2, [2, 3], 5)
+    assert states(pool) == {"active": 3, "arriving": 2, "free": 3}
+
+
+def test_a_claim_that_cannot_be_met_takes_nothing() -> None:
+    pool, witness = pool_of(4)
+    cache(pool, chain(1, 2))
+    before = states(pool)
+    witness.told.clear()
+    assert pool.claim(chain(1, 2, 3, 4), ROOT, 1) is None
+    assert states(pool) == before
+    assert not witness.told
+
+
+def test_pages_that_a_claim_shares_are_not_counted_as_room_for_it() -> None:
+    pool, _ = pool_of(3)
+    cache(pool, chain(1, 2))
+    assert pool.claim(chain(1, 2), ROOT, 2) is None
+    assert pool.claim(chain(1, 2), ROOT, 1) is not None
+
+
+def test_an_arriving_block_is_shared_and_is_no_hit() -> None:
+    pool, _ = pool_of(4)
+    one = pool.claim(chain(1, 2), ROOT, 0)
+    other = pool.claim(chain(1, 2), ROOT, 0)
+    assert one is not None
+    assert other is not None
+    assert other.pages == one.pages
+    assert (other.missing, other.hits) == ([], 0)
+    assert pool.find(chain(1)[0]) is None
+
+
+def test_a_filled_block_is_announced_once_and_removed_once() -> None:
+    pool, witness = pool_of(1)
+    cache(pool, chain(1))
+    cache(pool, chain(1))
+    assert witness.take("stored") == chain(1)
+    cache(pool, chain(2))
+    assert witness.take("removed") == chain(1)
+
+
+def test_every_new_life_of_a_page_is_told_and_a_shared_one_is_not() -> None:
+    pool, witness = pool_of(2)
+    (page,) = cache(pool, chain(1))
+    assert witness.take("new writer") == [page]
+    cache(pool, chain(1))
+    assert witness.take("new writer") == []
+    assert pool.claim([], ROOT, 2) is not None
+    assert sorted(witness.take("new writer")) == [0, 1]  # type: ignore[type-var]
+
+
+def test_eviction_takes_the_leaf_before_its_parent() -> None:
+    pool, witness = pool_of(3)
+    names = chain(1, 2, 3)
+    cache(pool, names)
+    pool.claim([], ROOT, 1)
+    assert witness.take("removed") == [names[2]]
+    pool.claim([], ROOT, 2)
+    assert witness.take("removed") == [names[1], names[0]]
+
+
+def test_eviction_takes_what_was_used_longest_ago() -> None:
+    pool, witness = pool_of(3)
+    for token in (1, 2, 3):
+        cache(pool, chain(token))
+    cache(pool, chain(1))
+    pool.claim([], ROOT, 2)
+    assert witness.take("removed") == [*chain(2), *chain(3)]
+
+
+def test_a_block_is_as_fresh_as_the_end_of_its_last_use() -> None:
+    pool, witness = pool_of(2)
+    long_used = pool.claim(chain(1), ROOT, 0)
+    assert long_used is not None
+    pool.fill(long_used.pages[0])
+    cache(pool, chain(2))
+    pool.release(long_used.pages)
+    pool.claim([], ROOT, 1)
+    assert witness.take("removed") == chain(2)
+
+
+def test_a_held_block_is_never_evicted() -> None:
+    pool, _ = pool_of(2)
+    cache(pool, chain(1))
+    (pinned,) = pool.share_filled(chain(1))
+    assert pinned is not None
+    assert pool.claim([], ROOT, 2) is None
+    pool.release([pinned])
+    assert pool.claim([], ROOT, 2) is not None
+
+
+def test_share_filled_holds_only_what_is_filled() -> None:
+    pool, _ = pool_of(4)
+    cache(pool, chain(1))
+    pool.claim(chain(1, 2), ROOT, 0)
+    shared = pool.share_filled(chain(1, 2, 3))
+    assert shared[0] is not None
+    assert shared[1:] == [None, None]
+
+
+def test_a_page_without_a_writer_is_free_as_soon_as_nobody_wants_it() -> None:
+    pool, witness = pool_of(1)
+    claim = pool.claim(chain(1), ROOT, 0)
+    assert claim is not None
+    pool.release(claim.pages)
+    assert states(pool) == {"free": 1}
+    assert witness.take("removed") == []
+
+
+def test_an_unwanted_page_stays_quarantined_until_its_writer_is_known_to_be_finished() -> None:
+    pool, _ = pool_of(1)
+    claim = pool.claim(chain(1), ROOT, 0)
+    assert claim is not None
+    (page,) = claim.pages
+    pool.assign_writer(page, SessionId(1))
+    pool.release(claim.pages)
+    assert states(pool) == {"quarantined": 1}
+    assert not pool.is_wanted(page)
+    assert pool.claim(chain(1), ROOT, 0) is None
+    pool.clear_writer(page)
+    assert states(pool) == {"free": 1}
+
+
+def test_a_quarantined_block_can_be_claimed_anew_in_another_page() -> None:
+    pool, _ = pool_of(2)
+    first = pool.claim(chain(1), ROOT, 0)
+    assert first is not None
+    pool.assign_writer(first.pages[0], SessionId(1))
+    pool.release(first.pages)
+    second = pool.claim(chain(1), ROOT, 0)
+    assert second is not None
+    assert second.pages != first.pages
+    assert second.missing == [0]
+    pool.fill(second.pages[0])
+    pool.clear_writer(first.pages[0])
+    assert states(pool) == {"active": 1, "free": 1}
+    assert pool.find(chain(1)[0]) == second.pages[0]
+
+
+def test_the_next_waiter_takes_over_from_a_writer_that_gave_up() -> None:
+    pool, _ = pool_of(1)
+    claims = [pool.claim(chain(1), ROOT, 0) for _ in range(2)]
+    assert claims[0] is not None
+    (page,) = claims[0].pages
+    pool.assign_writer(page, SessionId(1))
+    pool.release([page])
+    pool.clear_writer(page)
+    assert states(pool) == {"arriving": 1}
+    pool.assign_writer(page, SessionId(2))
+    pool.fill(page)
+    assert pool.writer(page) is None
+    assert states(pool) == {"active": 1}
+
+
+def test_a_page_has_at_most_one_writer() -> None:
+    pool, _ = pool_of(1)
+    claim = pool.claim(chain(1), ROOT, 0)
+    assert claim is not None
+    pool.assign_writer(claim.pages[0], SessionId(1))
+    with pytest.raises(AssertionError, match="a writer already"):
+        pool.assign_writer(claim.pages[0], SessionId(2))
+
+
+def test_a_page_that_nobody_waits_for_can_not_be_filled() -> None:
+    pool, _ = pool_of(1)
+    claim = pool.claim(chain(1), ROOT, 0)
+    assert claim is not None
+    pool.assign_writer(claim.pages[0], SessionId(1))
+    pool.release(claim.pages)
+    with pytest.raises(AssertionError, match="QUARANTINED, not ARRIVING"):
+        pool.fill(claim.pages[0])
+
+
+def test_a_page_cannot_be_released_more_often_than_it_is_held() -> None:
+    pool, _ = pool_of(1)
+    (page,) = cache(pool, chain(1))
+    with pytest.raises(AssertionError, match="released more often"):
+        pool.release([page])
+
+
+def test_a_private_page_becomes_a_block_when_it_is_full() -> None:
+    pool, witness = pool_of(2)
+    claim = pool.claim([], ROOT, 1)
+    assert claim is not None
+    pool.name_private(claim.pages[0], chain(1)[0], ROOT)
+    assert witness.take("stored") == chain(1)
+    pool.release(claim.pages)
+    assert pool.hits(chain(1)) == 1
+
+
+def test_a_private_twin_of_a_block_stays_private() -> None:
+    pool, witness = pool_of(2)
+    twins = [pool.claim([], ROOT, 1) for _ in range(2)]
+    for twin in twins:
+        assert twin is not None
+        pool.name_private(twin.pages[0], chain(1)[0], ROOT)
+    assert witness.take("stored") == chain(1)
+    for twin in twins:
+        assert twin is not None
+        pool.release(twin.pages)
+    assert states(pool) == {"cached": 1, "free": 1}
+
+
+def test_a_cached_parent_whose_child_is_held_through_a_twin_can_be_evicted() -> None:
+    pool, witness = pool_of(3)
+    names = chain(1, 2)
+    twin = pool.claim([], ROOT, 2)
+    cache(pool, names[:1])
+    assert twin is not None
+    pool.name_private(twin.pages[0], names[0], ROOT)
+    pool.name_private(twin.pages[1], names[1], names[0])
+    assert pool.claim([], ROOT, 1) is not None
+    assert witness.take("removed") == names[:1]
+    pool.release(twin.pages)
+    assert states(pool) == {"active": 1, "cached": 1, "free": 1}
+
+
+def test_a_child_that_lost_its_parent_is_no_hit_until_the_parent_is_back() -> None:
+    pool, _ = pool_of(3)
+    names = chain(1, 2)
+    twin = pool.claim([], ROOT, 2)
+    assert twin is not None
+    pool.name_private(twin.pages[1], names[1], names[0])
+    assert pool.hits(names) == 0
+    claim = pool.claim(names, ROOT, 0)
+    assert claim is not None
+    assert (claim.missing, claim.hits) == ([0], 0)
+    pool.fill(claim.pages[0])
+    assert pool.hits(names) == 2
+
+
+def test_thousands_of_uses_do_not_grow_the_list_of_leaves() -> None:
+    pool, _ = pool_of(4)
+    for _ in range(500):
+        for token in range(3):
+            cache(pool, chain(token))
+    assert len(pool._leaves) <= 2 * pool.total + 1

@@ -1,0 +1,303 @@
+"""Random histories of a pool and its event log against an oracle that is slow and obviously right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from twostroke.ids import BlockName, Epoch, PageId, SessionId
+from twostroke.kv_cache.block import NAME_BYTES, name_block, name_blocks, root_name
+from twostroke.kv_cache.events import EventBatch, EventLog
+from twostroke.kv_cache.pool import BlockPool, PageState
+
+ROOT = root_name()
+chains = st.lists(st.integers(0, 1), max_size=5).map(lambda tokens: name_blocks(tokens, 1))
+picks = st.integers(0, 10**6)
+
+
+@dataclass
+class Truth:
+    """What one page that is not free must be."""
+
+    name: BlockName | None = None
+    parent: BlockName | None = None
+    filled: bool = False
+    holders: int = 1
+    writer: SessionId | None = None
+    released_at: int = 0
+
+    @property
+    def state(self) -> PageState:
+        if self.holders:
+            return PageState.ARRIVING if self.name is not None and not self.filled else PageState.ACTIVE
+        return PageState.CACHED if self.filled else PageState.QUARANTINED
+
+
+@dataclass
+class Listener:
+    """Hands the pool's news on to an event log, and keeps what an eviction took."""
+
+    log: EventLog
+    removed_names: list[BlockName] = field(default_factory=list)
+    lives: list[PageId] = field(default_factory=list)
+
+    def stored(self, name: BlockName) -> None:
+        self.log.stored(name)
+
+    def removed(self, name: BlockName) -> None:
+        self.removed_names.append(name)
+        self.log.removed(name)
+
+    def new_writer(self, page: PageId) -> None:
+        self.lives.append(page)
+
+
+class Reader:
+    """Follows the log as a router would."""
+
+    def __init__(self) -> None:
+        self.blocks: set[BlockName] = set()
+        self.next_sequence = 1
+
+    def follow(self, log: EventLog) -> None:
+        batches = log.since(self.next_sequence)
+        for batch in [log.snapshot()] if batches is None else batches:
+            self.apply(batch)
+
+    def apply(self, batch: EventBatch) -> None:
+        if batch.snapshot:
+            self.blocks = set(batch.stored)
+        else:
+            assert batch.sequence == self.next_sequence
+            assert not set(batch.stored) & self.blocks, "stored twice"
+            assert set(batch.removed) <= self.blocks, "removed what was not there"
+            self.blocks = (self.blocks | set(batch.stored)) - set(batch.removed)
+        self.next_sequence = batch.sequence + 1
+        assert len(self.blocks) == batch.block_count
+        assert digest_of(self.blocks) == batch.digest
+
+
+def digest_of(blocks: set[BlockName]) -> bytes:
+    digest = bytes(NAME_BYTES)
+    for name in blocks:
+        digest = bytes(a ^ b for a, b in zip(digest, name, strict=True))
+    return digest
+
+
+class PoolHistory(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = EventLog(Epoch(1, 2))
+        self.listener = Listener(self.log)
+        self.pool = BlockPool(7, self.listener)
+        self.truth: dict[PageId, Truth] = {}
+        self.holds: list[list[PageId]] = []
+        self.clock = 0
+        self.sessions = 0
+        self.reader = Reader()
+
+    # The oracle's own words
+
+    def held_by_name(self, name: BlockName) -> PageId | None:
+        return next((page for page, truth in self.truth.items() if truth.name == name), None)
+
+    def in_state(self, state: PageState) -> list[PageId]:
+        return sorted(page for page, truth in self.truth.items() if truth.state is state)
+
+    def readable(self) -> set[BlockName]:
+        return {truth.name for truth in self.truth.values() if truth.filled and truth.name is not None}
+
+    def room(self) -> int:
+        return self.pool.total - len(self.truth) + len(self.in_state(PageState.CACHED))
+
+    def evictions(self, protected: list[PageId]) -> list[PageId]:
+        """Every cached page that may go, in the order in which it must: the oldest leaf first."""
+        left = dict(self.truth)
+        order: list[PageId] = []
+        while True:
+            cached = [page for page, t in left.items() if t.state is PageState.CACHED and page not in protected]
+            if not cached:
+                return order
+            parents = {truth.parent for truth in left.values() if truth.name is not None}
+            leaves = [page for page in cached if left[page].name not in parents]
+            gone = min(leaves or cached, key=lambda page: left[page].released_at)
+            order.append(gone)
+            del left[gone]
+
+    def expect_taken(self, pages: list[PageId], protected: list[PageId]) -> None:
+        """`pages` are new; what had to be evicted for them is what the oracle would have evicted."""
+        free = self.pool.total - len(self.truth)
+        evicted = self.evictions(protected)[: max(0, len(pages) - free)]
+        assert self.listener.removed_names == [self.truth[page].name for page in evicted]
+        for page in evicted:
+            del self.truth[page]
+        assert self.listener.lives == pages
+        assert len(set(pages)) == len(pages)
+        assert not set(pages) & set(self.truth)
+        self.listener.removed_names.clear()
+        self.listener.lives.clear()
+
+    def fill_truth(self, page: PageId) -> None:
+        self.truth[page].filled = True
+        self.truth[page].writer = None
+
+    # What happens to a pool
+
+    @rule(names=chains, private=st.integers(0, 3))
+    def claim(self, names: list[BlockName], private: int) -> None:
+        before = [self.held_by_name(name) for name in names]
+        here = [page for page in before if page is not None]
+        missing = [index for index, page in enumerate(before) if page is None]
+        woken = sum(self.truth[page].state is PageState.CACHED for page in here)
+        hits = 0
+        while hits < len(names) and names[hits] in self.readable():
+            hits += 1
+        claim = self.pool.claim(names, ROOT, private)
+        if len(missing) + private > self.room() - woken:
+            assert claim is None
+            return
+        assert claim is not None
+        assert (claim.missing, claim.hits) == (missing, hits)
+        assert [claim.pages[index] for index, page in enumerate(before) if page is not None] == here
+        taken = [claim.pages[index] for index in missing] + claim.pages[len(names) :]
+        self.expect_taken(taken, protected=here)
+        for page in here:
+            self.truth[page].holders += 1
+        for index in missing:
+            self.truth[claim.pages[index]] = Truth(names[index], names[index - 1] if index else ROOT)
+        for page in claim.pages[len(names) :]:
+            self.truth[page] = Truth()
+        self.holds.append(list(claim.pages))
+
+    @precondition(lambda self: self.holds)
+    @rule(pick=picks)
+    def grow(self, pick: int) -> None:
+        had_room = self.room() > 0
+        page = self.pool.claim_private()
+        assert (page is not None) == had_room
+        if page is not None:
+            self.expect_taken([page], protected=[])
+            self.truth[page] = Truth()
+            self.holds[pick % len(self.holds)].append(page)
+
+    @rule(names=chains)
+    def pin(self, names: list[BlockName]) -> None:
+        shared = self.pool.share_filled(names)
+        expected = [self.held_by_name(name) if name in self.readable() else None for name in names]
+        assert shared == expected
+        pages = [page for page in shared if page is not None]
+        for page in pages:
+            self.truth[page].holders += 1
+        self.holds.append(pages)
+
+    @precondition(lambda self: self.holds)
+    @rule(pick=picks)
+    def release(self, pick: int) -> None:
+        pages = self.holds.pop(pick % len(self.holds))
+        self.pool.release(pages)
+        for page in reversed(pages):
+            truth = self.truth[page]
+            truth.holders -= 1
+            if truth.holders:
+                continue
+            self.clock += 1
+            truth.released_at = self.clock
+            if not truth.filled:
+                truth.name = truth.parent = None
+                if truth.writer is None:
+                    del self.truth[page]
+
+    @precondition(lambda self: self.in_state(PageState.ARRIVING))
+    @rule(pick=picks)
+    def begin_writing(self, pick: int) -> None:
+        pages = [page for page in self.in_state(PageState.ARRIVING) if self.truth[page].writer is None]
+        if pages:
+            page = pages[pick % len(pages)]
+            self.sessions += 1
+            self.pool.assign_writer(page, SessionId(self.sessions))
+            self.truth[page].writer = SessionId(self.sessions)
+
+    @precondition(lambda self: any(truth.writer for truth in self.truth.values()))
+    @rule(pick=picks)
+    def give_up_writing(self, pick: int) -> None:
+        pages = sorted(page for page, truth in self.truth.items() if truth.writer)
+        page = pages[pick % len(pages)]
+        self.pool.clear_writer(page)
+        self.truth[page].writer = None
+        if not self.truth[page].holders:
+            del self.truth[page]
+
+    @precondition(lambda self: self.in_state(PageState.ARRIVING))
+    @rule(pick=picks)
+    def fill(self, pick: int) -> None:
+        pages = self.in_state(PageState.ARRIVING)
+        page = pages[pick % len(pages)]
+        self.pool.fill(page)
+        self.fill_truth(page)
+
+    @precondition(lambda self: any(t.holders and t.name is None for t in self.truth.values()))
+    @rule(pick=picks, parents=chains, token=st.integers(0, 1))
+    def complete_private(self, pick: int, parents: list[BlockName], token: int) -> None:
+        """Also below parents that are not here, or only as a private twin."""
+        pages = sorted(page for page, truth in self.truth.items() if truth.holders and truth.name is None)
+        page = pages[pick % len(pages)]
+        parent = parents[-1] if parents else ROOT
+        name = name_block(parent, [token])
+        is_twin = self.held_by_name(name) is not None
+        self.pool.name_private(page, name, parent)
+        if not is_twin:
+            self.truth[page].name, self.truth[page].parent = name, parent
+            self.fill_truth(page)
+
+    @rule()
+    def publish(self) -> None:
+        batch = self.log.publish()
+        assert batch.block_count == len(self.readable())
+        assert batch.digest == digest_of(self.readable())
+        assert not set(batch.stored) & set(batch.removed)
+
+    @rule()
+    def read_the_log(self) -> None:
+        self.reader.follow(self.log)
+        if not self.log.has_news:
+            assert self.reader.blocks == self.readable()
+
+    @rule()
+    def begin_reading_with_a_snapshot(self) -> None:
+        self.reader = Reader()
+        self.reader.apply(self.log.snapshot())
+
+    # What always holds
+
+    @invariant()
+    def pool_and_oracle_agree(self) -> None:
+        self.pool.check_integrity()
+        for state in PageState:
+            expected = self.pool.total - len(self.truth) if state is PageState.FREE else len(self.in_state(state))
+            assert self.pool.count(state) == expected, state
+        assert self.pool.available == self.room()
+        for page, truth in self.truth.items():
+            assert self.pool.writer(page) == truth.writer
+            assert self.pool.is_filled(page) == truth.filled
+            assert self.pool.is_wanted(page) == (truth.holders > 0)
+            assert self.pool.is_arriving(page) == (truth.state is PageState.ARRIVING)
+            if truth.name is not None:
+                assert self.pool.find(truth.name) == (page if truth.filled else None)
+
+    def teardown(self) -> None:
+        for pages in self.holds:
+            self.pool.release(pages)
+        for page in range(self.pool.total):
+            self.pool.clear_writer(PageId(page))
+        self.pool.check_integrity()
+        assert self.pool.available == self.pool.total
+        self.log.publish()
+        self.reader.follow(self.log)
+        assert self.reader.blocks == self.readable()
+
+
+TestPoolHistory = PoolHistory.TestCase
+TestPoolHistory.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
