@@ -1,0 +1,302 @@
+"""The flags of `twostroke bench`: declared, defaulted and checked here. No heavy import: the CLI's --help reads it."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from twostroke.errors import ConfigError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_VOCAB_SIZE = 30000
+"""Fits every tokenizer in use; our gRPC tells the true size."""
+API_KEY_VARIABLE = "OPENAI_API_KEY"
+STDOUT = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where requests go, and in which form."""
+
+    url: str
+    grpc: str | None
+    model: str | None
+    chat: bool
+    text: bool
+    stream: bool
+    ignore_eos: bool
+    temperature: float
+    timeout_s: float
+    api_key: str | None
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url must look like {DEFAULT_URL}, got {self.url!r}", field="url")
+        if self.grpc is not None and not _is_host_port(self.grpc):
+            raise ConfigError(f"--grpc must look like 127.0.0.1:50051, got {self.grpc!r}", field="grpc")
+        if self.grpc is not None and not self.stream:
+            raise ConfigError("--no-stream does not go with --grpc: Generate always streams", field="stream")
+        _at_least_zero("--temperature", self.temperature)
+        _positive("--timeout", self.timeout_s)
+
+    @property
+    def sends_text(self) -> bool:
+        """Chat messages hold words, never token ids."""
+        return self.text or self.chat
+
+    @property
+    def name(self) -> str:
+        if self.grpc is not None:
+            return f"grpc://{self.grpc}"
+        return f"{self.base_url}/v1/{'chat/completions' if self.chat else 'completions'}"
+
+    @property
+    def base_url(self) -> str:
+        return self.url.rstrip("/").removesuffix("/v1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Which prompts. With a trace, lengths and sharing come from its rows."""
+
+    num_requests: int
+    prompt_tokens: int
+    prompt_spread: float
+    output_tokens: int
+    shared_prefix_tokens: int
+    prefix_groups: int
+    seed: int
+    vocab_size: int | None
+    trace: Path | None
+    trace_scale: float
+    trace_length_scale: float
+    trace_jitter_s: float
+    trace_limit: int | None
+
+    def __post_init__(self) -> None:
+        _positive("--num-requests", self.num_requests)
+        _positive("--prompt-tokens", self.prompt_tokens)
+        _positive("--output-tokens", self.output_tokens)
+        _positive("--prefix-groups", self.prefix_groups)
+        _positive("--trace-scale", self.trace_scale)
+        _positive("--trace-length-scale", self.trace_length_scale)
+        _positive("--trace-limit", self.trace_limit)
+        _at_least_zero("--trace-jitter", self.trace_jitter_s)
+        _at_least_zero("--shared-prefix-tokens", self.shared_prefix_tokens)
+        _at_least_zero("--seed", self.seed)
+        if not 0 <= self.prompt_spread < 1:
+            raise ConfigError(
+                f"--prompt-spread must be in [0, 1), got {self.prompt_spread:g}: 0.3 draws lengths within 30 %",
+                field="prompt_spread",
+            )
+        if self.vocab_size is not None and self.vocab_size < 16:
+            raise ConfigError(f"--vocab-size must be at least 16, got {self.vocab_size}", field="vocab_size")
+        if self.trace is None and self.shared_prefix_tokens >= self.shortest_prompt:
+            raise ConfigError(
+                f"--shared-prefix-tokens {self.shared_prefix_tokens} leaves no token of its own to the shortest prompt "
+                f"({self.shortest_prompt} tokens); raise --prompt-tokens, which counts the prefix too",
+                field="shared_prefix_tokens",
+            )
+
+    @property
+    def shortest_prompt(self) -> int:
+        return max(1, round(self.prompt_tokens * (1 - self.prompt_spread)))
+
+    @property
+    def longest_prompt(self) -> int:
+        return max(1, round(self.prompt_tokens * (1 + self.prompt_spread)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    target: Target
+    workload: Workload
+    rate: float | None
+    """Requests per second of an open loop. None with no concurrency: the trace's own times."""
+    arrivals: str
+    concurrency: int | None
+    warmup: int
+    json_path: str | None
+
+    def __post_init__(self) -> None:
+        _positive("--rate", self.rate)
+        _positive("--concurrency", self.concurrency)
+        _at_least_zero("--warmup", self.warmup)
+        if self.rate is not None and self.concurrency is not None:
+            raise ConfigError(
+                "--rate and --concurrency exclude each other: an open loop never waits for answers", field="rate"
+            )
+        if self.json_path not in (None, STDOUT) and not Path(str(self.json_path)).resolve().parent.is_dir():
+            raise ConfigError(f"--json {self.json_path}: the directory does not exist", field="json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_target(parser.add_argument_group("where to"))
+    _add_load(parser.add_argument_group("how many, how fast"))
+    _add_prompts(parser.add_argument_group("which prompts"))
+    _add_trace(parser.add_argument_group("trace replay"))
+
+
+def options_from(args: argparse.Namespace) -> Options:
+    has_no_pace = args.concurrency is None and args.rate is None and args.trace is None
+    return Options(
+        target=Target(
+            url=args.url,
+            grpc=args.grpc,
+            model=args.model,
+            chat=args.chat,
+            text=args.text,
+            stream=args.stream,
+            ignore_eos=args.ignore_eos,
+            temperature=args.temperature,
+            timeout_s=args.timeout,
+            api_key=args.api_key or os.environ.get(API_KEY_VARIABLE),
+        ),
+        workload=Workload(
+            num_requests=args.num_requests,
+            prompt_tokens=args.prompt_tokens,
+            prompt_spread=args.prompt_spread,
+            output_tokens=args.output_tokens,
+            shared_prefix_tokens=args.shared_prefix_tokens,
+            prefix_groups=args.prefix_groups,
+            seed=args.seed,
+            vocab_size=args.vocab_size,
+            trace=args.trace,
+            trace_scale=args.trace_scale,
+            trace_length_scale=args.trace_length_scale,
+            trace_jitter_s=args.trace_jitter,
+            trace_limit=args.trace_limit,
+        ),
+        rate=args.rate,
+        arrivals=args.arrivals,
+        concurrency=1 if has_no_pace else args.concurrency,
+        warmup=args.warmup,
+        json_path=args.json,
+    )
+
+
+def _add_target(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--url", default=DEFAULT_URL, help="OpenAI-compatible server (default %(default)s)")
+    group.add_argument("--grpc", metavar="HOST:PORT", help="use twostroke's gRPC Generate instead of --url")
+    group.add_argument("--model", help="model name to ask for (default: the first that the server lists)")
+    group.add_argument("--chat", action="store_true", help="send chat messages (of words) instead of completions")
+    group.add_argument(
+        "--text", action="store_true", help="send words, about one token each, to servers that take no token ids"
+    )
+    group.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="stream answers (default); without, only end-to-end times are measured",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="ask for exactly --output-tokens (default); turn off for servers that refuse the field",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, help="(default %(default)s)")
+    group.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="of one request (default %(default)s)"
+    )
+    group.add_argument("--api-key", metavar="KEY", help=f"bearer token (default: the variable {API_KEY_VARIABLE})")
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--num-requests", type=int, default=100, metavar="N", help="(default %(default)s)")
+    group.add_argument(
+        "--rate", type=float, metavar="PER_SECOND", help="open loop: requests start at this rate, answered or not"
+    )
+    group.add_argument(
+        "--arrivals", choices=("poisson", "constant"), default="poisson", help="of --rate (default %(default)s)"
+    )
+    group.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help="keep N requests open (default: 1, unless --rate or --trace is given)",
+    )
+    group.add_argument(
+        "--warmup", type=int, default=0, metavar="N", help="requests sent first and not measured (default %(default)s)"
+    )
+    group.add_argument("--json", metavar="FILE", help='also write the report as JSON ("-": to standard output)')
+
+
+def _add_prompts(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prompt-tokens", type=int, default=256, metavar="N", help="with the shared prefix (default %(default)s)"
+    )
+    group.add_argument(
+        "--prompt-spread",
+        type=float,
+        default=0.0,
+        metavar="FRACTION",
+        help="draw lengths uniformly within this fraction of --prompt-tokens (default %(default)s)",
+    )
+    group.add_argument("--output-tokens", type=int, default=64, metavar="N", help="(default %(default)s)")
+    group.add_argument(
+        "--shared-prefix-tokens", type=int, default=0, metavar="N", help="that prompts of a group have in common"
+    )
+    group.add_argument(
+        "--prefix-groups", type=int, default=1, metavar="N", help="distinct shared prefixes (default %(default)s)"
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of prompts and arrivals; a server that has seen a seed may have its prompts cached (default %(default)s)",
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        metavar="N",
+        help=f"token ids are drawn below this (default: what a --grpc server says, else {DEFAULT_VOCAB_SIZE})",
+    )
+
+
+def _add_trace(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="Mooncake-format JSON lines {timestamp (ms), input_length, output_length, hash_ids}: equal hash ids are "
+        "equal blocks of 512 tokens. Replaces the prompt flags; its times hold unless --rate or --concurrency is given",
+    )
+    group.add_argument(
+        "--trace-scale", type=float, default=1.0, metavar="FACTOR", help="stretch its times; 0.5 replays twice as fast"
+    )
+    group.add_argument(
+        "--trace-length-scale", type=float, default=1.0, metavar="FACTOR", help="shrink its lengths and blocks alike"
+    )
+    group.add_argument(
+        "--trace-jitter",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="spread recorded times by a seeded uniform delay: some traces stamp in buckets of 3 s (default: raw)",
+    )
+    group.add_argument("--trace-limit", type=int, metavar="N", help="only its first N rows")
+
+
+def _is_host_port(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
+def _positive(flag: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{flag} must be positive, got {value:g}", field=_field(flag))
+
+
+def _at_least_zero(flag: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{flag} must be at least 0, got {value:g}", field=_field(flag))
+
+
+def _field(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
