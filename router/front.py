@@ -92,13 +92,15 @@ class Front:
             case TextPrompt(text):
                 return tuple(await encode_off_loop(self.text, text, add_special_tokens=True)) if text else ()
             case ChatPrompt():
-                rendered = self.text.render_chat(
-                    prompt.messages,
-                    add_generation_prompt=prompt.add_generation_prompt,
-                    continue_final_message=prompt.continue_final_message,
-                    variables=prompt.variables,
-                )
-                return tuple(await encode_off_loop(self.text, rendered, add_special_tokens=False))
+                return tuple(await encode_off_loop(self.text, self.render(prompt), add_special_tokens=False))
+
+    def render(self, prompt: ChatPrompt) -> str:
+        return self.text.render_chat(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            variables=prompt.variables,
+        )
 
     async def abort(self, request_id: str) -> bool:
         aborted = [await self.dispatcher.abort(part) for part in self._open.get(request_id, ())]

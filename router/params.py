@@ -108,16 +108,21 @@ def check_request_id(request_id: str, name: str) -> str:
     return request_id
 
 
+def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        worst = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"{name}: token id {worst} is out of range; the vocabulary has {vocab_size} tokens", field=name
+        )
+
+
 def check_prompt(tokens: Sequence[int], prompt: Prompt, facts: ServingFacts) -> None:
     """Raises InvalidRequest for a prompt that no worker could ever take."""
     name = _field(prompt)
     if not tokens:
         raise InvalidRequest(f"{name} must not be empty", field=name)
-    if isinstance(prompt, TokenPrompt) and (min(tokens) < 0 or max(tokens) >= facts.vocab_size):
-        worst = next(token for token in tokens if not 0 <= token < facts.vocab_size)
-        raise InvalidRequest(
-            f"{name}: token id {worst} is out of range; the vocabulary has {facts.vocab_size} tokens", field=name
-        )
+    if isinstance(prompt, TokenPrompt):
+        check_token_ids(tokens, name, facts.vocab_size)
     if len(tokens) >= facts.max_model_len:
         raise InvalidRequest(
             f"{name} has {len(tokens)} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
@@ -151,16 +156,8 @@ def sampling_params(
     options: AnswerOptions, max_tokens: int, facts: ServingFacts, seeds: random.Random
 ) -> tuple[SamplingParams, ...]:
     """One per choice. A request without a seed gets one here, so that it can be continued anywhere."""
-    for name, tokens in (
-        ("logit_bias", [token for token, _ in options.logit_bias]),
-        ("stop_token_ids", options.stop_token_ids),
-    ):
-        for token in tokens:
-            if not 0 <= token < facts.vocab_size:
-                raise InvalidRequest(
-                    f"{name}: token id {token} is out of range; the vocabulary has {facts.vocab_size} tokens",
-                    field=name,
-                )
+    check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
+    check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
     seed = seeds.getrandbits(64) if options.seed is None else options.seed % (1 << 64)
     return tuple(
         SamplingParams(

@@ -4,7 +4,8 @@
     ├── ConfigError              a flag, file or machine is not as it must be; nothing was started
     │   └── UnsupportedModel     the architecture or a feature of it is not served here
     ├── InvalidRequest           the request cannot be served as written; names the field
-    │   └── UnsupportedFeature   well formed, but this server does not do that
+    │   ├── UnsupportedFeature   well formed, but this server does not do that
+    │   └── RequestTooLarge      more bytes than one message may have
     ├── NotFound                 no such model, request or worker
     ├── Overloaded               a bounded queue is full; retry later          (retryable)
     ├── Draining                 the process takes no new work                 (retryable)
@@ -56,6 +57,11 @@ class InvalidRequest(ServeError):
 
 class UnsupportedFeature(InvalidRequest):
     grpc_status = "UNIMPLEMENTED"
+
+
+class RequestTooLarge(InvalidRequest):
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 413
 
 
 class NotFound(ServeError):

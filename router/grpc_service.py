@@ -1,0 +1,236 @@
+"""The gRPC door: twostroke.v1.Inference for clients, and the Control service of a router."""
+
+from __future__ import annotations
+
+import hmac
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from importlib import metadata
+from typing import Any
+
+import grpc.aio
+
+from router.front import Front, TextEvent
+from router.params import AnswerOptions, Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_request_id
+from router.text import token_text
+from twostroke.config import Role
+from twostroke.errors import InvalidRequest, PeerLost, Unauthenticated, UnsupportedFeature
+from twostroke.ids import Epoch
+from twostroke.request import SampledToken
+from twostroke.rpc.server import TOKEN_KEY
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+SERVICE_NAMES = (
+    inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
+    control_pb2.DESCRIPTOR.services_by_name["Control"].full_name,
+)
+
+_LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def Generate(  # noqa: N802
+        self, request: inference_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        ask = _parse_ask(request, context.time_remaining())
+        last: list[inference_pb2.GenerateResponse] = []
+
+        async def send(event: TextEvent) -> None:
+            message = self._message(ask.request_id, event)
+            if event.usage is None:
+                await context.write(message)
+            else:
+                last.append(message)
+
+        # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
+        # wherever it stands.
+        await self._front.answer(ask, send)
+        yield last[0]
+
+    async def Tokenize(  # noqa: N802
+        self, request: inference_pb2.TokenizeRequest, context: Context
+    ) -> inference_pb2.TokenizeResponse:
+        del context
+        self._front.check_model(request.model or None)
+        return inference_pb2.TokenizeResponse(token_ids=await self._front.tokens_of(_parse_prompt(request)))
+
+    async def Abort(  # noqa: N802
+        self, request: inference_pb2.AbortRequest, context: Context
+    ) -> inference_pb2.AbortResponse:
+        del context
+        return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id))
+
+    def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:
+        message = inference_pb2.GenerateResponse(request_id=request_id, index=event.choice, text=event.text)
+        if event.token is not None:
+            message.token_ids.append(event.token.token)
+            if event.token.logprob is not None:
+                message.logprobs.append(self._logprob(event.token))
+        if event.finish is not None:
+            message.finish_reason = event.finish.value
+        if event.usage is not None:
+            message.usage.prompt_tokens = event.usage.prompt_tokens
+            message.usage.completion_tokens = event.usage.completion_tokens
+            message.usage.cached_tokens = event.usage.cached_tokens
+        return message
+
+    def _logprob(self, token: SampledToken) -> inference_pb2.TokenLogprob:
+        assert token.logprob is not None
+        return inference_pb2.TokenLogprob(
+            token_id=token.token,
+            token=token_text(self._front.text, token.token),
+            logprob=token.logprob,
+            top=[
+                inference_pb2.TokenLogprob(token_id=other, token=token_text(self._front.text, other), logprob=logprob)
+                for other, logprob in token.top
+            ],
+        )
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """What the router says about itself and, on behalf of its workers, about the model they serve."""
+
+    def __init__(self, front: Front, *, router_id: str, epoch: Epoch, cluster_token: str, metrics_address: str) -> None:
+        self._front = front
+        self._router_id = router_id
+        self._epoch = epoch
+        self._cluster_token = cluster_token.encode()
+        self._metrics_address = metrics_address
+
+    async def GetServerInfo(  # noqa: N802
+        self, request: control_pb2.GetServerInfoRequest, context: Context
+    ) -> control_pb2.ServerInfo:
+        del request, context
+        return control_pb2.ServerInfo(
+            server_id=self._router_id,
+            role=Role.ROUTER.value,
+            epoch=str(self._epoch),
+            fingerprint=self._fingerprint(),
+            version=metadata.version("twostroke"),
+            state=self._state(),
+            metrics_address=self._metrics_address,
+        )
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: control_pb2.GetModelInfoRequest, context: Context
+    ) -> control_pb2.ModelInfo:
+        del request, context
+        facts = self._front.dispatcher.facts
+        return control_pb2.ModelInfo(
+            model=self._front.model,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            dtype=facts.dtype,
+            block_size=facts.block_size,
+            page_bytes=facts.page_bytes,
+            pool_pages=facts.pool_pages,
+        )
+
+    async def GetLoad(  # noqa: N802
+        self, request: control_pb2.GetLoadRequest, context: Context
+    ) -> control_pb2.GetLoadResponse:
+        del request, context
+        return control_pb2.GetLoadResponse(workers=self._front.dispatcher.loads())
+
+    async def SubscribeKvEvents(  # noqa: N802
+        self, request: control_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[control_pb2.KvEventBatch]:
+        del context
+        async for batch in self._front.dispatcher.subscribe(request):
+            yield batch
+
+    async def Drain(  # noqa: N802
+        self, request: control_pb2.DrainRequest, context: Context
+    ) -> control_pb2.DrainResponse:
+        self._authorize(context)
+        return control_pb2.DrainResponse(open_requests=await self._front.dispatcher.drain(request.deadline_s))
+
+    def _authorize(self, context: Context) -> None:
+        """Clients hold no cluster token, but not every client may stop the server: operators on this host may."""
+        if not self._cluster_token or context.peer().startswith(_LOOPBACK):
+            return
+        shown = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
+        if not hmac.compare_digest(shown.encode() if isinstance(shown, str) else shown, self._cluster_token):
+            raise Unauthenticated(f"Drain from another host needs the cluster token as {TOKEN_KEY} metadata")
+
+    def _fingerprint(self) -> str:
+        try:
+            return self._front.dispatcher.facts.fingerprint
+        except PeerLost:
+            return ""
+
+    def _state(self) -> control_pb2.WorkerState:
+        if self._front.dispatcher.is_draining:
+            return control_pb2.WORKER_STATE_DRAINING
+        if self._front.dispatcher.is_ready:
+            return control_pb2.WORKER_STATE_SERVING
+        return control_pb2.WORKER_STATE_STARTING
+
+
+def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> Ask:
+    if request.sampling.HasField("prompt_logprobs"):
+        raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
+    return Ask(
+        request_id=check_request_id(request.request_id, "request_id") or uuid.uuid4().hex,
+        model=request.model or None,
+        prompts=(_parse_prompt(request),),
+        options=_parse_options(request),
+        salt=request.cache_salt.encode(),
+        deadline_s=None if left_s is None else time.time() + left_s,
+    )
+
+
+def _parse_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "chat":
+        return ChatPrompt(
+            messages=tuple({"role": entry.role, "content": entry.content} for entry in request.chat.messages),
+            add_generation_prompt=not request.chat.continue_final_message,
+            continue_final_message=request.chat.continue_final_message,
+        )
+    if isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
+        return TokenPrompt(tuple(request.token_ids.ids))
+    raise InvalidRequest("prompt is needed: text, token_ids or chat", field="prompt")
+
+
+def _parse_options(request: inference_pb2.GenerateRequest) -> AnswerOptions:
+    sampling, stop = request.sampling, request.stop
+    options: dict[str, Any] = _given(
+        sampling,
+        (
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "seed",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "logprobs",
+        ),
+    )
+    options |= _given(stop, ("max_tokens", "min_tokens")) | _given(request, ("n",))
+    if options.get("top_k") == 0:
+        del options["top_k"]
+    return AnswerOptions(
+        **options,
+        logit_bias=tuple(sampling.logit_bias.items()),
+        stop=tuple(stop.stop),
+        stop_token_ids=tuple(stop.stop_token_ids),
+        ignore_eos=stop.ignore_eos,
+        include_stop_str_in_output=stop.include_stop_str_in_output,
+    )
+
+
+def _given(message: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Of the optional fields those that are set."""
+    return {name: getattr(message, name) for name in names if message.HasField(name)}

@@ -1,0 +1,248 @@
+"""The HTTP door: the OpenAI API with the helpers that vLLM adds, health and metrics, as one ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.front import Front
+from router.json_fields import as_number, parse_json
+from router.openai_http import AnswerResponse, error_response
+from router.openai_reply import Reply
+from router.openai_schema import (
+    OpenAIRequest,
+    check_timeout,
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_tokenize,
+)
+from router.params import Ask, TextPrompt, check_request_id, check_token_ids
+from router.text import encode_off_loop, token_text
+from twostroke.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    RequestTooLarge,
+    ServeError,
+)
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 60.0
+"""For a whole request body to arrive."""
+LINGER_BYTES = 64 << 20
+"""Of a body that is too large are read and dropped: a client that is still writing would not see the answer."""
+
+REQUEST_ID_HEADER = "x-request-id"
+TIMEOUT_HEADER = "x-request-timeout-s"
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build_http_app(front: Front, *, max_body_bytes: int) -> Starlette:
+    doors = HttpDoors(front, max_body_bytes)
+    routes = [
+        Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
+        Route("/v1/completions", _funnel(doors.completions), methods=["POST"]),
+        Route("/v1/models", _funnel(doors.models), methods=["GET"]),
+        Route("/v1/models/{model:path}", _funnel(doors.model), methods=["GET"]),
+        Route("/tokenize", _funnel(doors.tokenize), methods=["POST"]),
+        Route("/detokenize", _funnel(doors.detokenize), methods=["POST"]),
+        Route("/health", doors.ready, methods=["GET"]),
+        Route("/ready", doors.ready, methods=["GET"]),
+        Route("/live", doors.live, methods=["GET"]),
+        Route("/metrics", doors.metrics, methods=["GET"]),
+    ]
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(RequestIds)],
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+class HttpDoors:
+    """The endpoints."""
+
+    def __init__(self, front: Front, max_body_bytes: int) -> None:
+        self._front = front
+        self._max_body_bytes = max_body_bytes
+        self._created = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        return self._answer(request, parse_chat(parse_json(await self._body(request))))
+
+    async def completions(self, request: Request) -> Response:
+        return self._answer(request, parse_completion(parse_json(await self._body(request))))
+
+    async def models(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        self._front.check_model(request.path_params["model"])
+        return JSONResponse(self._model_card())
+
+    async def tokenize(self, request: Request) -> Response:
+        wanted = parse_tokenize(parse_json(await self._body(request)))
+        self._front.check_model(wanted.model)
+        text = self._front.text
+        prompt = wanted.prompt.text if isinstance(wanted.prompt, TextPrompt) else self._front.render(wanted.prompt)
+        tokens = await encode_off_loop(text, prompt, add_special_tokens=wanted.add_special_tokens)
+        body = {
+            "count": len(tokens),
+            "max_model_len": self._front.dispatcher.facts.max_model_len,
+            "tokens": tokens,
+            "token_strs": [token_text(text, token) for token in tokens] if wanted.return_token_strs else None,
+        }
+        return JSONResponse(body)
+
+    async def detokenize(self, request: Request) -> Response:
+        model, tokens = parse_detokenize(parse_json(await self._body(request)))
+        self._front.check_model(model)
+        check_token_ids(tokens, "tokens", self._front.dispatcher.facts.vocab_size)
+        return JSONResponse({"prompt": self._front.text.decode(tokens, skip_special_tokens=False)})
+
+    async def live(self, request: Request) -> Response:
+        del request
+        return PlainTextResponse("live\n")
+
+    async def ready(self, request: Request) -> Response:
+        del request
+        dispatcher = self._front.dispatcher
+        if dispatcher.is_draining:
+            return PlainTextResponse("draining\n", status_code=503)
+        if not dispatcher.is_ready:
+            return PlainTextResponse("no decode worker is ready\n", status_code=503)
+        return PlainTextResponse("ready\n")
+
+    async def metrics(self, request: Request) -> Response:
+        del request
+        return Response(generate_latest(self._front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
+        request_id = request.state.request_id
+        ask = Ask(
+            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}" if self._front.is_open(request_id) else request_id,
+            model=wanted.model,
+            prompts=wanted.prompts,
+            options=wanted.options,
+            salt=wanted.salt,
+            deadline_s=_deadline(request, wanted),
+        )
+        reply = Reply(wanted, ask.request_id, self._front.model, self._front.text)
+        return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
+
+    def _model_card(self) -> dict[str, object]:
+        card: dict[str, object] = {
+            "id": self._front.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "twostroke",
+        }
+        if self._front.dispatcher.is_ready:
+            card["max_model_len"] = self._front.dispatcher.facts.max_model_len
+        return card
+
+    async def _body(self, request: Request) -> bytes:
+        announced = request.headers.get("content-length", "0")
+        is_too_large = announced.isdecimal() and int(announced) > self._max_body_bytes
+        chunks: list[bytes] = []
+        received = 0
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    received += len(chunk)
+                    is_too_large = is_too_large or received > self._max_body_bytes
+                    if is_too_large:
+                        chunks.clear()
+                    else:
+                        chunks.append(chunk)
+                    if received > LINGER_BYTES:
+                        break
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
+        except ClientDisconnect as error:
+            raise Cancelled("the client went away before its request was complete") from error
+        if is_too_large:
+            raise RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
+        return b"".join(chunks)
+
+
+class RequestIds:
+    """Gives every request an id, the client's own where it sent one, and every response the header with it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        shown = Request(scope).headers.get(REQUEST_ID_HEADER, "")
+        request_id = shown or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            check_request_id(request_id, REQUEST_ID_HEADER)
+        except InvalidRequest as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:
+    """The header wins: proxies set it, and they know how long they will wait."""
+    timeout_s = wanted.timeout_s
+    shown = request.headers.get(TIMEOUT_HEADER)
+    if shown is not None:
+        try:
+            timeout_s = check_timeout(as_number(float(shown), TIMEOUT_HEADER), TIMEOUT_HEADER)
+        except ValueError as error:
+            raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number, got {shown!r}", field=TIMEOUT_HEADER) from error
+    return None if timeout_s is None else time.time() + timeout_s
+
+
+def _funnel(handler: Handler) -> Handler:
+    """Errors become OpenAI's error bodies here (those of a running answer: in `AnswerResponse`)."""
+
+    async def funnelled(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ServeError as error:
+            return error_response(error)
+        except Exception as error:
+            log.exception("internal error path=%s", request.url.path)
+            return error_response(InternalError(f"internal error: {type(error).__name__}: {error}"))
+
+    return funnelled
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(NotFound(f"there is nothing at {request.url.path}"))
+    refused = error_response(InvalidRequest(f"{request.method} {request.url.path}: {error.detail}"))
+    refused.status_code = error.status_code
+    refused.headers.update(error.headers or {})
+    return refused

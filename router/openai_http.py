@@ -1,0 +1,110 @@
+"""One answer over HTTP: a JSON body, or server-sent events with every token its own event; ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from router.front import Front, TextEvent
+from router.openai_reply import Reply, error_body
+from router.params import Ask
+from twostroke.errors import ServeError
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def error_response(error: ServeError) -> Response:
+    headers = {"retry-after": "1"} if error.retryable else None
+    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+class AnswerResponse(Response):
+    """Runs the request while its client listens. Status and headers wait for the first event, so that a request that
+    fails before its first token gets the status of its failure."""
+
+    def __init__(self, front: Front, ask: Ask, reply: Reply, *, stream: bool) -> None:
+        super().__init__()
+        self._front = front
+        self._ask = ask
+        self._reply = reply
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._send_stream(send) if self._stream else self._send_body(scope, receive, send)
+        async with asyncio.TaskGroup() as group:
+            worker = group.create_task(work)
+            watcher = group.create_task(_cancel_on_disconnect(worker, receive))
+            worker.add_done_callback(lambda _: watcher.cancel())
+
+    async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def keep(event: TextEvent) -> None:
+            self._reply.add(event)
+
+        response: Response
+        try:
+            await self._front.answer(self._ask, keep)
+            response = JSONResponse(self._reply.body())
+        except ServeError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
+
+    async def _send_stream(self, send: Send) -> None:
+        events = _EventStream(send)
+
+        async def forward(event: TextEvent) -> None:
+            for chunk in self._reply.chunks(event):
+                await events.send(_dumps(chunk))
+
+        try:
+            await self._front.answer(self._ask, forward)
+            await events.send("[DONE]")
+        except ServeError as error:
+            if not events.is_started:
+                await events.refuse(error)
+                return
+            await events.send(_dumps(error_body(error)))
+        await events.close()
+
+
+class _EventStream:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_started = False
+
+    async def send(self, data: str) -> None:
+        if not self.is_started:
+            self.is_started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+        await self._send(_body(f"data: {data}\n\n".encode(), more=True))
+
+    async def close(self) -> None:
+        await self._send(_body(b"", more=False))
+
+    async def refuse(self, error: ServeError) -> None:
+        response = error_response(error)
+        await self._send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await self._send(_body(bytes(response.body), more=False))
+
+
+def _body(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+async def _cancel_on_disconnect(worker: asyncio.Task[None], receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    worker.cancel()

@@ -1,0 +1,258 @@
+"""Bodies of the OpenAI API (and the fields that vLLM adds to it), checked and turned into the router's own types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from router.json_fields import Fields, as_number, is_token_list
+from router.params import MAX_PROMPTS, AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.text import checked_utf8
+from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.request import MAX_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenAIRequest:
+    """One parsed body of /v1/chat/completions or /v1/completions."""
+
+    is_chat: bool
+    model: str | None
+    prompts: tuple[Prompt, ...]
+    options: AnswerOptions
+    salt: bytes
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    model: str | None
+    prompt: TextPrompt | ChatPrompt
+    add_special_tokens: bool
+    return_token_strs: bool
+
+
+def _is_empty(value: Any) -> bool:
+    return not value
+
+
+_HARMLESS: Mapping[str, Callable[[Any], bool]] = {
+    "tools": _is_empty,
+    "tool_choice": lambda value: value in ("none", "auto"),
+    "functions": _is_empty,
+    "function_call": lambda value: value in ("none", "auto"),
+    "response_format": lambda value: isinstance(value, dict) and value.get("type") == "text",
+    "audio": _is_empty,
+    "modalities": lambda value: value == ["text"],
+    "prediction": _is_empty,
+    "web_search_options": lambda value: value is None,
+    "echo": _is_empty,
+    "suffix": _is_empty,
+    "prompt_logprobs": lambda value: value is None,
+    "prompt_embeds": _is_empty,
+    "truncate_prompt_tokens": lambda value: value is None,
+    "use_beam_search": _is_empty,
+    "length_penalty": lambda value: value == 1,
+    "allowed_token_ids": lambda value: value is None,
+    "bad_words": _is_empty,
+    "structured_outputs": _is_empty,
+    "guided_json": lambda value: value is None,
+    "guided_regex": lambda value: value is None,
+    "guided_choice": lambda value: value is None,
+    "guided_grammar": lambda value: value is None,
+    "chat_template": _is_empty,
+    "documents": _is_empty,
+}
+"""Fields whose effect is not offered here, and the values that ask for none. Other unknown fields are ignored, as
+OpenAI's servers and vLLM do."""
+
+
+def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
+    fields = Fields(body)
+    wants_logprobs = fields.flag("logprobs")
+    top_logprobs = fields.integer("top_logprobs")
+    if top_logprobs is not None and not 0 <= top_logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top_logprobs}", field="top_logprobs")
+    if top_logprobs and not wants_logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+    return _parse(
+        fields,
+        is_chat=True,
+        prompts=(_chat_prompt(fields),),
+        logprobs=(top_logprobs or 0) if wants_logprobs else None,
+    )
+
+
+def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
+    fields = Fields(body)
+    return _parse(fields, is_chat=False, prompts=_prompts(fields.get("prompt")), logprobs=fields.integer("logprobs"))
+
+
+def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
+    fields = Fields(body)
+    prompt: TextPrompt | ChatPrompt
+    if fields.get("messages") is not None:
+        prompt = _chat_prompt(fields)
+    else:
+        text = fields.string("prompt")
+        if text is None:
+            raise InvalidRequest("prompt (a string) or messages is needed", field="prompt")
+        prompt = TextPrompt(text)
+    return TokenizeRequest(
+        model=fields.string("model"),
+        prompt=prompt,
+        add_special_tokens=fields.flag("add_special_tokens", default=isinstance(prompt, TextPrompt)),
+        return_token_strs=fields.flag("return_token_strs"),
+    )
+
+
+def parse_detokenize(body: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]]:
+    """(model, token ids)."""
+    fields = Fields(body)
+    if fields.get("tokens") is None:
+        raise InvalidRequest("tokens is needed", field="tokens")
+    return fields.string("model"), fields.token_ids("tokens")
+
+
+def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logprobs: int | None) -> OpenAIRequest:
+    _refuse_unsupported(fields)
+    stream_options = Fields(fields.mapping("stream_options"))
+    return OpenAIRequest(
+        is_chat=is_chat,
+        model=fields.string("model"),
+        prompts=prompts,
+        options=_options(fields, logprobs),
+        salt=(fields.string("cache_salt") or "").encode(),
+        stream=fields.flag("stream"),
+        include_usage=stream_options.flag("include_usage"),
+        return_token_ids=fields.flag("return_token_ids"),
+        timeout_s=check_timeout(fields.number("timeout"), "timeout"),
+    )
+
+
+def check_timeout(timeout_s: float | None, name: str) -> float | None:
+    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s >= 0):
+        raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
+    return timeout_s
+
+
+def _refuse_unsupported(fields: Fields) -> None:
+    for name, is_harmless in _HARMLESS.items():
+        value = fields.get(name)
+        if value is not None and not is_harmless(value):
+            raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
+    best_of = fields.integer("best_of")
+    if best_of is not None and best_of != (fields.integer("n") or 1):
+        raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
+
+
+def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
+    top_k = fields.integer("top_k")
+    max_tokens = fields.integer("max_completion_tokens")
+    given: dict[str, Any] = {
+        "n": fields.integer("n"),
+        "min_tokens": fields.integer("min_tokens"),
+        **{
+            name: fields.number(name)
+            for name in (
+                "temperature",
+                "top_p",
+                "min_p",
+                "presence_penalty",
+                "frequency_penalty",
+                "repetition_penalty",
+            )
+        },
+    }
+    return AnswerOptions(
+        **{name: value for name, value in given.items() if value is not None},
+        max_tokens=fields.integer("max_tokens") if max_tokens is None else max_tokens,
+        top_k=None if top_k in (0, -1) else top_k,
+        logit_bias=_logit_bias(fields.mapping("logit_bias")),
+        logprobs=logprobs,
+        seed=fields.integer("seed"),
+        stop=fields.strings("stop"),
+        stop_token_ids=fields.token_ids("stop_token_ids"),
+        ignore_eos=fields.flag("ignore_eos"),
+        include_stop_str_in_output=fields.flag("include_stop_str_in_output"),
+        skip_special_tokens=fields.flag("skip_special_tokens", default=True),
+    )
+
+
+def _logit_bias(entries: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    bias = []
+    for key, value in entries.items():
+        if not key.isdecimal():
+            raise InvalidRequest(f"logit_bias: {key!r} is not a token id", field="logit_bias")
+        bias.append((int(key), as_number(value, "logit_bias")))
+    return tuple(bias)
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    if isinstance(value, str):
+        return (TextPrompt(checked_utf8(value, "prompt")),)
+    if not isinstance(value, list) or not value:
+        raise InvalidRequest("prompt must be a string, a list of strings or token ids, and not empty", field="prompt")
+    if is_token_list(value):
+        return (TokenPrompt(tuple(value)),)
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt must have at most {MAX_PROMPTS} entries, got {len(value)}", field="prompt")
+    if all(isinstance(entry, str) for entry in value):
+        return tuple(TextPrompt(checked_utf8(entry, "prompt")) for entry in value)
+    if all(is_token_list(entry) for entry in value):
+        return tuple(TokenPrompt(tuple(entry)) for entry in value)
+    raise InvalidRequest(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists", field="prompt"
+    )
+
+
+def _chat_prompt(fields: Fields) -> ChatPrompt:
+    messages = fields.get("messages")
+    if not isinstance(messages, list):
+        raise InvalidRequest("messages must be a list of objects with role and content", field="messages")
+    continues = fields.flag("continue_final_message")
+    return ChatPrompt(
+        messages=tuple(_message(entry, f"messages[{rank}]") for rank, entry in enumerate(messages)),
+        add_generation_prompt=fields.flag("add_generation_prompt", default=not continues),
+        continue_final_message=continues,
+        variables=fields.mapping("chat_template_kwargs"),
+    )
+
+
+def _message(entry: Any, name: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise InvalidRequest(f"{name} must be an object with role and content", field=name)
+    role = entry.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{name}.role must be a string", field=f"{name}.role")
+    if entry.get("tool_calls") or entry.get("function_call"):
+        raise UnsupportedFeature(f"{name}: tool calls are not supported by this server", field=f"{name}.tool_calls")
+    message = {"role": checked_utf8(role, f"{name}.role"), "content": _content(entry, f"{name}.content")}
+    for extra in ("name", "reasoning_content"):
+        if isinstance(entry.get(extra), str):
+            message[extra] = checked_utf8(entry[extra], f"{name}.{extra}")
+    return message
+
+
+def _content(entry: Mapping[str, Any], name: str) -> str:
+    content = entry.get("content")
+    if content is None and entry["role"] == "assistant":
+        return ""
+    if isinstance(content, str):
+        return checked_utf8(content, name)
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{name} must be a string or a list of text parts", field=name)
+    texts = []
+    for rank, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise UnsupportedFeature(f"{name}[{rank}]: only parts of type text are supported, got {kind}", field=name)
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{name}[{rank}].text must be a string", field=name)
+        texts.append(checked_utf8(part["text"], name))
+    return "\n".join(texts)

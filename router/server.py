@@ -1,0 +1,130 @@
+"""A router process: both doors on their ports around one front, and the way down again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from grpc_reflection.v1alpha import reflection
+
+from router.front import Front
+from router.generation import Dispatcher
+from router.grpc_service import SERVICE_NAMES, ControlService, InferenceService
+from router.http_app import build_http_app
+from router.metrics import RouterMetrics
+from router.text import Text
+from twostroke.config import RouterConfig
+from twostroke.errors import ConfigError
+from twostroke.ids import Epoch
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2_grpc, inference_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+HEALTH_PERIOD_S = 0.25
+"""How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
+CLOSE_GRACE_S = 1.0
+"""For streams that are still open when the doors close."""
+
+
+class RouterServer:
+    """Both doors. Ports are bound when it is constructed, so that a port in use fails before anything runs."""
+
+    def __init__(
+        self, config: RouterConfig, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, router_id: str
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._listener = _bind(config.host, config.http_port)
+        self.http_address = f"{config.host}:{self._listener.getsockname()[1]}"
+        try:
+            self._rpc = RpcServer(config.host, config.grpc_port, token=None, max_message_bytes=config.max_message_bytes)
+        except ConfigError:
+            self._listener.close()
+            raise
+        self.grpc_address = self._rpc.address
+        front = Front(dispatcher, text, metrics, model=config.served_model_name, seed=config.seed)
+        self._http = _HttpServer(
+            uvicorn.Config(
+                build_http_app(front, max_body_bytes=config.max_message_bytes),
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                ws="none",
+                timeout_graceful_shutdown=int(CLOSE_GRACE_S),
+            )
+        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), self._rpc.server)
+        control = ControlService(
+            front,
+            router_id=router_id,
+            epoch=Epoch.begin(1),
+            cluster_token=config.cluster_token,
+            metrics_address=self.http_address,
+        )
+        control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
+        reflection.enable_server_reflection(
+            (*SERVICE_NAMES, reflection.SERVICE_NAME, "grpc.health.v1.Health"), self._rpc.server
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Both doors are open inside; at the end they close, and what is still open is cancelled."""
+        await self._rpc.start()
+        async with asyncio.TaskGroup() as group:
+            http = group.create_task(self._http.serve([self._listener]))
+            health = group.create_task(self._show_health())
+            await self._http.is_up.wait()
+            log.info("router is up http=%s grpc=%s", self.http_address, self.grpc_address)
+            try:
+                yield
+            finally:
+                health.cancel()
+                self._http.should_exit = True
+                await self._rpc.stop(CLOSE_GRACE_S)
+                await asyncio.wait([http])
+
+    async def drain(self, grace_s: float) -> int:
+        """Take nothing new and give open requests `grace_s`; how many were left."""
+        return await self._dispatcher.drain(time.time() + grace_s)
+
+    async def _show_health(self) -> None:
+        while True:
+            await self._rpc.set_serving(self._dispatcher.is_ready and not self._dispatcher.is_draining)
+            await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn that says when it is up and leaves signals to the process's owner."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port} (--http-port): {error.strerror}", field="http_port"
+        ) from error
+    listener.setblocking(False)
+    return listener
