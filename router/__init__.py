@@ -1,1 +1,14 @@
-"""Placeholder."""
+"""Life of a request on the router.
+
+RECEIVED  the front door (HTTP or gRPC) has it as text or token ids; it is checked and becomes token ids
+NAMED     its blocks have names, computed once for all choices and attempts
+ROUTED    the policy has priced the pairs of decode worker and page source and chosen one; the choice is reserved
+OPENED    the decode worker has it in its queue
+FLOWING   tokens come over the worker's shared stream, in order, and go to the client as text
+          worker lost: back to ROUTED with the tokens sent so far, one attempt later
+          stream broken: attached again at the next position
+DONE      the worker said its last word, or was told that no more is wanted: stop string, cancel, deadline
+
+`dispatch` owns open requests, `answer` one choice, `placement` one attempt, `worker_link` the connection to one decode
+worker. `fleet` knows who is alive, `prefix_index` who holds what, `policies` choose.
+"""

@@ -1,0 +1,196 @@
+"""One choice of one request, from its first placement to its last token, over as many decode workers as it takes.
+
+Everything that must survive a decode worker is here: prompt, tokens sent so far, names of their blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from router.answer_stream import Arrival
+from router.generation import FinishEvent, GenerationRequest, TokenEvent
+from router.link_pool import LinkPool
+from router.metrics import RouterMetrics
+from router.placement import WORKER_FAULTS, Placed, Placer
+from router.reservations import Reservations
+from twostroke.errors import DeadlineExceeded, InternalError, ServeError
+from twostroke.ids import BlockName, RequestId
+from twostroke.kv_cache.block import name_block, root_name
+from twostroke.lifetime import Instant, Lifetime
+from twostroke.request import FinishReason, Request, SampledToken
+
+log = logging.getLogger(__name__)
+
+MAX_LOSSES = 5
+"""Workers lost one after the other without a new token: by then the request itself is the likely killer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What all answers of a router share."""
+
+    router_id: str
+    block_size: int
+    placer: Placer
+    links: LinkPool
+    reservations: Reservations
+    metrics: RouterMetrics
+
+
+class Answer:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        index: int,
+        names: tuple[BlockName, ...],
+        around: Surroundings,
+        report: Callable[[TokenEvent | FinishEvent | ServeError], None],
+    ) -> None:
+        self.index = index
+        self.request_id = RequestId(f"{request.request_id}#{index}")
+        self.cached_tokens = 0
+        """As the first attempt to answer said: later ones find what earlier ones computed."""
+        self._request = request
+        self._names = list(names)
+        self._around = around
+        self._report = report
+        self._emitted: list[SampledToken] = []
+        self._attempts = 0
+        self._lifetime = Lifetime()
+        self._lifetime.mark(Instant.RECEIVED)
+
+    async def run(self) -> None:
+        """Reports tokens and one finish, or one error. Only cancelling ends it without either."""
+        outcome = "cancelled"
+        try:
+            reason = await self._until_deadline()
+            outcome = reason.value
+            self._report(FinishEvent(self.index, reason, self.cached_tokens))
+        except ServeError as error:
+            outcome = type(error).__name__
+            self._report(error)
+        except Exception as error:
+            log.exception("answer failed request=%s", self.request_id)
+            outcome = "InternalError"
+            self._report(InternalError(f"internal error: {type(error).__name__}: {error}"))
+        finally:
+            self._lifetime.mark(Instant.DONE)
+            self._log_end(outcome)
+
+    async def _until_deadline(self) -> FinishReason:
+        deadline_s = self._request.deadline_s
+        left_s = None if deadline_s is None else deadline_s - time.time()
+        if left_s is not None and left_s <= 0:
+            raise DeadlineExceeded("the request's deadline had passed before it could be placed")
+        try:
+            async with asyncio.timeout(left_s) as limit:
+                return await self._over_attempts()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the request's deadline passed after {len(self._emitted)} tokens of choice {self.index}"
+            ) from None
+
+    async def _over_attempts(self) -> FinishReason:
+        losses = 0
+        while len(self._emitted) < self._request.sampling[self.index].max_tokens:
+            before = len(self._emitted)
+            placed = await self._around.placer.place(self._next_attempt(), self._lifetime)
+            self._attempts = placed.stream.attempt + 1
+            try:
+                return await self._relay(placed)
+            except ServeError as error:
+                losses = losses + 1 if len(self._emitted) == before else 1
+                if not (error.retryable or isinstance(error, WORKER_FAULTS)) or losses > MAX_LOSSES:
+                    raise
+                self._around.metrics.reopened_requests_total.inc()
+                log.warning(
+                    "reopening request=%s after_tokens=%d lost_worker=%s error=%s: %s",
+                    self.request_id,
+                    len(self._emitted),
+                    placed.link.worker,
+                    type(error).__name__,
+                    error,
+                )
+        return FinishReason.LENGTH
+
+    def _next_attempt(self) -> Request:
+        known = (*self._request.prompt, *(sampled.token for sampled in self._emitted))
+        self._extend_names(known)
+        return Request(
+            request_id=self.request_id,
+            attempt=self._attempts,
+            prompt=self._request.prompt,
+            emitted=known[len(self._request.prompt) :],
+            names=tuple(self._names),
+            salt=self._request.salt,
+            sampling=self._request.sampling[self.index],
+            deadline_s=self._request.deadline_s,
+            router_id=self._around.router_id,
+        )
+
+    def _extend_names(self, known: tuple[int, ...]) -> None:
+        """Blocks that the answer has filled since get their names."""
+        size = self._around.block_size
+        while (len(self._names) + 1) * size <= len(known):
+            parent = self._names[-1] if self._names else root_name(self._request.salt)
+            start = len(self._names) * size
+            self._names.append(name_block(parent, known[start : start + size]))
+
+    async def _relay(self, placed: Placed) -> FinishReason:
+        """Pass on what arrives until the worker's last word; whatever ends it earlier closes the attempt there."""
+        try:
+            while True:
+                arrival = await placed.stream.next()
+                self._take(arrival, placed)
+                if arrival.finish is not None:
+                    return arrival.finish
+        finally:
+            self._around.reservations.end(self.request_id)
+            placed.link.forget(placed.stream)
+            if not placed.stream.is_complete:
+                self._around.links.close_later(placed.link, placed.stream)
+
+    def _take(self, arrival: Arrival, placed: Placed) -> None:
+        self._lifetime.merge(arrival.lifetime)
+        if not self._emitted and arrival.tokens:
+            self._begin(arrival, placed)
+        elif arrival.tokens:
+            self._around.reservations.end(self.request_id)
+        for sampled in arrival.tokens:
+            self._report(TokenEvent(self.index, len(self._emitted), sampled))
+            self._emitted.append(sampled)
+
+    def _begin(self, arrival: Arrival, placed: Placed) -> None:
+        """The first token: what the decision predicted can be compared with what it was."""
+        self._lifetime.mark(Instant.FIRST_TOKEN)
+        self._around.reservations.end(self.request_id)
+        self.cached_tokens = arrival.cached_tokens
+        self._around.metrics.predicted_cached_tokens_total.inc(placed.decision.cached_tokens)
+        ttft_s = self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN)
+        log.info(
+            "first token request=%s worker=%s ttft_s=%.3f predicted_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",
+            self.request_id,
+            placed.link.worker,
+            ttft_s or 0.0,
+            placed.decision.why.total_s,
+            arrival.cached_tokens,
+            placed.decision.cached_tokens,
+        )
+
+    def _log_end(self, outcome: str) -> None:
+        instants = " ".join(f"{name}={at_s:.3f}" for name, at_s in self._lifetime.as_dict().items())
+        log.info(
+            "answer ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
+            self.request_id,
+            outcome,
+            len(self._emitted),
+            self._attempts,
+            self.cached_tokens,
+            instants,
+        )

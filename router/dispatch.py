@@ -1,0 +1,209 @@
+"""Owner of open requests: every choice is an answer of its own, and their events come together in one iterator."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from router.answer import Answer, Surroundings
+from router.fleet import Fleet
+from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
+from router.link_pool import LinkPool
+from router.member import Member
+from router.metrics import RouterMetrics
+from router.placement import Placer
+from router.policies import policy_named
+from twostroke.config import Role, RouterConfig
+from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
+from twostroke.ids import BlockName
+from twostroke.kv_cache.block import name_blocks
+from twostroke.request import FinishReason
+from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+
+log = logging.getLogger(__name__)
+
+Event = TokenEvent | FinishEvent | ServeError
+
+
+class RouterCore:
+    """The `Dispatcher` of a router. `start` it, `close` it; in between it serves."""
+
+    def __init__(self, config: RouterConfig, metrics: RouterMetrics) -> None:
+        policy_named(config.policy)
+        if not config.fleet_address:
+            raise ConfigError("a router needs the address of the supervisor's fleet service", field="fleet_address")
+        self.router_id = f"router-{secrets.token_hex(4)}"
+        self._config = config
+        self._metrics = metrics
+        self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone)
+        self._tasks: asyncio.TaskGroup | None = None
+        self._links: LinkPool | None = None
+        self._placer: Placer | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._open: dict[str, _OpenRequest] = {}
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def start(self) -> None:
+        started = asyncio.Event()
+        self._running = asyncio.create_task(self._run(started), name="router core")
+        await started.wait()
+
+    async def close(self) -> None:
+        """End everything; open requests fail as Draining."""
+        self._is_draining = True
+        for opened in list(self._open.values()):
+            opened.end(Draining("the router is shutting down"))
+            await opened.stop()
+        if self._links is not None:
+            await self._links.settle()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+            self._running = None
+
+    @property
+    def facts(self) -> ServingFacts:
+        return dataclasses.replace(self._fleet.facts, ready=self.is_ready)
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._is_draining and bool(self._fleet.serving(Role.DECODE))
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
+        opened = self._admit(request)
+        try:
+            unfinished = len(request.sampling)
+            while unfinished:
+                event = await opened.events.get()
+                if isinstance(event, ServeError):
+                    raise event
+                yield event
+                unfinished -= isinstance(event, FinishEvent)
+        finally:
+            await self._retire(opened)
+
+    async def finish_early(self, request_id: str, index: int) -> None:
+        if request_id in self._open:
+            self._open[request_id].finish_early(index)
+
+    async def abort(self, request_id: str) -> bool:
+        if request_id not in self._open:
+            return False
+        self._open[request_id].end(Cancelled(f"request {request_id} was aborted"))
+        return True
+
+    def loads(self) -> list[WorkerLoad]:
+        return [WorkerLoad(worker_id=member.worker, load=member.load) for member in self._fleet.members]
+
+    def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
+        return self._fleet.relay.subscribe(request)
+
+    async def drain(self, deadline_s: float) -> int:
+        if not self._is_draining:
+            log.info("draining open=%d", len(self._open))
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - time.time())):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("drain incomplete open=%d", len(self._open))
+        return len(self._open)
+
+    async def _run(self, started: asyncio.Event) -> None:
+        try:
+            await self._serve(started)
+        except Exception:
+            log.critical("router core failed: it serves nothing any more", exc_info=True)
+            self._is_draining = True
+            raise
+
+    async def _serve(self, started: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
+            self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
+            started.set()
+            await self._fleet.run()
+
+    def _admit(self, request: GenerationRequest) -> _OpenRequest:
+        """Check what only the router knows, and begin every choice."""
+        if self._is_draining:
+            raise Draining("the router takes no new requests; try another one")
+        if request.request_id in self._open:
+            raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
+        facts = self._fleet.facts
+        assert self._tasks is not None, "generate() before start()"
+        assert self._links is not None
+        assert self._placer is not None
+        around = Surroundings(
+            router_id=self.router_id,
+            block_size=facts.block_size,
+            placer=self._placer,
+            links=self._links,
+            reservations=self._fleet.reservations,
+            metrics=self._metrics,
+        )
+        names = tuple(name_blocks(request.prompt, facts.block_size, request.salt))
+        opened = _OpenRequest(request, names, around, self._tasks)
+        self._open[request.request_id] = opened
+        self._idle.clear()
+        return opened
+
+    async def _retire(self, opened: _OpenRequest) -> None:
+        """No task of the request is left when its id is free again."""
+        try:
+            await opened.stop()
+        finally:
+            del self._open[opened.request_id]
+            if not self._open:
+                self._idle.set()
+
+    def _worker_gone(self, member: Member, reason: str) -> None:
+        if self._links is not None:
+            self._links.drop(member, reason)
+
+
+class _OpenRequest:
+    """The answers of one request and the queue in which their events come together."""
+
+    def __init__(
+        self,
+        request: GenerationRequest,
+        names: tuple[BlockName, ...],
+        around: Surroundings,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.request_id = request.request_id
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._answers = [
+            Answer(request, index, names, around, self.events.put_nowait) for index in range(len(request.sampling))
+        ]
+        self._tasks = [tasks.create_task(answer.run(), name=f"answer {answer.request_id}") for answer in self._answers]
+
+    def finish_early(self, index: int) -> None:
+        """The caller has what it wants of one choice."""
+        task = self._tasks[index]
+        if not task.done() and not task.cancelling():
+            task.cancel()
+            self.events.put_nowait(FinishEvent(index, FinishReason.STOP, self._answers[index].cached_tokens))
+
+    def end(self, error: ServeError) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self.events.put_nowait(error)
+
+    async def stop(self) -> None:
+        """Cancel what still runs and wait for it: each answer closes its attempt, without waiting for the worker."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)

@@ -1,0 +1,161 @@
+"""Follows one life of one worker: who it is, what it holds, how loaded it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import grpc.aio
+
+from router.event_relay import EventRelay, batch_of
+from router.member import Member
+from router.metrics import RouterMetrics
+from router.prefix_index import Applied, PrefixIndex
+from router.reservations import Reservations
+from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.v1 import control_pb2
+from twostroke.rpc.v1.control_pb2_grpc import ControlStub
+
+log = logging.getLogger(__name__)
+
+CALL_TIMEOUT_S = 5.0
+"""Of the calls by which a worker introduces itself; they compute nothing."""
+SILENCE_S = 3.0
+"""Several heartbeats of the event log: whoever is silent for longer gets no new work."""
+RETRY_PAUSE_S = 0.2
+"""Between two attempts to reach a worker."""
+REPLAY_PAUSE_S = 0.02
+"""Before events are asked for again: a worker whose log is broken must not keep the router busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledger:
+    """Where news of workers is written down."""
+
+    index: PrefixIndex
+    relay: EventRelay
+    reservations: Reservations
+    metrics: RouterMetrics
+    introduced: Callable[[Member], None]
+    """The member has said what it is; may refuse it."""
+    changed: Callable[[], None]
+    """The member's standing is another one."""
+
+
+class Feed:
+    """Writes to one member and, on its behalf, to the ledger."""
+
+    def __init__(self, member: Member, token: str, ledger: Ledger) -> None:
+        self._member = member
+        self._token = token
+        self._ledger = ledger
+
+    async def run(self) -> None:
+        """Until cancelled, or until the worker is refused."""
+        while True:
+            channel = PeerChannel(self._member.address, self._token)
+            try:
+                await self._introduce(channel)
+                if self._member.refusal is not None:
+                    return
+                while True:
+                    await self._follow(channel)
+                    await asyncio.sleep(REPLAY_PAUSE_S)
+            except grpc.aio.AioRpcError as error:
+                self._suspect(error_of(error, channel.address))
+            except ServeError as error:
+                self._suspect(error)
+            except Exception as error:
+                log.exception("feed failed worker=%s", self._member.worker)
+                self._suspect(InternalError(f"{type(error).__name__}: {error}"))
+            finally:
+                await channel.close()
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _introduce(self, channel: PeerChannel) -> None:
+        control = ControlStub(channel.channel)
+        server = await control.GetServerInfo(
+            control_pb2.GetServerInfoRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
+        )
+        if server.epoch != str(self._member.epoch):
+            self._ledger.metrics.stale_epochs_refused_total.inc()
+            raise StaleEpoch(f"{channel.address} is life {server.epoch}, expected {self._member.epoch}")
+        model = await control.GetModelInfo(
+            control_pb2.GetModelInfoRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
+        )
+        self._member.server, self._member.model = server, model
+        self._ledger.introduced(self._member)
+
+    async def _follow(self, channel: PeerChannel) -> None:
+        """Apply batches; returns where the log has to be asked for again. A broken stream raises."""
+        member, index = self._member, self._ledger.index
+        following = index.next_sequence(member.worker, member.epoch)
+        request = control_pb2.SubscribeKvEventsRequest()
+        if following is not None:
+            request = control_pb2.SubscribeKvEventsRequest(epoch=str(member.epoch), start_sequence=following)
+        control = ControlStub(channel.channel)
+        call = control.SubscribeKvEvents(request, metadata=channel.metadata)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(SILENCE_S):
+                        message = await call.read()
+                except TimeoutError:
+                    raise PeerLost(f"{channel.address} sent no event batch for {SILENCE_S} s") from None
+                if message is grpc.aio.EOF:
+                    raise PeerLost(f"{channel.address} ended its event stream")
+                if not self._take(message):
+                    return
+        finally:
+            call.cancel()
+
+    def _take(self, message: control_pb2.KvEventBatch) -> bool:
+        """Write one batch down; False where the log does not follow on."""
+        member, ledger = self._member, self._ledger
+        if message.epoch != str(member.epoch):
+            ledger.metrics.stale_epochs_refused_total.inc()
+            raise StaleEpoch(f"events of {member.worker} are of life {message.epoch}, expected {member.epoch}")
+        self._hear(message.load)
+        verdict = ledger.index.apply(member.worker, member.epoch, batch_of(message))
+        match verdict:
+            case Applied.APPLIED:
+                if message.snapshot:
+                    ledger.metrics.event_snapshots_total.inc()
+                ledger.metrics.index_blocks.set(len(ledger.index))
+                ledger.relay.publish(message)
+            case Applied.GAP:
+                ledger.metrics.event_gaps_total.inc()
+                log.warning("events missing worker=%s before=%d", member.worker, message.sequence)
+            case Applied.DIVERGED:
+                ledger.metrics.event_divergences_total.inc()
+                log.error("index diverged worker=%s sequence=%d: taking a snapshot", member.worker, message.sequence)
+            case Applied.OLD:
+                pass
+        return verdict in (Applied.APPLIED, Applied.OLD)
+
+    def _hear(self, load: control_pb2.Load) -> None:
+        """Whatever it says about blocks, it is alive and this is its load."""
+        member, now_s = self._member, time.monotonic()
+        before = member.standing
+        self._ledger.reservations.reported(member.worker, now_s)
+        member.report(load, now_s)
+        member.is_live = True
+        if member.standing is not before:
+            log.info("member is worker=%s epoch=%s standing=%s", member.worker, member.epoch, member.standing)
+            self._ledger.changed()
+
+    def _suspect(self, error: ServeError) -> None:
+        if self._member.is_live or self._member.reported_at_s is None:
+            log.warning(
+                "events broken worker=%s epoch=%s error=%s: %s",
+                self._member.worker,
+                self._member.epoch,
+                type(error).__name__,
+                error,
+            )
+        self._member.is_live = False
+        self._ledger.changed()

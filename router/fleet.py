@@ -1,0 +1,214 @@
+"""Who is alive: the supervisor's view, checked against epochs and fingerprints, and every worker's event log.
+
+The supervisor says which lives of which workers exist; each of them is followed (see `feed`) until the supervisor no
+longer lists it. While the supervisor is away its last view stays in force, and broken event streams tell who is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+import grpc.aio
+
+from router.event_relay import EventRelay
+from router.feed import Feed, Ledger
+from router.generation import ServingFacts
+from router.member import Member, Standing
+from router.metrics import RouterMetrics, WorkerReading
+from router.prefix_index import PrefixIndex
+from router.reservations import Reservations
+from twostroke.config import Role, RouterConfig
+from twostroke.errors import PeerLost
+from twostroke.ids import Epoch, WorkerId
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.v1 import fleet_pb2
+from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING
+from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
+
+log = logging.getLogger(__name__)
+
+RECONNECT_PAUSE_S = 0.25
+"""Between two attempts to reach the supervisor."""
+
+
+class Fleet:
+    """Owner of the members and of what is known from their events."""
+
+    def __init__(
+        self, config: RouterConfig, router_id: str, metrics: RouterMetrics, on_gone: Callable[[Member, str], None]
+    ) -> None:
+        self.index = PrefixIndex()
+        self.relay = EventRelay(self.index)
+        self.reservations = Reservations()
+        self.fingerprint: str | None = None
+        """Of the first worker that introduced itself; all others must agree."""
+        self._config = config
+        self._router_id = router_id
+        self._metrics = metrics
+        self._on_gone = on_gone
+        self._members: dict[WorkerId, Member] = {}
+        self._latest: dict[WorkerId, Epoch] = {}
+        """Also of workers that are gone: an earlier life must not come back as a new member."""
+        self._followers: dict[WorkerId, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._facts: ServingFacts | None = None
+        self._ledger = Ledger(
+            index=self.index,
+            relay=self.relay,
+            reservations=self.reservations,
+            metrics=metrics,
+            introduced=self._accept,
+            changed=self._note_change,
+        )
+        metrics.show_fleet(self._readings)
+
+    async def run(self) -> None:
+        """Watch and follow until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._watch(tasks)
+                await asyncio.sleep(RECONNECT_PAUSE_S)
+
+    @property
+    def facts(self) -> ServingFacts:
+        if self._facts is None:
+            raise PeerLost("no decode worker has introduced itself yet; try again when the fleet is up")
+        return self._facts
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._members.values())
+
+    def serving(self, role: Role) -> list[Member]:
+        return [m for m in self._members.values() if m.role is role and m.standing is Standing.SERVING]
+
+    def member(self, worker: WorkerId) -> Member | None:
+        return self._members.get(worker)
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Until some member's standing changes, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _watch(self, tasks: asyncio.TaskGroup) -> None:
+        channel = PeerChannel(self._config.fleet_address, self._config.cluster_token)
+        try:
+            call = FleetStub(channel.channel).Watch(
+                fleet_pb2.WatchRequest(watcher=self._router_id), metadata=channel.metadata
+            )
+            async for view in call:
+                self._take(view, tasks)
+            log.warning("fleet watch ended address=%s", channel.address)
+        except grpc.aio.AioRpcError as error:
+            log.warning("fleet watch broken address=%s error=%s", channel.address, error_of(error, channel.address))
+        finally:
+            await channel.close()
+
+    def _take(self, view: fleet_pb2.FleetView, tasks: asyncio.TaskGroup) -> None:
+        """Make the members what the supervisor says they are."""
+        listed: set[WorkerId] = set()
+        for said in view.members:
+            epoch = _usable_epoch(said)
+            if epoch is None:
+                continue
+            worker = WorkerId(said.worker_id)
+            if epoch < self._latest.get(worker, epoch):
+                self._metrics.stale_epochs_refused_total.inc()
+                log.warning("stale member refused worker=%s epoch=%s latest=%s", worker, epoch, self._latest[worker])
+                continue
+            listed.add(worker)
+            known = self._members.get(worker)
+            if known is not None and (known.epoch, known.address) == (epoch, said.address):
+                known.state = said.state
+                continue
+            if known is not None:
+                self._leave(known, f"life {epoch} has begun")
+            self._join(Member(worker, Role(said.role), said.address, epoch, said.state), tasks)
+        for member in self.members:
+            if member.worker not in listed:
+                self._leave(member, "the supervisor no longer lists it")
+        self._note_change()
+
+    def _join(self, member: Member, tasks: asyncio.TaskGroup) -> None:
+        log.info("member joins worker=%s epoch=%s address=%s", member.worker, member.epoch, member.address)
+        self._latest[member.worker] = member.epoch
+        self._members[member.worker] = member
+        feed = Feed(member, self._config.cluster_token, self._ledger)
+        self._followers[member.worker] = tasks.create_task(feed.run(), name=f"feed {member.worker}")
+
+    def _leave(self, member: Member, reason: str) -> None:
+        log.info("member leaves worker=%s epoch=%s reason=%s", member.worker, member.epoch, reason)
+        self._followers.pop(member.worker).cancel()
+        del self._members[member.worker]
+        self.index.forget(member.worker)
+        self._metrics.index_blocks.set(len(self.index))
+        self._on_gone(member, reason)
+
+    def _note_change(self) -> None:
+        """Wake whoever waits for the fleet to be another one."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _accept(self, member: Member) -> None:
+        """A worker has introduced itself: it fits, or it is refused for as long as it lives."""
+        assert member.server is not None
+        shown = member.server.fingerprint
+        if self.fingerprint is None:
+            self.fingerprint = shown
+        if shown != self.fingerprint:
+            member.refusal = f"fingerprint {shown} is not the fleet's {self.fingerprint}"
+            log.error(
+                "worker refused worker=%s epoch=%s fingerprint=%s fleet_fingerprint=%s: it does not serve the same KV; "
+                "restart it with the fleet's model, or this router with the new fleet",
+                member.worker,
+                member.epoch,
+                shown,
+                self.fingerprint,
+            )
+        elif member.role is Role.DECODE:
+            self._facts = self._state_facts(member)
+        self._note_change()
+
+    def _state_facts(self, member: Member) -> ServingFacts:
+        assert member.server is not None
+        assert member.model is not None
+        model = member.model
+        pools = [m.model.pool_pages for m in self.members if m.role is Role.DECODE and m.model is not None]
+        return ServingFacts(
+            ready=True,
+            model=model.model,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            eos_token_ids=tuple(model.eos_token_ids),
+            block_size=model.block_size,
+            pool_tokens=min(pools) * model.block_size,
+            pool_pages=min(pools),
+            page_bytes=model.page_bytes,
+            dtype=model.dtype,
+            fingerprint=member.server.fingerprint,
+        )
+
+    def _readings(self) -> Iterable[WorkerReading]:
+        now_s = time.monotonic()
+        for m in self.members:
+            age_s = None if m.reported_at_s is None else now_s - m.reported_at_s
+            yield WorkerReading(m.worker, m.role.value, m.standing.value, m.load, age_s)
+
+
+def _usable_epoch(said: fleet_pb2.Member) -> Epoch | None:
+    """The life that is meant, or None where there is nobody to talk to."""
+    if said.role not in (Role.PREFILL, Role.DECODE) or not said.address:
+        return None
+    if said.state not in (WORKER_STATE_SERVING, WORKER_STATE_DRAINING):
+        return None
+    try:
+        return Epoch.parse(said.epoch)
+    except ValueError:
+        log.error("member ignored worker=%s epoch=%r: not an epoch", said.worker_id, said.epoch)
+        return None

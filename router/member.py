@@ -1,0 +1,71 @@
+"""One life of one worker as the router knows it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from twostroke.config import Role
+from twostroke.ids import Epoch, WorkerId
+from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, Load, ModelInfo, ServerInfo, WorkerState
+
+UTILISATION_WINDOW_S = 60.0
+"""A worker's utilisation is what it was over about this long: bursts of seconds are queues, not utilisation."""
+
+
+class Standing(enum.StrEnum):
+    JOINING = "joining"
+    """The supervisor knows it; it has not introduced itself yet."""
+    SERVING = "serving"
+    SUSPECT = "suspect"
+    """Its event stream broke: no new work until it is back or gone."""
+    DRAINING = "draining"
+    """It finishes what it has."""
+    REFUSED = "refused"
+    """Its pages would not fit the fleet's."""
+
+
+@dataclass(slots=True)
+class Member:
+    """State of the fleet, who alone changes it."""
+
+    worker: WorkerId
+    role: Role
+    address: str
+    epoch: Epoch
+    state: WorkerState.ValueType
+    """As the supervisor says."""
+    server: ServerInfo | None = None
+    model: ModelInfo | None = None
+    load: Load = field(default_factory=Load)
+    reported_at_s: float | None = None
+    """When the last event batch came in, by this process's monotonic clock."""
+    utilisation: float = 0.0
+    is_live: bool = False
+    """Its event stream flows."""
+    refusal: str | None = None
+
+    @property
+    def standing(self) -> Standing:
+        if self.refusal is not None:
+            return Standing.REFUSED
+        if self.model is None or self.reported_at_s is None:
+            return Standing.JOINING
+        if not self.is_live:
+            return Standing.SUSPECT
+        if WORKER_STATE_DRAINING in (self.state, self.load.state):
+            return Standing.DRAINING
+        return Standing.SERVING
+
+    def report(self, load: Load, now_s: float) -> None:
+        if self.reported_at_s is not None:
+            share = 1 - math.exp(-(now_s - self.reported_at_s) / UTILISATION_WINDOW_S)
+            self.utilisation += share * (self._is_prefilling - self.utilisation)
+        self.load, self.reported_at_s = load, now_s
+
+    @property
+    def _is_prefilling(self) -> bool:
+        """A running decode sequence always has one token to compute; more than that is prefill."""
+        decoding = self.load.running if self.role is Role.DECODE else 0
+        return self.load.queued_tokens > decoding

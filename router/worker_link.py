@@ -1,0 +1,238 @@
+"""The router's connection to one life of one decode worker: opens and closes answers, shares one token stream.
+
+When only the token stream breaks, the same life is asked to go on from the next position of every open answer. When
+that life cannot be reached again, the link is lost and all of its answers fail as PeerLost; their owner opens them
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Protocol, TypeVar
+
+import grpc.aio
+
+from router.answer_stream import AnswerStream
+from router.member import Member
+from router.metrics import RouterMetrics
+from twostroke.errors import PeerLost, ServeError, StaleEpoch
+from twostroke.ids import RequestId
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.server import ERROR_KIND_KEY
+from twostroke.rpc.v1 import control_pb2, worker_pb2
+from twostroke.rpc.v1.control_pb2_grpc import ControlStub
+from twostroke.rpc.v1.worker_pb2_grpc import DecodeStub
+
+log = logging.getLogger(__name__)
+
+Answered_co = TypeVar("Answered_co", covariant=True)
+
+OPEN_TIMEOUT_S = 10.0
+"""Open only queues; a worker that needs longer is as good as lost."""
+CLOSE_TIMEOUT_S = 2.0
+"""A worker that cannot be told drops the answer by itself when its grace period ends."""
+REACH_TIMEOUT_S = 1.0
+"""Of one attempt to reach the same life again."""
+REACH_ATTEMPTS = 3
+REACH_PAUSE_S = 0.15
+"""Longer than the channel's first backoff, so that every attempt really dials; all together well under a worker's
+grace period for answers whose stream is broken."""
+RESTREAM_PAUSE_S = 0.02
+"""A worker that ends its token stream again and again must not keep the router busy."""
+
+_LINK_TROUBLE = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.ABORTED,
+    }
+)
+"""What gRPC itself says when a connection or a process ends under a call."""
+
+
+class _Call(Awaitable[Answered_co], Protocol):
+    """A unary call under way."""
+
+
+class WorkerLink:
+    def __init__(self, member: Member, router_id: str, token: str, metrics: RouterMetrics) -> None:
+        self.worker = member.worker
+        self.epoch = member.epoch
+        self.lost: PeerLost | None = None
+        self._router_id = router_id
+        self._metrics = metrics
+        self._channel = PeerChannel(member.address, token)
+        self._decode = DecodeStub(self._channel.channel)
+        self._streams: dict[tuple[RequestId, int], AnswerStream] = {}
+        self._opening: set[tuple[RequestId, int]] = set()
+        self._repairing: set[tuple[RequestId, int]] = set()
+        self._connections = 0
+        """Token streams begun so far."""
+        self._up = asyncio.Event()
+
+    async def run(self) -> None:
+        """Keep the token stream open until this life is lost; then (or when cancelled) fail what is open."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while await self._reach():
+                    await self._stream(tasks)
+                    await asyncio.sleep(RESTREAM_PAUSE_S)
+        finally:
+            self.lose("link closed")
+            await self._channel.close()
+
+    def lose(self, reason: str) -> None:
+        """This life is over: every open answer fails at once."""
+        if self.lost is not None:
+            return
+        self.lost = PeerLost(f"decode worker {self.worker} (life {self.epoch}) is lost: {reason}")
+        log.warning(
+            "link lost worker=%s epoch=%s open=%d reason=%s", self.worker, self.epoch, len(self._streams), reason
+        )
+        self._up.set()
+        for stream in self._streams.values():
+            stream.fail(self.lost)
+
+    async def open(self, message: worker_pb2.OpenRequest, stream: AnswerStream) -> None:
+        """Queue an answer on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
+        await self._up.wait()
+        if self.lost is not None:
+            raise self.lost
+        key = (stream.request_id, stream.attempt)
+        connection = self._connections
+        self._streams[key] = stream
+        self._opening.add(key)
+        try:
+            await self._answer_to(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
+        finally:
+            self._opening.discard(key)
+        if connection != self._connections:
+            await self._attach(stream)
+
+    def forget(self, stream: AnswerStream) -> None:
+        """No more tokens are wanted; whether the worker has to be told is the caller's business."""
+        self._streams.pop((stream.request_id, stream.attempt), None)
+
+    async def close(self, stream: AnswerStream) -> None:
+        """Tell the worker that the answer is no longer wanted; one that cannot hear it finds out by itself."""
+        if self.lost is not None:
+            return
+        request = worker_pb2.CloseRequest(request_id=stream.request_id, attempt=stream.attempt)
+        try:
+            await self._answer_to(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
+        except ServeError as error:
+            log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker, error)
+
+    async def _reach(self) -> bool:
+        """True once the worker has answered as the life that is meant."""
+        for attempt in range(REACH_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(REACH_PAUSE_S)
+            try:
+                await self._check_life()
+            except PeerLost as error:
+                log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker, self.epoch, error)
+            except ServeError as error:
+                self.lose(f"{type(error).__name__}: {error}")
+                return False
+            else:
+                return True
+        self.lose("it cannot be reached any more")
+        return False
+
+    async def _check_life(self) -> None:
+        control = ControlStub(self._channel.channel)
+        info = await self._answer_to(
+            control.GetServerInfo(
+                control_pb2.GetServerInfoRequest(), metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S
+            )
+        )
+        if info.epoch != str(self.epoch):
+            self._metrics.stale_epochs_refused_total.inc()
+            raise StaleEpoch(f"{self._channel.address} is now life {info.epoch}")
+
+    async def _stream(self, tasks: asyncio.TaskGroup) -> None:
+        """One connection of the token stream, until it breaks."""
+        call = self._decode.Tokens(worker_pb2.TokensRequest(router_id=self._router_id), metadata=self._channel.metadata)
+        self._connections += 1
+        self._repairing.clear()
+        for key, stream in self._streams.items():
+            if key not in self._opening:
+                self._repair(stream, tasks)
+        self._up.set()
+        try:
+            async for batch in call:
+                self._deliver(batch, tasks)
+            log.warning("token stream ended worker=%s epoch=%s", self.worker, self.epoch)
+        except grpc.aio.AioRpcError as error:
+            log.warning("token stream broken worker=%s epoch=%s error=%s", self.worker, self.epoch, error.details())
+        finally:
+            call.cancel()
+            if self.lost is None:
+                self._up.clear()
+
+    def _deliver(self, batch: worker_pb2.TokenBatch, tasks: asyncio.TaskGroup) -> None:
+        for entry in batch.entries:
+            stream = self._streams.get((RequestId(entry.request_id), entry.attempt))
+            if stream is None:
+                self._metrics.stale_tokens_total.inc()
+            elif not stream.feed(entry):
+                self._repair(stream, tasks)
+
+    def _repair(self, stream: AnswerStream, tasks: asyncio.TaskGroup) -> None:
+        """Ask for what is missing, unless that has been done already."""
+        key = (stream.request_id, stream.attempt)
+        if key in self._repairing or stream.is_complete:
+            return
+        self._repairing.add(key)
+        tasks.create_task(self._attach_or_fail(stream), name=f"attach {stream.request_id}")
+
+    async def _attach_or_fail(self, stream: AnswerStream) -> None:
+        connection = self._connections
+        try:
+            await self._attach(stream)
+        except ServeError as error:
+            if connection == self._connections and self._up.is_set():
+                stream.fail(PeerLost(f"decode worker {self.worker} no longer has {stream.request_id}: {error}"))
+        finally:
+            if connection == self._connections:
+                self._repairing.discard((stream.request_id, stream.attempt))
+
+    async def _attach(self, stream: AnswerStream) -> None:
+        if self.lost is not None:
+            raise self.lost
+        request = worker_pb2.AttachRequest(
+            request_id=stream.request_id,
+            attempt=stream.attempt,
+            router_id=self._router_id,
+            from_position=stream.next_position,
+        )
+        await self._answer_to(self._decode.Attach(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S))
+        self._metrics.attached_requests_total.inc()
+        log.info(
+            "attached request=%s attempt=%d worker=%s position=%d",
+            stream.request_id,
+            stream.attempt,
+            self.worker,
+            request.from_position,
+        )
+
+    async def _answer_to(self, call: _Call[Answered_co]) -> Answered_co:
+        """The response, or what its failure means: trouble of the link itself is PeerLost."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            trailing = error.trailing_metadata() or ()
+            if error.code() in _LINK_TROUBLE and all(key != ERROR_KIND_KEY for key, _ in trailing):
+                raise PeerLost(f"{self._channel.address}: {error.details() or error.code().name}") from error
+            raise error_of(error, self._channel.address) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise PeerLost(f"{self._channel.address}: the connection was closed") from None
