@@ -1,0 +1,208 @@
+"""The prefix index against a brute-force oracle and against real event logs."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.prefix_index import Applied, PrefixIndex
+from twostroke.ids import BlockName, Epoch, WorkerId
+from twostroke.kv_cache.block import NAME_BYTES, name_blocks
+from twostroke.kv_cache.events import EventBatch, EventLog
+
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+LIFE = Epoch(1, 7)
+
+
+def digest_of(names: set[BlockName]) -> bytes:
+    xor = 0
+    for name in names:
+        xor ^= int.from_bytes(name, "big")
+    return xor.to_bytes(NAME_BYTES, "big")
+
+
+def name(number: int) -> BlockName:
+    return BlockName(random.Random(number).randbytes(NAME_BYTES))
+
+
+def snapshot(names: set[BlockName], sequence: int = 0) -> EventBatch:
+    return EventBatch(sequence, tuple(names), (), len(names), digest_of(names), snapshot=True)
+
+
+def held(index: PrefixIndex, worker: WorkerId, count: int, epoch: Epoch = LIFE) -> list[BlockName]:
+    """`worker` holds the first `count` blocks of one common chain; the chain's names."""
+    chain = name_blocks(list(range(640)), 16)
+    assert index.apply(worker, epoch, snapshot(set(chain[:count]))) is Applied.APPLIED
+    return chain
+
+
+def test_leading_blocks_are_counted_for_every_worker_that_holds_the_first() -> None:
+    index = PrefixIndex()
+    held(index, A, 40), held(index, B, 7)
+    chain = held(index, C, 0)
+    assert index.leading_blocks(chain) == {A: 40, B: 7}
+    assert index.leading_blocks(chain[:5]) == {A: 5, B: 5}
+    assert index.leading_blocks([]) == {}
+
+
+def test_blocks_on_their_way_count_as_held() -> None:
+    index = PrefixIndex()
+    chain = held(index, A, 3)
+    held(index, B, 0)
+    coming = {chain[i]: [B] for i in range(10)}
+    assert index.leading_blocks(chain, lambda block: coming.get(block, ())) == {A: 3, B: 10}
+
+
+def test_a_worker_that_is_forgotten_leaves_the_others_blocks() -> None:
+    index = PrefixIndex()
+    held(index, A, 4)
+    chain = held(index, B, 6)
+    index.forget(A)
+    assert index.leading_blocks(chain) == {B: 6}
+    assert len(index) == 6
+    held(index, C, 2)
+    assert index.leading_blocks(chain) == {B: 6, C: 2}
+
+
+def test_a_later_life_begins_without_the_earlier_ones_blocks() -> None:
+    index = PrefixIndex()
+    chain = held(index, A, 4)
+    later = Epoch(2, 1)
+    assert index.apply(A, later, EventBatch(9, (), (), 0, digest_of(set()))) is Applied.GAP
+    assert index.leading_blocks(chain) == {}
+    assert index.apply(A, LIFE, snapshot(set(chain), 99)) is Applied.OLD
+    assert index.leading_blocks(chain) == {}
+    held(index, A, 2, later)
+    assert index.leading_blocks(chain) == {A: 2}
+
+
+@pytest.mark.parametrize("wrong", ["count", "digest"])
+def test_a_batch_that_does_not_add_up_makes_the_index_ask_for_a_snapshot(wrong: str) -> None:
+    index = PrefixIndex()
+    chain = held(index, A, 2)
+    truth = set(chain[:3])
+    count = 4 if wrong == "count" else 3
+    digest = digest_of(truth) if wrong == "count" else digest_of(set(chain[:2]))
+    assert index.apply(A, LIFE, EventBatch(1, (chain[2],), (), count, digest)) is Applied.DIVERGED
+    assert index.next_sequence(A, LIFE) is None
+    assert index.snapshot(A) is None
+    assert index.apply(A, LIFE, EventBatch(2, (), (), 3, digest_of(truth))) is Applied.GAP
+    assert index.apply(A, LIFE, snapshot(truth, 2)) is Applied.APPLIED
+    assert index.next_sequence(A, LIFE) == 3
+
+
+def test_an_index_that_takes_over_a_snapshot_of_another_is_equal_to_it() -> None:
+    index, other = PrefixIndex(), PrefixIndex()
+    chain = held(index, A, 11)
+    batch = index.snapshot(A)
+    assert batch is not None
+    assert other.apply(A, LIFE, batch) is Applied.APPLIED
+    assert other.leading_blocks(chain) == {A: 11}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 60), max_size=6), min_size=1, max_size=5), st.integers(0, 60))
+def test_galloping_finds_what_a_scan_finds(forks: list[list[int]], own: int) -> None:
+    """Several workers hold prefix-closed parts of a tree of prompts."""
+    index = PrefixIndex()
+    held_by: dict[WorkerId, set[BlockName]] = {}
+    for number, lengths in enumerate(forks):
+        names: set[BlockName] = set()
+        for fork, length in enumerate(lengths):
+            names.update(name_blocks([0] * 16 * (length // 2) + [fork] * 16 * (length - length // 2), 16))
+        held_by[WorkerId(str(number))] = names
+        index.apply(WorkerId(str(number)), LIFE, snapshot(names))
+    for fork in range(3):
+        prompt = name_blocks([0] * 16 * (own // 2) + [fork] * 16 * (own - own // 2), 16)
+        expected = {}
+        for worker, names in held_by.items():
+            depth = next((i for i, block in enumerate(prompt) if block not in names), len(prompt))
+            if depth:
+                expected[worker] = depth
+        assert index.leading_blocks(prompt) == expected
+
+
+class Wire:
+    """Delivers a worker's batches badly, and does what a reader's shell does about it."""
+
+    def __init__(self, worker: WorkerId) -> None:
+        self.worker = worker
+        self.incarnation = 0
+        self.log = EventLog(Epoch(0, 0))
+        self.history: list[tuple[Epoch, EventBatch]] = []
+
+    def begin_life(self) -> None:
+        self.incarnation += 1
+        self.log = EventLog(Epoch.begin(self.incarnation))
+        self.held: set[BlockName] = set()
+
+    def change(self, numbers: list[int]) -> None:
+        for number in numbers:
+            block = name(number)
+            if block in self.held:
+                self.held.remove(block), self.log.removed(block)
+            else:
+                self.held.add(block), self.log.stored(block)
+        self.history.append((self.log.epoch, self.log.publish()))
+
+    def ask_again(self, index: PrefixIndex) -> None:
+        following = index.next_sequence(self.worker, self.log.epoch)
+        batches = self.log.since(following) if following is not None else None
+        for batch in [self.log.snapshot()] if batches is None else batches:
+            assert index.apply(self.worker, self.log.epoch, batch) in (Applied.APPLIED, Applied.OLD)
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.sampled_from(["change", "change", "change", "lose", "repeat", "old", "restart", "corrupt"]),
+        st.lists(st.integers(0, 12), unique=True, max_size=5),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS)
+def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equality(
+    events: list[tuple[int, str, list[int]]],
+) -> None:
+    index = PrefixIndex()
+    wires = [Wire(A), Wire(B)]
+    for wire in wires:
+        wire.begin_life()
+        wire.ask_again(index)
+    for which, kind, numbers in events:
+        wire = wires[which]
+        if kind == "restart":
+            wire.begin_life()
+            wire.ask_again(index)
+        elif kind in ("repeat", "old") and wire.history:
+            index.apply(wire.worker, *wire.history[-1 if kind == "repeat" else 0])
+        else:
+            wire.change(numbers)
+            epoch, batch = wire.history[-1]
+            if kind == "lose":
+                continue
+            if kind == "corrupt":
+                batch = EventBatch(batch.sequence, (*batch.stored, name(99)), batch.removed, 0, batch.digest)
+            verdict = index.apply(wire.worker, epoch, batch)
+            if verdict is Applied.APPLIED:
+                assert index.names_of(wire.worker) == wire.held
+            elif verdict in (Applied.GAP, Applied.DIVERGED):
+                wire.ask_again(index)
+                assert index.names_of(wire.worker) == wire.held
+    for wire in wires:
+        wire.change([])
+        wire.ask_again(index)
+        assert index.names_of(wire.worker) == wire.held
+        shown = index.snapshot(wire.worker)
+        assert shown is not None
+        assert shown.digest == digest_of(wire.held)
+    holders = {block: {w.worker for w in wires if block in w.held} for w in wires for block in w.held}
+    assert len(index) == len(holders)
+    for block, workers in holders.items():
+        assert set(index.leading_blocks([block])) == workers
