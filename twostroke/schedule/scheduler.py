@@ -186,11 +186,11 @@ class Scheduler:
         """Sequences that need one token go first, all of them; the rest of the budget goes by order of admission."""
         budget = self._config.max_num_batched_tokens
         chunks: list[Chunk] = []
-        for sequence in sorted(self._running, key=lambda each: self._runnable_end(each) - each.first_query > 1):
+        for sequence in sorted(self._running, key=lambda each: self._runnable_end(each, 2) - each.first_query > 1):
             if sequence not in self._running:
                 continue  # preempted for one of those before it
             start = sequence.first_query
-            end = self._align(sequence, min(self._runnable_end(sequence), start + budget))
+            end = self._align(sequence, self._runnable_end(sequence, budget))
             if end <= start or not self._grow(sequence, end, chunks):
                 continue
             budget -= end - start
@@ -199,14 +199,15 @@ class Scheduler:
             self._become_writer(chunks[-1])
         return chunks
 
-    def _runnable_end(self, sequence: Sequence) -> int:
-        """Tokens can be run up to the first block that is filled already or that somebody else is writing."""
+    def _runnable_end(self, sequence: Sequence, most: int) -> int:
+        """`most` tokens can be run, up to the first block that is filled already or that somebody else is writing."""
         block_size = self._limits.block_size
-        for block in range(sequence.computed // block_size, len(sequence.names)):
+        end = min(sequence.first_query + most, len(sequence.known))
+        for block in range(sequence.computed // block_size, min(-(-end // block_size), len(sequence.names))):
             page = sequence.pages[block]
             if self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session):
                 return block * block_size
-        return len(sequence.known)
+        return end
 
     def _align(self, sequence: Sequence, end: int) -> int:
         """Cut back to a block boundary, unless a step is too small for any block."""
