@@ -147,4 +147,4 @@ class PageTransport(abc.ABC):
 
 def digest(page: npt.NDArray[np.uint8] | bytes) -> bytes:
     """Checksum of one page's bytes (XXH3, 64 bits): detects what a wire or a stale page does, not an attacker."""
-    return xxhash.xxh3_64_digest(page)
+    return xxhash.xxh3_64_digest(page.data if isinstance(page, np.ndarray) else page)

@@ -41,11 +41,10 @@ class Welcome:
 
 
 class Gate:
-    """The owner's side. Called from connection threads."""
+    """The owner's side, called from connection threads. Counts refusals by error class in `refused`."""
 
-    def __init__(self, identity: Identity, pages: int, page_bytes: int) -> None:
-        self.refused: Counter[str] = Counter()
-        """How often readers were refused, by error class."""
+    def __init__(self, identity: Identity, pages: int, page_bytes: int, refused: Counter[str]) -> None:
+        self._refused = refused
         self._identity = identity
         self._pages = pages
         self._page_bytes = page_bytes
@@ -60,7 +59,7 @@ class Gate:
             self._check(fields)
         except (Unauthenticated, StaleEpoch, FingerprintMismatch) as refusal:
             with self._lock:
-                self.refused[type(refusal).__name__] += 1
+                self._refused[type(refusal).__name__] += 1
             send_frame(sock, ["refused", type(refusal).__name__, refusal.message], deadline)
             raise
         me = self._identity

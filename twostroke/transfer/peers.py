@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import threading
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from twostroke.errors import FingerprintMismatch, PeerLost, StaleEpoch
+from twostroke.errors import FingerprintMismatch, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch
 from twostroke.transfer.base import Endpoint, Identity, Peer
 from twostroke.transfer.frames import Deadline
@@ -25,14 +26,23 @@ class LanePeer(Peer, abc.ABC):
         self.endpoint = endpoint
         self.worker_id = ""
         """What the peer calls itself; known after the hello."""
+        self._close_lock = threading.Lock()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Fail what is queued, hang up, end the threads. Blocks until that is done, whoever does it."""
+        with self._close_lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self.end()
 
     @abc.abstractmethod
     def start_hello(self, deadline: Deadline) -> Future[Welcome]:
         """Make sure on the peer's thread that it can be reached: connects where no connection is alive."""
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Fail what is queued, hang up, end the threads. Blocks."""
+    def end(self) -> None:
+        """Called by `close`, once."""
 
 
 AnyPeer = TypeVar("AnyPeer", bound=LanePeer)
@@ -43,18 +53,40 @@ class PeerBook(Generic[AnyPeer]):
 
     def __init__(self) -> None:
         self._peers: dict[tuple[str, Epoch], AnyPeer] = {}
+        self._arriving: set[AnyPeer] = set()
+        """Not remembered yet: their hello is under way."""
+        self._is_closed = False
 
     def find(self, endpoint: Endpoint) -> AnyPeer | None:
         return self._peers.get((endpoint.address, endpoint.epoch))
 
     async def reach(self, peer: AnyPeer, deadline_s: float) -> AnyPeer:
         """Say hello and remember the peer; whoever it replaces is closed. Raises what `PageTransport.connect` does."""
+        self._arriving.add(peer)
         try:
             peer.worker_id = (await _hello(peer, deadline_s)).worker_id
             self._refuse_an_earlier_life(peer)
-        except BaseException:
+            if self._is_closed:
+                raise PeerLost("the page transport was closed")
+        except asyncio.CancelledError:
+            if self.find(peer.endpoint) is not peer:  # a known one serves others too
+                await self._drop(peer)
+            raise
+        except ServeError:
             await self._drop(peer)
             raise
+        finally:
+            self._arriving.discard(peer)
+        return await self._remember(peer)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        ending = {*self._peers.values(), *self._arriving}
+        self._peers.clear()
+        for peer in ending:
+            await off_loop(peer.close)
+
+    async def _remember(self, peer: AnyPeer) -> AnyPeer:
         key = (peer.endpoint.address, peer.endpoint.epoch)
         rival = self._peers.get(key)
         if rival is not None and rival is not peer:
@@ -65,11 +97,6 @@ class PeerBook(Generic[AnyPeer]):
         for other in outlived:
             await self._drop(other)
         return peer
-
-    async def close(self) -> None:
-        while self._peers:
-            _, peer = self._peers.popitem()
-            await off_loop(peer.close)
 
     def _refuse_an_earlier_life(self, peer: AnyPeer) -> None:
         for other in self._peers.values():

@@ -62,8 +62,13 @@ async def wait_for(pull: Pull) -> TransferResult:
     ended = asyncio.wrap_future(pull.ended)
     left_s = pull.deadline.at - time.monotonic()
     await asyncio.wait({ended}, timeout=max(0.0, left_s) + _GRACE_S)
-    if ended.done() and not ended.cancelled():
-        return ended.result()
+    if ended.cancelled():
+        return TransferResult(Outcome.FAILED, 0, 0.0, "fenced before its turn")
+    if ended.done():
+        try:
+            return ended.result()
+        except ConnectionAbortedError as error:
+            return TransferResult(Outcome.FAILED, 0, 0.0, str(error))
     pull.unwanted = True
     return TransferResult(Outcome.EXPIRED, 0, 0.0, "the deadline passed while the pull waited or a page was copied")
 

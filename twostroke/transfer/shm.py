@@ -30,7 +30,7 @@ from twostroke.transfer.hello import Gate, Welcome, introduce
 from twostroke.transfer.host import host_id
 from twostroke.transfer.peers import LanePeer, PeerBook, refuse_other_layouts
 from twostroke.transfer.pulls import Pull, Tally, check_copies, fence_off, wait_for
-from twostroke.transfer.threads import Lanes, Listener, has_hung_up, off_loop
+from twostroke.transfer.threads import Lanes, Listener, hang_up, has_hung_up, off_loop
 
 _HELLO_S = 5.0
 """Within this time a new connection must have said who it is."""
@@ -53,8 +53,7 @@ class ShmTransport(PageTransport):
     async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
         assert self._memory is None, "opened twice"
         self._memory, self._identity = memory, identity
-        gate = Gate(identity, memory.pages, memory.page_bytes)
-        self.refused = gate.refused
+        gate = Gate(identity, memory.pages, memory.page_bytes, self.refused)
         address = f"twostroke-pages-{secrets.token_hex(16)}"
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(_abstract(address))
@@ -124,8 +123,10 @@ class _ShmPeer(LanePeer):
         self._lanes.submit(lambda peer: peer._copy(pull), pull.ended)
         return pull
 
-    def close(self) -> None:
+    def end(self) -> None:
         self._shut = True
+        if self._sock is not None:
+            hang_up(self._sock)
         self._lanes.close()
         if self._sock is not None:
             self._sock.close()
@@ -134,16 +135,18 @@ class _ShmPeer(LanePeer):
         self._sock = self._remote = None
 
     def _reach(self, deadline: Deadline) -> Welcome:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
+            if self._shut:
+                raise ConnectionAbortedError("the transport was closed")
             sock.settimeout(deadline.remaining_s())
             sock.connect(_abstract(self.endpoint.address))
             welcome = introduce(sock, self._identity, self.endpoint, deadline)
             self._remote = _take_over(sock, self.endpoint, deadline)
         except BaseException:
+            self._sock = None
             sock.close()
             raise
-        self._sock = sock
         return welcome
 
     def _copy(self, pull: Pull) -> TransferResult:

@@ -55,8 +55,7 @@ class TcpTransport(PageTransport):
         assert self._memory is None, "opened twice"
         listening = await off_loop(self._listen)
         self._memory, self._identity = memory, identity
-        gate = Gate(identity, memory.pages, memory.page_bytes)
-        self.refused = gate.refused
+        gate = Gate(identity, memory.pages, memory.page_bytes, self.refused)
         self._listener = Listener("pages-tcp", listening, lambda sock: serve_pages(sock, gate, memory))
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"

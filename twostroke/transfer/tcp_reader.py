@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
@@ -45,12 +46,12 @@ class TcpPeer(LanePeer):
         self._lanes.submit(lambda connection: connection.copy(pull), pull.ended)
         return pull
 
-    def close(self) -> None:
+    def end(self) -> None:
         for connection in self._connections:
             connection.shut()
         self._lanes.close()
         for connection in self._connections:
-            connection.drop()
+            connection.forget()
 
     def _interrupt(self, pull: Pull) -> None:
         for connection in self._connections:
@@ -119,6 +120,11 @@ class _Connection:
                 self._sock.close()
             self._sock = None
 
+    def forget(self) -> None:
+        """After the thread has ended: keep neither the socket nor the pool's memory alive."""
+        self.drop()
+        self._pool.release()
+
     def _copy_part(self, copies: tuple[PageCopy, ...], pull: Pull, tally: Tally) -> None:
         deadline = pull.deadline
         sock = self._connected(deadline)
@@ -160,9 +166,8 @@ class _Connection:
         return sock
 
     def _dial(self, deadline: Deadline) -> socket.socket:
-        host, _, port = self._endpoint.address.rpartition(":")
         failure: OSError = ConnectionError("the address leads nowhere")
-        for family, kind, protocol, _, where in socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM):
+        for family, kind, protocol, _, where in _resolve(self._endpoint.address):
             self.drop()
             sock = socket.socket(family, kind, protocol)
             self._use(sock)
@@ -186,3 +191,11 @@ class _Connection:
                 raise ConnectionAbortedError("the transport was closed")
             if self._pull is not None and self._pull.unwanted:
                 raise ConnectionAbortedError("the pull was fenced")
+
+
+def _resolve(address: str) -> list[Any]:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except ValueError as error:  # a label that is too long, a null character
+        raise ConnectionError(f"not an address: {error}") from error

@@ -42,6 +42,8 @@ class Lanes(Generic[State]):
     """Jobs in order of arrival over a few threads, each of which has a state of its own."""
 
     def __init__(self, name: str, states: Sequence[State]) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[State], Any]] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run, args=(state,), name=f"{name}-{index}", daemon=True)
@@ -51,13 +53,22 @@ class Lanes(Generic[State]):
             thread.start()
 
     def submit(self, job: Callable[[State], Result], future: Future[Result]) -> None:
-        """`future` gets what the job returns or raises; cancelling it before the job's turn drops the job."""
-        self._jobs.put((future, job))
+        """`future` gets what the job returns or raises, ConnectionAbortedError if the lanes are closed.
+
+        Cancelling it before the job's turn drops the job.
+        """
+        with self._lock:
+            if self._closed:
+                future.set_exception(ConnectionAbortedError("the peer or the transport was closed"))
+            else:
+                self._jobs.put((future, job))
 
     def close(self) -> None:
         """Let the threads end after the jobs that they have; blocks until then."""
-        for _ in self._threads:
-            self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            for _ in self._threads:
+                self._jobs.put(None)
         for thread in self._threads:
             thread.join()
 

@@ -1,0 +1,93 @@
+"""What a process that holds another's page memory can do with it: read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twostroke.errors import ConfigError, PeerLost, StaleEpoch
+from twostroke.ids import Epoch
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer.base import Identity
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import introduce
+from twostroke.transfer.shm import ShmTransport
+
+
+def unix_sockets() -> str:
+    """Of this network namespace, abstract ones by name."""
+    return Path("/proc/net/unix").read_text(encoding="utf-8")
+
+
+async def handed_over(endpoint: Any, reader: Identity) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect("\0" + endpoint.address)
+        introduce(sock, reader, endpoint, Deadline.after(5.0))
+        _, descriptors, _, _ = socket.recv_fds(sock, 1, 4)
+    assert len(descriptors) == 1
+    return descriptors[0]
+
+
+async def test_a_reader_can_neither_write_nor_resize_the_owners_memory(steady_owner: Any) -> None:
+    endpoint = steady_owner.endpoints["shm"]
+    descriptor = await handed_over(endpoint, Identity("reader", Epoch(1, 1), endpoint.fingerprint, "secret"))
+    size = os.fstat(descriptor).st_size
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR)
+    for handle in (descriptor, again):
+        with pytest.raises(PermissionError):
+            mmap.mmap(handle, size)
+        with pytest.raises(PermissionError):
+            os.pwrite(handle, b"x", 0)
+        with pytest.raises(PermissionError):
+            os.ftruncate(handle, 0)
+    memory = PageMemory.attach(descriptor, endpoint.pages, endpoint.page_bytes)
+    assert np.array_equal(memory.data[3], steady_owner.content(3))
+    with pytest.raises(ValueError, match="read-only"):
+        memory.data[3, 0] = 1
+    memory.close()
+    os.close(again)
+
+
+async def test_memory_that_its_owner_could_still_shrink_is_not_mapped() -> None:
+    descriptor = os.memfd_create("unsealed", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, mmap.PAGESIZE + 3 * 100)
+    with pytest.raises(ConfigError, match="not sealed"):
+        PageMemory.attach(descriptor, 2, 100)
+    os.close(descriptor)
+
+
+async def test_only_the_same_host_and_network_namespace_is_reached(steady_owner: Any) -> None:
+    transport = ShmTransport()
+    endpoint = steady_owner.endpoints["shm"]
+    assert transport.reaches(endpoint)
+    assert not transport.reaches(replace(endpoint, host_id="another boot/1"))
+    assert not transport.reaches(replace(endpoint, host_id=endpoint.host_id + "0"))
+    assert not transport.reaches(replace(endpoint, transport="tcp"))
+
+
+async def test_no_memory_is_handed_to_whoever_means_another_epoch(steady_owner: Any) -> None:
+    endpoint = replace(steady_owner.endpoints["shm"], epoch=Epoch(1, 1))
+    with pytest.raises(StaleEpoch):
+        await handed_over(endpoint, Identity("reader", Epoch(1, 1), endpoint.fingerprint, "secret"))
+
+
+async def test_a_socket_without_its_owner_leaves_no_trace(start_owner: Callable[..., Any]) -> None:
+    owner = start_owner()
+    name = owner.endpoints["shm"].address
+    assert name in unix_sockets()
+    owner.kill()
+    assert name not in unix_sockets()
+    transport, memory = ShmTransport(), PageMemory(64, 5000)
+    await transport.open(memory, Identity("reader", Epoch(1, 1), "fingerprint-a", "secret"))
+    with pytest.raises(PeerLost, match=name):
+        await transport.connect(owner.endpoints["shm"], 5.0)
+    await transport.close()
+    memory.close()

@@ -1,0 +1,311 @@
+"""What strangers and broken peers can do to a TCP owner of pages: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from twostroke.errors import ConfigError, PeerLost
+from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
+from twostroke.transfer.hello import PROTOCOL
+from twostroke.transfer.tcp import TcpTransport
+
+PAGES, PAGE_BYTES = 4, 1000
+OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
+READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
+
+
+@dataclass
+class Served:
+    transport: TcpTransport
+    memory: PageMemory
+    endpoint: Endpoint
+
+    def dial(self) -> socket.socket:
+        host, _, port = self.endpoint.address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=10.0)
+
+
+@contextlib.asynccontextmanager
+async def serving(page_bytes: int = PAGE_BYTES) -> AsyncIterator[Served]:
+    memory = PageMemory(PAGES, page_bytes)
+    memory.data[:] = np.arange(PAGES + 1, dtype=np.uint8)[:, None] + 1
+    transport = TcpTransport("127.0.0.1")
+    try:
+        yield Served(transport, memory, await transport.open(memory, OWNER))
+    finally:
+        await transport.close()
+        memory.close()
+
+
+def frame(fields: Any) -> bytes:
+    body = msgpack.packb(fields)
+    return struct.pack("!I", len(body)) + body
+
+
+def hello(**changes: str) -> bytes:
+    facts = {
+        "protocol": PROTOCOL,
+        "token": "secret",
+        "worker": "reader",
+        "epoch": str(READER.epoch),
+        "fingerprint": "fingerprint",
+        "meant": str(OWNER.epoch),
+    }
+    return frame(list((facts | changes).values()))
+
+
+def request(pages: list[int], generations: list[int] | None = None, seconds: float = 5.0) -> bytes:
+    counts = generations or [0] * len(pages)
+    return frame([seconds, np.array(pages, "<u4").tobytes(), np.array(counts, "<u8").tobytes()])
+
+
+def all_that_comes(sock: socket.socket, sent: bytes) -> bytes:
+    """Send, say no more, and read until the owner hangs up."""
+    answer = b""
+    with sock, contextlib.suppress(ConnectionError):
+        sock.sendall(sent)
+        with contextlib.suppress(OSError):  # the owner may have hung up already
+            sock.shutdown(socket.SHUT_WR)
+        while part := sock.recv(65536):
+            answer += part
+    return answer
+
+
+def read_frame(data: bytes) -> list[Any]:
+    (length,) = struct.unpack("!I", data[:4])
+    fields: list[Any] = msgpack.unpackb(data[4 : 4 + length])
+    return fields
+
+
+async def test_the_owner_says_who_it_is_and_sends_what_is_asked_for() -> None:
+    async with serving() as served:
+        answer = all_that_comes(served.dial(), hello() + request([2, 0]))
+    welcome = frame(["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES])
+    assert answer == welcome + b"\0" + b"\3" * PAGE_BYTES + b"\1" * PAGE_BYTES + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"token": "guess"}, "Unauthenticated"),
+        ({"token": "", "protocol": "other/9"}, "Unauthenticated"),
+        ({"protocol": "other/9"}, "FingerprintMismatch"),
+        ({"fingerprint": "else"}, "FingerprintMismatch"),
+        ({"meant": "1.8"}, "StaleEpoch"),
+        ({"meant": "2.7"}, "StaleEpoch"),
+    ],
+)
+async def test_a_refusal_is_typed_counted_and_ends_the_connection(changes: dict[str, str], error: str) -> None:
+    async with serving() as served:
+        answer = all_that_comes(served.dial(), hello(**changes) + request([0]))
+        assert dict(served.transport.refused) == {error: 1}
+    fields = read_frame(answer)
+    assert fields[:2] == ["refused", error]
+    assert answer == frame(fields)
+    assert "secret" not in fields[2]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        struct.pack("!I", 0),
+        struct.pack("!I", 1 << 31),
+        frame({"token": "secret"}),
+        frame(["a"] * 5),
+        frame(["a", "b", "c", "d", "e", 6]),
+        hello(epoch="not an epoch"),
+        hello(meant="x.y"),
+        b"\0\0\0\5\xdd\xff\xff\xff\xff",
+    ],
+)
+async def test_a_stranger_that_speaks_garbage_gets_no_answer(garbage: bytes) -> None:
+    async with serving() as served:
+        assert all_that_comes(served.dial(), garbage) == b""
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        request([PAGES]),
+        request([2**32 - 1]),
+        request([]),
+        request([0] * 4097),
+        request([0, 1], [0]),
+        request([0], seconds=-1.0),
+        request([0], seconds=float("nan")),
+        request([0], seconds=float("inf")),
+        frame([5.0, b"abc", b"abcdef"]),
+        frame([5, b"\0" * 4, b"\0" * 8]),
+        struct.pack("!I", 1 << 20),
+    ],
+)
+async def test_a_request_out_of_bounds_ends_the_connection_without_a_page(garbage: bytes) -> None:
+    async with serving() as served:
+        welcome = all_that_comes(served.dial(), hello())
+        assert all_that_comes(served.dial(), hello() + garbage + request([0])) == welcome
+
+
+async def test_a_page_that_is_reused_while_it_is_sent_is_reported() -> None:
+    async with serving(page_bytes=32 << 20) as served:
+        welcome = all_that_comes(served.dial(), hello())
+        with served.dial() as sock:
+            sock.settimeout(None)  # with a timeout MSG_WAITALL does not wait
+            sock.sendall(hello() + request([1, 2]))
+            begun = sock.recv(len(welcome) + 1, socket.MSG_WAITALL)
+            assert begun == welcome + b"\0"  # the owner is now stuck in the middle of page 1: buffers hold less
+            served.memory.begin_new_generation(PageId(1))
+            left = served.memory.page_bytes
+            while left:
+                left -= len(sock.recv(min(left, 1 << 20)))
+            assert sock.recv(1) == b"\1"
+            (length,) = struct.unpack("!I", sock.recv(4, socket.MSG_WAITALL))
+            reason = msgpack.unpackb(sock.recv(length, socket.MSG_WAITALL))
+    assert reason == ["page 1 has generation 1, generation 0 was asked for"]
+
+
+async def test_a_reader_that_stops_reading_loses_its_connection_at_its_deadline() -> None:
+    async with serving(page_bytes=32 << 20) as served:
+        with served.dial() as sock:
+            sock.sendall(hello() + request([1], seconds=0.2))
+            await asyncio.sleep(0.5)
+            received = 0
+            with contextlib.suppress(ConnectionError):
+                while part := sock.recv(1 << 20):
+                    received += len(part)
+        assert received < served.memory.page_bytes
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prefix=st.sampled_from([b"", hello(), hello() + request([1]), hello()[:20]]),
+    garbage=st.one_of(
+        st.binary(max_size=200),
+        st.binary(max_size=60).map(lambda body: struct.pack("!I", len(body)) + body),
+        st.lists(st.one_of(st.floats(), st.binary(max_size=24), st.integers(0, 9)), max_size=4).map(frame),
+    ),
+)
+def test_no_bytes_change_a_page_or_stop_the_service(
+    fuzzed: Callable[[bytes], None], prefix: bytes, garbage: bytes
+) -> None:
+    fuzzed(prefix + garbage)
+
+
+@pytest.fixture
+def fuzzed() -> Any:
+    """One server and one true reader for all examples: sends bytes, then checks both pools and a pull."""
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+
+        async def start() -> tuple[Served, TcpTransport, PageMemory, Any]:
+            served = await stack.enter_async_context(serving())
+            memory = PageMemory(PAGES, PAGE_BYTES)
+            stack.callback(memory.close)
+            reader = TcpTransport("127.0.0.1")
+            await reader.open(memory, READER)
+            stack.push_async_callback(reader.close)
+            return served, reader, memory, await reader.connect(served.endpoint, 5.0)
+
+        served, reader, memory, peer = runner.run(start())
+        pages, generations = served.memory.data.copy(), served.memory.generations.copy()
+
+        async def still_serves() -> None:
+            memory.data[:] = 0
+            result = await reader.wait(reader.pull(peer, [PageCopy(PageId(3), PageId(0), 0)], 5.0))
+            assert result.outcome is Outcome.DONE, result
+            assert (memory.page(PageId(0)) == 4).all()
+            assert not memory.data[1:].any()
+
+        def send(data: bytes) -> None:
+            all_that_comes(served.dial(), data)
+            assert np.array_equal(served.memory.data, pages)
+            assert np.array_equal(served.memory.generations, generations)
+            runner.run(still_serves())
+
+        yield send
+        runner.run(stack.aclose())
+
+
+async def test_a_listener_that_speaks_something_else_is_no_peer() -> None:
+    async def chatter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-something else entirely\r\n" * 10)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(chatter, "127.0.0.1", 0)
+    async with server, serving() as served:
+        port = server.sockets[0].getsockname()[1]
+        elsewhere = replace(served.endpoint, address=f"127.0.0.1:{port}")
+        with pytest.raises(PeerLost, match="does not speak"):
+            await served.transport.connect(elsewhere, 5.0)
+
+
+async def test_addresses_that_lead_nowhere_are_lost_peers() -> None:
+    async with serving() as served:
+        for address in (
+            "127.0.0.1:1",
+            "nowhere.invalid:5",
+            "no port",
+            "127.0.0.1:99999999",
+            "",
+            "\0:5",
+            "x" * 70 + ":5",
+        ):
+            with pytest.raises(PeerLost, match="pages at tcp"):
+                await served.transport.connect(replace(served.endpoint, address=address), 5.0)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::"])
+def test_a_wildcard_is_not_an_address_for_peers(host: str) -> None:
+    with pytest.raises(ConfigError, match="interface"):
+        TcpTransport(host)
+
+
+async def test_a_host_that_is_not_ours_is_a_config_error() -> None:
+    memory = PageMemory(1, 10)
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        await TcpTransport("192.0.2.1").open(memory, OWNER)
+    memory.close()
+
+
+async def test_ipv6_addresses_work() -> None:
+    owner, reader = TcpTransport("::1"), TcpTransport("::1")
+    memories = [PageMemory(PAGES, PAGE_BYTES) for _ in range(2)]
+    memories[0].data[:] = 9
+    try:
+        endpoint = await owner.open(memories[0], OWNER)
+        await reader.open(memories[1], READER)
+        peer = await reader.connect(endpoint, 5.0)
+        result = await reader.wait(reader.pull(peer, [PageCopy(PageId(1), PageId(2), 0)], 5.0))
+    finally:
+        await reader.close()
+        await owner.close()
+    assert result.outcome is Outcome.DONE
+    assert (memories[1].page(PageId(2)) == 9).all()
+    for memory in memories:
+        memory.close()
+
+
+def test_loopback_is_reached_from_the_same_host_only() -> None:
+    transport = TcpTransport("127.0.0.1")
+    endpoint = Endpoint("tcp", "127.0.0.1:5", "another boot/1", Epoch(1, 1), "fingerprint", 1, 1)
+    assert not transport.reaches(endpoint)
+    assert transport.reaches(replace(endpoint, address="10.0.0.7:5"))
+    assert transport.reaches(replace(endpoint, address="worker-7.pages:5"))
+    assert not transport.reaches(replace(endpoint, address="[::1]:5"))
+    assert not transport.reaches(replace(endpoint, address="10.0.0.7:5", transport="shm"))
