@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -107,6 +108,7 @@ class RpcServer:
     """A grpc.aio server with the funnel, health service and message limits; bound when constructed, started later."""
 
     def __init__(self, host: str, port: int, *, token: str | None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+        _check_can_listen(host, port)
         self.server = grpc.aio.server(
             interceptors=[Funnel(token)],
             options=[
@@ -122,9 +124,7 @@ class RpcServer:
         try:
             bound = self.server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: the port is in use or the address is not this machine's", field="port"
-            ) from error
+            raise _cannot_listen(host, port) from error
         self.address = f"{host}:{bound}"
         self.health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
@@ -142,3 +142,20 @@ class RpcServer:
 
     async def stop(self, grace_s: float) -> None:
         await self.server.stop(grace_s)
+
+
+def _check_can_listen(host: str, port: int) -> None:
+    """Asked before there is a server: one that was never started hangs when it is collected after its event loop."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise _cannot_listen(host, port) from error
+
+
+def _cannot_listen(host: str, port: int) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {host}:{port}: the port is in use or the address is not this machine's", field="port"
+    )

@@ -1,0 +1,110 @@
+"""A role mounted on a Ray node: the class that Ray sees, around the plain worker class that does the work.
+
+The plain class is imported where the actor lives, so the supervisor, which only names these classes, never loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import ray
+
+from cluster.spec import NODE_ADDRESS
+from twostroke.config import Role, WorkerConfig
+from twostroke.errors import InternalError, ServeError
+from twostroke.telemetry import configure_logging
+
+if TYPE_CHECKING:  # loads torch
+    from twostroke.worker.host import ReadyInfo
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor's process is."""
+
+    pid: int
+    node_id: str
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a worker that serves is reached."""
+
+    address: str
+    epoch: str
+    fingerprint: str
+    metrics_address: str
+
+
+class PlainWorker(Protocol):
+    """What prefill and decode workers have in common."""
+
+    async def run(self, incarnation: int) -> None: ...
+    async def ready(self) -> ReadyInfo: ...
+    async def drain(self, deadline_s: float) -> int: ...
+    async def shutdown(self) -> None: ...
+
+
+class MountedWorker:
+    """One worker process under Ray. A restart by Ray reruns `__init__` only; lives are begun by the supervisor."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        configure_logging(config.worker_id)
+        if config.host == NODE_ADDRESS:
+            config = replace(config, host=ray.util.get_node_ip_address())
+        self._worker = self._load(config)
+        self._life: asyncio.Task[None] | None = None
+
+    def _load(self, config: WorkerConfig) -> PlainWorker:
+        raise NotImplementedError
+
+    async def place(self) -> Place:
+        log_path = ray._private.worker.global_worker.get_err_file_path()
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "")
+
+    async def run(self, incarnation: int) -> None:
+        """Serve until shutdown. A restarted supervisor calls it again and joins the life that is under way."""
+        if self._life is None:
+            self._life = asyncio.create_task(self._worker.run(incarnation))
+        try:
+            await asyncio.shield(self._life)
+        except ServeError:
+            raise
+        except Exception as error:
+            # The supervisor must not need torch to unpickle what went wrong here.
+            log.exception("worker failed")
+            raise InternalError(f"{type(error).__name__}: {error}") from None
+
+    async def ready(self) -> Serving:
+        info = await self._worker.ready()
+        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address)
+
+    async def drain(self, deadline_s: float) -> int:
+        return await self._worker.drain(deadline_s)
+
+    async def shutdown(self) -> None:
+        await self._worker.shutdown()
+
+
+class PrefillWorker(MountedWorker):
+    def _load(self, config: WorkerConfig) -> PlainWorker:
+        from prefill_worker.worker import PrefillWorker as Plain
+
+        return Plain(config)
+
+
+class DecodeWorker(MountedWorker):
+    def _load(self, config: WorkerConfig) -> PlainWorker:
+        from decode_worker.worker import DecodeWorker as Plain
+
+        return Plain(config)
+
+
+MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}

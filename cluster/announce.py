@@ -1,0 +1,88 @@
+"""What `twostroke serve` tells people: progress, what died, and the commands to paste."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from cluster.router_process import Addresses, reachable
+from twostroke.config import ClusterConfig
+from twostroke.models.fetch import fetch
+
+QUESTION = "Why is the sky blue?"
+
+
+class Announcer:
+    """Lines on stderr with the seconds since the start; the banner, which people copy from, on stdout."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._started_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def say(self, text: str) -> None:
+        self._print(text, style=None)
+
+    def warn(self, text: str) -> None:
+        self._print(text, style="yellow")
+
+    def ready(self, config: ClusterConfig, addresses: Addresses, folder: Path) -> None:
+        workers = (
+            f"{config.prefill} prefill, {config.decode} decode" if config.prefill else f"{config.decode} colocated"
+        )
+        print(
+            f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s\n"
+            f"  OpenAI HTTP   http://{addresses.http}/v1\n"
+            f"  gRPC          {addresses.grpc}\n"
+            f"  logs          {folder}\n\n"
+            f"{curl_line(addresses.http, config.model.public_name)}\n\n"
+            f"{grpc_line(addresses.grpc)}\n\n"
+            "Ctrl-C ends it.",
+            flush=True,
+        )
+
+    def _print(self, text: str, style: str | None) -> None:
+        self._console.print(f"[{self.elapsed_s:5.1f} s] {text}", style=style, markup=False)
+
+
+def curl_line(http: str, model: str) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    url = f"http://{reachable(http)}/v1/chat/completions"
+    return f"curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+
+
+def grpc_line(grpc: str) -> str:
+    return f"{shlex.quote(program())} chat --grpc {reachable(grpc)} {shlex.quote(QUESTION)}"
+
+
+def program() -> str:
+    """How the user calls this program from where they stand."""
+    beside = Path(sys.executable).parent / "twostroke"
+    if shutil.which("twostroke") or not beside.exists():
+        return "twostroke"
+    return min(os.path.relpath(beside), str(beside), key=len)
+
+
+def fetch_with_progress(model: str, dtype: str) -> Path:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars = {"": progress.add_task(f"fetching {model}", total=1.0)}
+
+        def on_progress(label: str, fraction: float) -> None:
+            if label not in bars:
+                # The first step takes the place of the line that said nothing yet.
+                bars[label] = bars.pop("") if "" in bars else progress.add_task(label, total=1.0)
+            progress.update(bars[label], description=label, completed=fraction)
+
+        return fetch(model, dtype, on_progress)

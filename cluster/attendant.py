@@ -1,0 +1,98 @@
+"""The launcher's side of the supervisor: calls it, calls it again after its death, and tells people what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import ray.exceptions
+
+from cluster import ray_session
+from cluster.announce import Announcer
+from cluster.plan import Stage, backoff_s
+from cluster.router_process import tail_of
+from cluster.supervisor import SHUTDOWN_S, Snapshot, Worker
+from twostroke.errors import ConfigError, ServeError
+
+log = logging.getLogger(__name__)
+
+CRASHES_TO_GIVE_UP = 3
+"""A worker that died this often without ever having served will not serve by trying again."""
+RETRY_S = 0.2
+
+
+class Attendant:
+    def __init__(self, supervisor: Any, announcer: Announcer) -> None:
+        self._supervisor = supervisor
+        self._announcer = announcer
+        self._known: dict[str, Worker] = {}
+        self._all_serve = asyncio.Event()
+
+    async def keep_supervisor(self) -> None:
+        """Ends only by failure."""
+        while True:
+            try:
+                await self._supervisor.run.remote()
+            except ray.exceptions.RayTaskError as error:
+                raise _cause(error) from None
+            except ray.exceptions.RayActorError:
+                self._announcer.warn("the supervisor died; Ray starts it again, and it finds its workers")
+                await ray_session.wait_until_alive(self._supervisor)
+
+    async def fleet_address(self) -> str:
+        return str(await self._supervisor.address.options(max_task_retries=-1).remote())
+
+    async def until_all_serve(self) -> None:
+        await self._all_serve.wait()
+
+    async def follow_fleet(self) -> None:
+        """Tell what changes. Ends only by failure: a worker that cannot start is the end of the start."""
+        version = -1
+        while True:
+            try:
+                snapshot: Snapshot = await self._supervisor.snapshot.remote(version)
+            except ray.exceptions.RayActorError:
+                version = -1
+                await asyncio.sleep(RETRY_S)
+                continue
+            version = snapshot.version
+            for worker in snapshot.workers:
+                self._tell(worker)
+            if all(worker.observed.stage is Stage.SERVING for worker in snapshot.workers):
+                self._all_serve.set()
+
+    async def stop_fleet(self) -> None:
+        """Workers end, then the supervisor."""
+        try:
+            await asyncio.wait_for(self._supervisor.stop.remote(), SHUTDOWN_S + 2.0)
+        except (TimeoutError, ray.exceptions.RayError) as error:
+            self._announcer.warn(f"the fleet did not stop by itself: {error!r}")
+        ray_session.remove(self._supervisor)
+
+    def _tell(self, worker: Worker) -> None:
+        worker_id, observed = worker.config.worker_id, worker.observed
+        known = self._known.get(worker_id)
+        self._known[worker_id] = worker
+        if observed.stage is Stage.FAILED:
+            assert worker.last_error is not None
+            raise type(worker.last_error)(f"{worker_id}: {worker.last_error.message}", field=worker.last_error.field)
+        if observed.stage is Stage.SERVING and (known is None or known.serving != worker.serving):
+            assert worker.serving is not None
+            self._announcer.say(f"{worker_id} serves at {worker.serving.address} (epoch {worker.serving.epoch})")
+        if observed.crashes > (known.observed.crashes if known else 0):
+            self._tell_crash(worker)
+
+    def _tell_crash(self, worker: Worker) -> None:
+        log_path = Path(worker.place.log_path) if worker.place else None
+        tail = tail_of(log_path) if log_path and log_path.exists() else "    (its log is on its own machine)"
+        happened = f"{worker.config.worker_id} died: {worker.last_error}\n{tail}"
+        if worker.observed.crashes >= CRASHES_TO_GIVE_UP and not worker.observed.has_served:
+            raise ConfigError(f"given up after {worker.observed.crashes} tries: {happened}")
+        self._announcer.warn(f"{happened}\n    it is started again in {backoff_s(worker.observed.crashes):.1f} s")
+
+
+def _cause(error: ray.exceptions.RayTaskError) -> Exception:
+    cause = error.cause
+    return cause if isinstance(cause, ServeError) else error

@@ -1,0 +1,68 @@
+"""`twostroke serve | status | chat | bench | model | down`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+from twostroke.errors import ServeError
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+class Command(NamedTuple):
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "serve": Command("cluster.commands.serve", "start workers and router, serve until Ctrl-C"),
+    "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
+    "chat": Command("cluster.commands.chat", "talk to a running server"),
+    "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
+    "model": Command("cluster.commands.model", "fetch models ahead of time"),
+    "down": Command("cluster.commands.down", "stop a running server"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 not so good (says the command), 2 wrong flags, files or servers, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        args = build_parser(arguments).parse_args(arguments)
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
+    except ServeError as error:
+        print(f"twostroke: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has had enough; Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
+
+
+def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
+    parser = argparse.ArgumentParser(
+        prog="twostroke", description="Serve a language model with prefill and decode on different workers."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}.")
+        if name == asked:
+            module = import_module(command.module)
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

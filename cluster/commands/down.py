@@ -1,0 +1,63 @@
+"""`twostroke down`: end a local server, or our actors on a Ray cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+
+from cluster import ray_environment, state_file
+from twostroke.errors import ConfigError
+
+POLL_S = 0.05
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pid", type=int, help="of the `twostroke serve` to stop (default: the only one of this user)")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="how long to wait for it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="remove a fleet from this Ray cluster whose launcher is gone"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.address is not None:
+        return _remove_fleet(args.address)
+    return _stop_server(state_file.the_one_running(args.pid), args.timeout)
+
+
+def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
+    os.kill(state.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + timeout_s
+    while state_file.started_ticks(state.pid) == state.started_ticks:
+        if time.monotonic() > deadline_s:
+            print(f"twostroke: {state.pid} has not ended after {timeout_s:.0f} s", file=sys.stderr)
+            return 1
+        time.sleep(POLL_S)
+    print(f"stopped {state.pid} (http {state.http})")
+    return 0
+
+
+def _remove_fleet(address: str) -> int:
+    ray_environment.for_joined_cluster()
+    # Only now: Ray reads its environment when it is imported.
+    import ray
+
+    from cluster import ray_session
+
+    ray_session.join(address)
+    try:
+        supervisor = ray_session.find_supervisor()
+        try:
+            ray.get(supervisor.stop.remote(), timeout=30.0)
+        except ray.exceptions.GetTimeoutError as error:
+            raise ConfigError(f"the supervisor at {address} does not answer: {error}") from error
+        ray_session.remove(supervisor)
+    finally:
+        ray_session.leave()
+    print(f"removed the fleet from {address}")
+    return 0

@@ -1,0 +1,163 @@
+"""`twostroke serve`: flags to ClusterConfig. Every default is the one in `twostroke.config`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from cluster.launcher import serve
+from router.policies import POLICIES
+from twostroke.config import CacheConfig, ClusterConfig, ModelConfig, ScheduleConfig
+
+DEFAULTS = ClusterConfig()
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def memory_bytes(text: str) -> int:
+    """ "2G", "2GiB" and "2048M" are powers of 1024, "2GB" is of 1000, a bare number is bytes."""
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip(), re.IGNORECASE)
+    if matched is None:
+        raise argparse.ArgumentTypeError(f"not a size: {text!r}; write bytes, or for example 512M, 2G, 2GiB, 2GB")
+    number, unit, suffix = matched[1], matched[2].lower(), (matched[3] or "").lower()
+    base = 1000 if unit and suffix == "b" else 1024
+    return int(float(number) * base ** _UNITS[unit])
+
+
+def size_text(size_bytes: int) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if size_bytes % (1 << power) == 0:
+            return f"{size_bytes >> power}{unit}"
+    return str(size_bytes)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_fleet(parser.add_argument_group("fleet"))
+    _add_model(parser.add_argument_group("model"))
+    _add_schedule(parser.add_argument_group("memory and scheduling"))
+
+
+def _add_fleet(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prefill",
+        type=int,
+        default=DEFAULTS.prefill,
+        metavar="N",
+        help=_help("prefill workers; 0: decode workers do both"),
+    )
+    group.add_argument("--decode", type=int, default=DEFAULTS.decode, metavar="N", help=_help("decode workers"))
+    group.add_argument("--host", default=DEFAULTS.host, help=_help("interface that clients connect to"))
+    group.add_argument(
+        "--http-port",
+        type=int,
+        default=DEFAULTS.http_port,
+        metavar="PORT",
+        help=_help("OpenAI HTTP API; 0: any free one"),
+    )
+    group.add_argument(
+        "--grpc-port",
+        type=int,
+        default=DEFAULTS.grpc_port,
+        metavar="PORT",
+        help=_help("twostroke.v1 gRPC API; 0: any free one"),
+    )
+    group.add_argument(
+        "--threads", type=int, default=DEFAULTS.threads, metavar="N", help=_help("compute threads of each worker")
+    )
+    group.add_argument(
+        "--policy", choices=sorted(POLICIES), default=DEFAULTS.policy, help=_help("how requests find their workers")
+    )
+    group.add_argument(
+        "--seed",
+        type=int,
+        default=DEFAULTS.seed,
+        help="of everything the router draws (default: from the operating system)",
+    )
+    group.add_argument(
+        "--address",
+        default=DEFAULTS.address,
+        metavar="HOST:PORT",
+        help="join this Ray cluster, with the token of RAY_AUTH_TOKEN (default: a local Ray that ends with it)",
+    )
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    model = DEFAULTS.model
+    group.add_argument(
+        "--model", default=model.model, help=_help("a name of the catalogue, a directory, a hub id, or paced:SPEC")
+    )
+    group.add_argument(
+        "--served-model-name",
+        default=model.served_model_name,
+        metavar="NAME",
+        help="what clients call it (default: as --model)",
+    )
+    group.add_argument(
+        "--dtype", choices=("bfloat16", "float16", "float32"), default=model.dtype, help=_help("of weights and KV")
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=int,
+        default=model.max_model_len,
+        metavar="TOKENS",
+        help="prompt and answer together (default: what the model was made for)",
+    )
+
+
+def _add_schedule(group: argparse._ArgumentGroup) -> None:
+    cache, schedule = DEFAULTS.cache, DEFAULTS.schedule
+    group.add_argument(
+        "--block-size", type=int, default=cache.block_size, metavar="TOKENS", help=_help("tokens per KV block")
+    )
+    group.add_argument(
+        "--kv-cache-memory",
+        type=memory_bytes,
+        default=cache.kv_cache_memory_bytes,
+        metavar="SIZE",
+        help=f"page memory of each worker: bytes, 512M, 2G, 2GiB (default: {size_text(cache.kv_cache_memory_bytes)})",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=int,
+        default=schedule.max_num_seqs,
+        metavar="N",
+        help=_help("sequences that hold pages at once on one worker"),
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        default=schedule.max_num_batched_tokens,
+        metavar="N",
+        help=_help("tokens in one step"),
+    )
+
+
+def _help(text: str) -> str:
+    return f"{text} (default: %(default)s)"
+
+
+def config_from(args: argparse.Namespace) -> ClusterConfig:
+    """Raises ConfigError that names the flag."""
+    return ClusterConfig(
+        prefill=args.prefill,
+        decode=args.decode,
+        address=args.address,
+        host=args.host,
+        http_port=args.http_port,
+        grpc_port=args.grpc_port,
+        threads=args.threads,
+        policy=args.policy,
+        seed=args.seed,
+        model=ModelConfig(
+            model=args.model,
+            dtype=args.dtype,
+            max_model_len=args.max_model_len,
+            served_model_name=args.served_model_name,
+        ),
+        cache=CacheConfig(block_size=args.block_size, kv_cache_memory_bytes=args.kv_cache_memory),
+        schedule=ScheduleConfig(max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens),
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    return serve(config_from(args))

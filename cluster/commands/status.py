@@ -1,0 +1,127 @@
+"""`twostroke status`: who serves, in which life, with which load and how many pages; asked of the router's Control."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+
+from cluster import state_file
+from cluster.commands.rpc import describe, status_of
+from cluster.router_process import reachable
+from twostroke.errors import PeerLost
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+ANSWER_S = 5.0
+SNAPSHOT_S = 2.0
+"""Longest wait for the first event of every worker, whose heartbeat is shorter than that."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLine:
+    worker_id: str
+    state: str
+    epoch: str
+    blocks: int | None
+    """Named blocks that it holds; None if it has not said."""
+    running: int
+    waiting: int
+    queued_tokens: int
+    pages_total: int
+    pages_free: int
+    pages_cached: int
+    pages_arriving: int
+    pages_active: int
+    pages_quarantined: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--grpc-address", metavar="HOST:PORT", help="of the router (default: this user's local server)")
+    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    address = reachable(args.grpc_address or state_file.the_one_running(args.pid).grpc)
+    with grpc.insecure_channel(address) as channel:
+        control = control_pb2_grpc.ControlStub(channel)
+        try:
+            model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S)
+            loads = control.GetLoad(control_pb2.GetLoadRequest(), timeout=ANSWER_S)
+            told = _events(control, {entry.worker_id for entry in loads.workers})
+        except grpc.RpcError as error:
+            raise PeerLost(f"{address}: {describe(error)}") from error
+    lines = [_line(entry, told.get(entry.worker_id)) for entry in loads.workers]
+    if args.json:
+        print(json.dumps({"address": address, "model": model.model, "workers": [asdict(line) for line in lines]}))
+    else:
+        _print_table(address, model, lines)
+    return 0
+
+
+def _events(control: Any, expected: set[str]) -> dict[str, control_pb2.KvEventBatch]:
+    """The first event batch of each worker: it begins with a snapshot, which carries the epoch."""
+    told: dict[str, control_pb2.KvEventBatch] = {}
+    if not expected:
+        return told
+    stream: Iterator[control_pb2.KvEventBatch] = control.SubscribeKvEvents(
+        control_pb2.SubscribeKvEventsRequest(), timeout=SNAPSHOT_S
+    )
+    try:
+        for batch in stream:
+            told.setdefault(batch.worker_id, batch)
+            if expected <= told.keys():
+                break
+    except grpc.RpcError as error:
+        # A worker that is down says nothing until the time is over; its line shows that.
+        if status_of(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise
+    finally:
+        stream.cancel()  # type: ignore[attr-defined]  # a call is an iterator, says the stub, and no more
+    return told
+
+
+def _line(entry: control_pb2.WorkerLoad, told: control_pb2.KvEventBatch | None) -> WorkerLine:
+    load = entry.load
+    return WorkerLine(
+        worker_id=entry.worker_id,
+        state=control_pb2.WorkerState.Name(load.state).removeprefix("WORKER_STATE_").lower(),
+        epoch=told.epoch if told else "",
+        blocks=told.block_count if told else None,
+        running=load.running,
+        waiting=load.waiting,
+        queued_tokens=load.queued_tokens,
+        pages_total=load.pages_total,
+        pages_free=load.pages_free,
+        pages_cached=load.pages_cached,
+        pages_arriving=load.pages_arriving,
+        pages_active=load.pages_active,
+        pages_quarantined=load.pages_quarantined,
+    )
+
+
+def _print_table(address: str, model: control_pb2.ModelInfo, lines: list[WorkerLine]) -> None:
+    console = Console(highlight=False)
+    console.print(
+        f"{model.model} at {address}: {model.dtype}, {model.max_model_len} tokens, blocks of {model.block_size}",
+        markup=False,
+    )
+    table = Table()
+    numbers = ("running", "waiting", "queued tokens", "pages", "free", "cached", "arriving", "active", "quarantined")
+    for heading in ("worker", "state", "epoch"):
+        table.add_column(heading, no_wrap=True)
+    for heading in numbers:
+        table.add_column(heading, justify="right")
+    for line in lines:
+        counts = (
+            *(line.running, line.waiting, line.queued_tokens, line.pages_total, line.pages_free),
+            *(line.pages_cached, line.pages_arriving, line.pages_active, line.pages_quarantined),
+        )
+        table.add_row(line.worker_id, line.state, line.epoch or "-", *map(str, counts))
+    console.print(table)

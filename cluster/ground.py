@@ -1,0 +1,143 @@
+"""What the supervisor stands on: worker actors it can find again, and incarnations that only grow.
+
+`Ground` and `WorkerHandle` are the small interface; `RayGround` is Ray behind it. Only ServeErrors leave it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable
+from typing import Any, Protocol, TypeVar
+
+import ray
+import ray.exceptions
+from ray.experimental import internal_kv
+
+from cluster.actors import MOUNTS, MountedWorker, Place, Serving
+from cluster.placement import nodes_from_ray, worker_options
+from cluster.spec import NAMESPACE
+from twostroke.config import Role, WorkerConfig
+from twostroke.errors import InternalError, PeerLost, ServeError
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+KV_NAMESPACE = "twostroke"
+"""Of Ray's internal key-value store."""
+
+
+class WorkerDied(PeerLost):
+    """The process itself is gone (or cannot be reached), as opposed to an error that it reports."""
+
+
+class WorkerHandle(Protocol):
+    """One worker over all of its lives."""
+
+    async def place(self) -> Place:
+        """Where its process is; waits until there is one."""
+
+    async def run(self, incarnation: int) -> None:
+        """The death watch: ends when the life does, with WorkerDied if the process died."""
+
+    async def ready(self) -> Serving: ...
+
+    async def shutdown(self) -> None: ...
+
+    def recycle(self) -> None:
+        """Kill the process; a fresh one takes its place."""
+
+    def remove(self) -> None:
+        """Kill the process for good."""
+
+
+class Ground(Protocol):
+    def find(self, config: WorkerConfig) -> WorkerHandle | None:
+        """The worker that an earlier life of the supervisor created."""
+
+    def create(self, config: WorkerConfig) -> WorkerHandle: ...
+
+    def next_incarnation(self, worker_id: str) -> int: ...
+
+    def forget(self) -> None:
+        """The fleet is gone: nothing of it stays behind."""
+
+
+class RayWorker:
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    async def place(self) -> Place:
+        # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
+        return await _answer(self._actor.place.options(max_task_retries=-1).remote())
+
+    async def run(self, incarnation: int) -> None:
+        await _answer(self._actor.run.remote(incarnation))
+
+    async def ready(self) -> Serving:
+        return await _answer(self._actor.ready.remote())
+
+    async def shutdown(self) -> None:
+        await _answer(self._actor.shutdown.remote())
+
+    def recycle(self) -> None:
+        ray.kill(self._actor, no_restart=False)
+
+    def remove(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+
+
+class RayGround:
+    def __init__(self, *, worker_count: int, mounts: dict[Role, type[MountedWorker]] | None = None) -> None:
+        self._worker_count = worker_count
+        self._mounts = mounts or MOUNTS
+
+    def find(self, config: WorkerConfig) -> RayWorker | None:
+        try:
+            return RayWorker(ray.get_actor(config.worker_id, namespace=NAMESPACE))
+        except ValueError:
+            return None
+
+    def create(self, config: WorkerConfig) -> RayWorker:
+        options = worker_options(
+            nodes_from_ray(ray.nodes()),
+            config.role,
+            worker_count=self._worker_count,
+            wants_gpu=not config.model.is_paced,
+        )
+        log.info("worker created worker=%s options=%s", config.worker_id, options)
+        # Detached: a worker and its streams outlive the supervisor that created it.
+        actor_class = ray.remote(max_restarts=-1, max_task_retries=0)(self._mounts[config.role]).options(
+            name=config.worker_id, namespace=NAMESPACE, lifetime="detached", **options
+        )
+        return RayWorker(actor_class.remote(config))
+
+    def next_incarnation(self, worker_id: str) -> int:
+        key = _incarnation_key(worker_id)
+        last = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
+        incarnation = int(last or 0) + 1
+        internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
+        return incarnation
+
+    def forget(self) -> None:
+        for key in internal_kv._internal_kv_list(_incarnation_key(""), namespace=KV_NAMESPACE):
+            internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+
+
+def _incarnation_key(worker_id: str) -> str:
+    return f"incarnation/{worker_id}"
+
+
+async def _answer(reference: Awaitable[Answer]) -> Answer:
+    try:
+        return await reference
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ServeError):
+            raise error.cause from None
+        raise InternalError(str(error)) from error
+    except ray.exceptions.RayError as error:
+        raise WorkerDied(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

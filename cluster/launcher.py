@@ -1,0 +1,202 @@
+"""`twostroke serve`: from flags to a ready server, and back to nothing.
+
+check ports, have the model   ->  router process ─┐
+                                  Ray, supervisor ┴> all workers serve, /ready says yes  ->  addresses printed
+SIGINT, SIGTERM               ->  router, workers, Ray end in this order; the janitor takes the rest
+a second signal               ->  everything is killed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cluster import ports, ray_environment, state_file
+from cluster.announce import Announcer, fetch_with_progress
+from cluster.home import Home
+from cluster.router_process import Addresses, RouterProcess, until_ready
+from cluster.spec import LOOPBACK, fleet_spec, router_config
+from twostroke.config import ClusterConfig, RouterConfig
+from twostroke.errors import ConfigError
+from twostroke.models.catalog import locate
+
+if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
+    from cluster.attendant import Attendant
+
+ROUTER_GRACE_S = 5.0
+INTERRUPTED = 130
+CONNECT_S = 5.0
+
+
+def serve(config: ClusterConfig) -> int:
+    """Serve until a signal comes. Raises ServeError if it cannot be; then nothing was left running."""
+    announcer = Announcer()
+    ports.check(config.host, "--http-port", config.http_port)
+    ports.check(config.host, "--grpc-port", config.grpc_port)
+    if config.address is not None:
+        _check_reachable(config.address)
+    config = _with_absolute_model(config)
+    model_dir = _model_dir(config)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with Home() as home:
+            return _Launch(config, model_dir, home, announcer).run()
+    except (KeyboardInterrupt, SystemExit):
+        announcer.say("interrupted while starting")
+        return INTERRUPTED
+
+
+class _Launch:
+    def __init__(self, config: ClusterConfig, model_dir: str, home: Home, announcer: Announcer) -> None:
+        self._config = config
+        self._home = home
+        self._announcer = announcer
+        self._token = secrets.token_hex(32)
+        self._fleet_port = ports.fleet_port(LOOPBACK)
+        self._router_config = router_config(
+            config, token=self._token, fleet_address=f"{LOOPBACK}:{self._fleet_port}", model_dir=model_dir
+        )
+        self._router: RouterProcess | None = None
+        self._addresses: Addresses | None = None
+        self._is_listening = asyncio.Event()
+        self._is_ready = asyncio.Event()
+
+    def run(self) -> int:
+        is_local = self._config.address is None
+        if is_local:
+            ray_environment.for_local_cluster(self._token)
+            # The router needs seconds to start and so does Ray: side by side. It finds the fleet when there is one.
+            self._start_router(self._router_config)
+        else:
+            ray_environment.for_joined_cluster()
+        try:
+            # Only now: Ray reads its environment when it is imported.
+            from cluster import ray_session
+            from cluster.attendant import Attendant
+
+            self._announcer.say("starting Ray" if is_local else f"joining Ray at {self._config.address}")
+            try:
+                if self._config.address is None:
+                    ray_session.start_local(self._home.folder)
+                else:
+                    ray_session.join(self._config.address)
+                self._announcer.say("starting workers")
+                spec = fleet_spec(self._config, token=self._token, port=self._fleet_port)
+                attendant = Attendant(ray_session.create_supervisor(spec), self._announcer)
+                return asyncio.run(self._attend(attendant))
+            finally:
+                ray_session.leave()
+        finally:
+            if self._router is not None:
+                self._router.kill()
+
+    async def _attend(self, attendant: Attendant) -> int:
+        stop = self._stop_on_signal()
+        tasks = [
+            asyncio.create_task(attendant.keep_supervisor()),
+            asyncio.create_task(attendant.follow_fleet()),
+            asyncio.create_task(self._keep_router(attendant)),
+            asyncio.create_task(self._announce_when_ready(attendant)),
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what went wrong
+            return 0 if self._is_ready.is_set() else INTERRUPTED
+        finally:
+            self._announcer.say("stopping")
+            for task in (*tasks, stopping):
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            if self._router is not None:
+                await self._router.stop(ROUTER_GRACE_S)
+            await attendant.stop_fleet()
+
+    def _start_router(self, config: RouterConfig) -> RouterProcess:
+        self._router = RouterProcess(config, self._home.log_dir / "router.log")
+        return self._router
+
+    async def _keep_router(self, attendant: Attendant) -> None:
+        """Start it, and start it again whenever it ends, on the ports that it had."""
+        config = replace(self._router_config, fleet_address=await attendant.fleet_address())
+        crashes = 0
+        while True:
+            router = self._router or self._start_router(config)
+            self._addresses = await router.addresses()
+            self._is_listening.set()
+            http_port, grpc_port = _port(self._addresses.http), _port(self._addresses.grpc)
+            config = replace(config, http_port=http_port, grpc_port=grpc_port)
+            started_s = time.monotonic()
+            status = await router.wait()
+            crashes = 1 if time.monotonic() - started_s > 10.0 else crashes + 1
+            self._announcer.warn(f"the router ended with status {status}; it is started again\n{router.tail()}")
+            self._router = None
+            await asyncio.sleep(min(10.0, 0.5 * (crashes - 1)))
+
+    async def _announce_when_ready(self, attendant: Attendant) -> None:
+        """Ends only by cancellation or failure."""
+        await attendant.until_all_serve()
+        await self._is_listening.wait()
+        assert self._addresses is not None
+        await until_ready(self._addresses.http)
+        self._write_state(self._addresses)
+        self._announcer.ready(self._config, self._addresses, self._home.folder)
+        self._is_ready.set()
+        await asyncio.Event().wait()
+
+    def _write_state(self, addresses: Addresses) -> None:
+        model = self._config.model.public_name
+        state_file.write(state_file.own(addresses.http, addresses.grpc, model, str(self._home.folder)))
+
+    def _stop_on_signal(self) -> asyncio.Event:
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                # Ray's processes and the router are bound to this one by the kernel; the janitor does the rest.
+                os._exit(INTERRUPTED)
+            stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, on_signal)
+        return stop
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
+    """Workers do not stand where the user stands; clients still call the model what the user called it."""
+    model = config.model
+    if model.is_paced or not Path(model.model).is_dir():
+        return config
+    absolute = replace(model, model=str(Path(model.model).resolve()), served_model_name=model.public_name)
+    return replace(config, model=absolute)
+
+
+def _model_dir(config: ClusterConfig) -> str:
+    """Where the model's files are, fetched first if need be; empty for a paced model, which has none."""
+    model = config.model
+    if model.is_paced:
+        return ""
+    return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
+
+
+def _check_reachable(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--address must be HOST:PORT of a Ray head, got {address!r}", field="--address")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise ConfigError(f"--address {address}: nothing answers there: {error}", field="--address") from error

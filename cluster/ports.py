@@ -1,0 +1,42 @@
+"""Ports: is one free, and one for the Fleet service that stays ours."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from twostroke.errors import ConfigError
+
+FLEET_PORTS = range(20_000, 30_000)
+"""Below the kernel's ephemeral ports, so that no outgoing connection takes it while the supervisor restarts."""
+
+
+def is_free(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def check(host: str, flag: str, port: int) -> None:
+    """Raises ConfigError unless this process could listen there. Port 0 means any, which always can."""
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise ConfigError(f"--host {host}: {error}", field="--host") from error
+    if not is_free(host, 0):
+        raise ConfigError(f"--host {host} is not an address of this machine", field="--host")
+    if not is_free(host, port):
+        raise ConfigError(f"{flag} {port} is in use on {host}; choose another or stop what listens there", field=flag)
+
+
+def fleet_port(host: str) -> int:
+    candidates = random.SystemRandom().sample(FLEET_PORTS, 100)
+    free = next((port for port in candidates if is_free(host, port)), None)
+    if free is None:
+        raise ConfigError(f"no free port between {FLEET_PORTS.start} and {FLEET_PORTS.stop} on {host}")
+    return free

@@ -1,0 +1,44 @@
+"""What Ray reads from the environment when it is first imported; so this comes before, and imports no Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+_ALWAYS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def for_local_cluster(token: str) -> None:
+    """Token authentication with a token of our own; nothing in the home folder is read or written."""
+    _set(
+        _ALWAYS
+        | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+            # Ray lowers its workers' priority by 15; ours are what this machine is for.
+            "RAY_worker_niceness": "0",
+        },
+        without=("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN_PATH", "RAY_RUNTIME_ENV_HOOK"),
+    )
+
+
+def for_joined_cluster() -> None:
+    """Authentication as the environment says, but said explicitly: left unset, Ray would choose by itself."""
+    has_token = (
+        any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+        or Path.home().joinpath(".ray/auth_token").exists()
+    )
+    mode = os.environ.get("RAY_AUTH_MODE") or ("token" if has_token else "disabled")
+    _set(_ALWAYS | {"RAY_AUTH_MODE": mode}, without=("RAY_ADDRESS", "RAY_NAMESPACE"))
+
+
+def _set(values: dict[str, str], *, without: tuple[str, ...]) -> None:
+    assert "ray" not in sys.modules, "Ray has read its environment already"
+    for name in without:
+        os.environ.pop(name, None)
+    os.environ.update(values)

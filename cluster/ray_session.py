@@ -1,0 +1,85 @@
+"""Our hold on Ray: a cluster of our own that ends with us, or a running one that we join.
+
+Import it after a function of `ray_environment` was called.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.exceptions
+
+from cluster.placement import head_of, nodes_from_ray
+from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
+from cluster.supervisor import Supervisor
+from twostroke.errors import ConfigError, NotFound
+
+OBJECT_STORE_BYTES = 80_000_000
+"""Ray carries neither tokens nor pages; its default would take 30 % of the memory."""
+
+
+def start_local(folder: Path) -> None:
+    """A Ray cluster of our own, with all its files below `folder`. Its processes die with this process."""
+    # No CPUs: our actors ask for none, and Ray starts an idle process for each one that it has.
+    ray.init(
+        address="local",
+        num_cpus=0,
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        _temp_dir=str(folder),
+    )
+
+
+def join(address: str) -> None:
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
+
+
+def leave() -> None:
+    """Ends a local cluster; a joined one does not notice."""
+    ray.shutdown()
+
+
+def create_supervisor(spec: FleetSpec) -> Any:
+    """The named supervisor's actor, on the head node."""
+    try:
+        ray.get_actor(SUPERVISOR, namespace=NAMESPACE)
+    except ValueError:
+        pass
+    else:
+        raise ConfigError(
+            "this Ray cluster already has a twostroke fleet; end it with: twostroke down --address", field="--address"
+        )
+    head = head_of(nodes_from_ray(ray.nodes()))
+    options: dict[str, Any] = {}
+    if head is not None:
+        # Routers know its address, and without the head node there is no cluster anyway: so nowhere else.
+        options["label_selector"] = {"ray.io/node-id": head.node_id}
+    return (
+        ray.remote(max_restarts=-1, max_task_retries=0)(Supervisor)
+        .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0, **options)
+        .remote(spec)
+    )
+
+
+def find_supervisor() -> Any:
+    try:
+        return ray.get_actor(SUPERVISOR, namespace=NAMESPACE)
+    except ValueError:
+        raise NotFound("this Ray cluster has no twostroke fleet") from None
+
+
+def remove(supervisor: Any) -> None:
+    ray.kill(supervisor, no_restart=True)
+
+
+async def wait_until_alive(supervisor: Any) -> None:
+    await supervisor.snapshot.options(max_task_retries=-1).remote()

@@ -1,0 +1,123 @@
+"""The router as a process of its own: it never loads torch or ray, and it dies with the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import bound
+from twostroke.config import RouterConfig, to_json
+from twostroke.errors import ConfigError
+
+TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    http: str
+    grpc: str
+
+
+class RouterProcess:
+    """One life of the router. Make it in the main thread: the process is bound to the thread that started it."""
+
+    def __init__(self, config: RouterConfig, log_path: Path) -> None:
+        self._log_path = log_path
+        # -P: a folder named "router" where the user happens to stand is not our router.
+        command = [sys.executable, "-P", "-m", "router"]
+        with log_path.open("ab") as log_file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                start_new_session=True,
+            )
+        self._first_line = ""
+        self._has_spoken = threading.Event()
+        self._reader = threading.Thread(target=self._read, name="router-stdout", daemon=True)
+        self._reader.start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(to_json(config).encode())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def addresses(self) -> Addresses:
+        """Where it listens, as soon as it does."""
+        await asyncio.to_thread(self._has_spoken.wait)
+        if not self._first_line:
+            status = await self.wait()
+            raise ConfigError(f"the router ended with status {status} before it listened:\n{self.tail()}")
+        told = json.loads(self._first_line)
+        return Addresses(http=told["http"], grpc=told["grpc"])
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self._process.wait)
+
+    async def stop(self, grace_s: float) -> None:
+        """Let it finish open streams for `grace_s`, then kill it."""
+        self._process.terminate()
+        try:
+            await asyncio.wait_for(self.wait(), grace_s)
+        except TimeoutError:
+            self.kill()
+            await self.wait()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def tail(self) -> str:
+        return tail_of(self._log_path)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._first_line = self._process.stdout.readline().decode()
+        self._has_spoken.set()
+        # Whatever else is printed must not fill the pipe and stop the router.
+        for _ in self._process.stdout:
+            pass
+
+
+def tail_of(log_path: Path) -> str:
+    """The last lines of a log file, indented."""
+    try:
+        lines = log_path.read_text(errors="replace").splitlines()
+    except OSError:
+        return "    (no log)"
+    return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) or "    (the log is empty)"
+
+
+def is_ready(http_address: str, timeout_s: float = 1.0) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{reachable(http_address)}/ready", timeout=timeout_s) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def reachable(address: str) -> str:
+    """How a client on this machine reaches what listens on `address`."""
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
+
+
+async def until_ready(http_address: str, pause_s: float = 0.1) -> float:
+    """Seconds it took."""
+    started_s = time.monotonic()
+    # Polled: readiness of another process has no event here.
+    while not await asyncio.to_thread(is_ready, http_address):  # noqa: ASYNC110
+        await asyncio.sleep(pause_s)
+    return time.monotonic() - started_s

@@ -1,0 +1,83 @@
+"""One small file per running `twostroke serve`, so that status, chat and down find it. No secrets in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from twostroke.config import from_json, to_json
+from twostroke.errors import ConfigError, NotFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeState:
+    pid: int
+    started_ticks: int
+    """Of the process, since boot: a pid alone may belong to somebody else by now."""
+    http: str
+    grpc: str
+    model: str
+    log_dir: str
+
+
+def folder() -> Path:
+    """The user's runtime folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return Path(runtime) / "twostroke"
+    return Path(tempfile.gettempdir()) / f"twostroke-{os.getuid()}"
+
+
+def path_of(pid: int) -> Path:
+    return folder() / f"{pid}.json"
+
+
+def write(state: ServeState) -> None:
+    folder().mkdir(mode=0o700, exist_ok=True)
+    path = path_of(state.pid)
+    draft = path.with_suffix(".draft")
+    draft.write_text(to_json(state))
+    draft.replace(path)
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process started; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is the command in parentheses and may hold anything; what follows the last ")" is field 3.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])
+
+
+def running() -> list[ServeState]:
+    """Of this user, on this machine; what a killed launcher left behind is passed over."""
+    states = []
+    for path in sorted(folder().glob("*.json")):
+        with contextlib.suppress(OSError, ConfigError):
+            state = from_json(ServeState, path.read_text())
+            if started_ticks(state.pid) == state.started_ticks:
+                states.append(state)
+    return states
+
+
+def the_one_running(pid: int | None = None) -> ServeState:
+    """The server that is meant when nothing but perhaps a pid was said."""
+    states = [state for state in running() if pid in (None, state.pid)]
+    if not states:
+        meant = "twostroke serve is" if pid is None else f"twostroke serve with pid {pid} is"
+        raise NotFound(f"no {meant} running on this machine for this user (looked in {folder()})")
+    if len(states) > 1:
+        listed = ", ".join(f"{state.pid} (http {state.http})" for state in states)
+        raise ConfigError(f"several servers are running, say which: {listed}", field="--pid")
+    return states[0]
+
+
+def own(http: str, grpc: str, model: str, log_dir: str) -> ServeState:
+    ticks = started_ticks(os.getpid())
+    assert ticks is not None
+    return ServeState(pid=os.getpid(), started_ticks=ticks, http=http, grpc=grpc, model=model, log_dir=log_dir)

@@ -1,0 +1,225 @@
+"""Keeps the fleet alive: observe -> plan -> act, and tell every watcher at once what is so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import ray
+
+from cluster.actors import Place, Serving
+from cluster.fleet_service import FleetService
+from cluster.ground import Ground, RayGround, WorkerDied, WorkerHandle
+from cluster.plan import Create, Observed, Stage, backoff_s, plan
+from cluster.spec import NODE_ADDRESS, FleetSpec
+from twostroke.config import WorkerConfig
+from twostroke.errors import ConfigError, InternalError, ServeError
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+from twostroke.telemetry import configure_logging
+
+log = logging.getLogger(__name__)
+
+SHUTDOWN_S = 5.0
+"""A worker that has not shut down by then is killed."""
+
+_STATES = {
+    Stage.ABSENT: control_pb2.WORKER_STATE_STARTING,
+    Stage.IDLE: control_pb2.WORKER_STATE_STARTING,
+    Stage.STARTING: control_pb2.WORKER_STATE_STARTING,
+    Stage.SERVING: control_pb2.WORKER_STATE_SERVING,
+    Stage.DEAD: control_pb2.WORKER_STATE_DEAD,
+    Stage.FAILED: control_pb2.WORKER_STATE_DEAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as the supervisor sees it; also what launchers are told."""
+
+    config: WorkerConfig
+    observed: Observed
+    place: Place | None = None
+    serving: Serving | None = None
+    """Of the current life, or of the last one while the worker is dead."""
+    last_error: ServeError | None = None
+
+    def to_member(self) -> fleet_pb2.Member:
+        return fleet_pb2.Member(
+            worker_id=self.config.worker_id,
+            role=self.config.role,
+            address=self.serving.address if self.serving else "",
+            epoch=self.serving.epoch if self.serving else "",
+            state=_STATES[self.observed.stage],
+            node=self.place.node_id if self.place else "",
+            metrics_address=self.serving.metrics_address if self.serving else "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    version: int
+    workers: tuple[Worker, ...]
+
+
+class Supervisor:
+    """Plain class; `ray.remote(Supervisor)` is the actor. Ray's restarts rerun `__init__`; `run` is called again."""
+
+    def __init__(
+        self, spec: FleetSpec, ground: Ground | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        configure_logging("supervisor")
+        self._spec = spec
+        self._ground = ground or RayGround(worker_count=len(spec.workers))
+        self._clock = clock
+        self._workers = {config.worker_id: Worker(config, Observed(config.worker_id)) for config in spec.workers}
+        self._handles: dict[str, WorkerHandle] = {}
+        self._service = FleetService()
+        self._version = 0
+        self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._listening = asyncio.Event()
+        self._address = ""
+        self._life: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Serve Fleet and keep the workers alive until `stop`. Called again, it joins the run that is under way."""
+        if self._life is None:
+            self._life = asyncio.create_task(self._run())
+        await asyncio.shield(self._life)
+
+    async def address(self) -> str:
+        """Of the Fleet service, once it listens."""
+        await self._listening.wait()
+        return self._address
+
+    async def snapshot(self, after_version: int = -1, timeout_s: float = 1.0) -> Snapshot:
+        """The fleet now, or as soon as it is newer than `after_version`."""
+        if self._version <= after_version:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), timeout_s)
+        return Snapshot(self._version, tuple(self._workers.values()))
+
+    async def stop(self) -> None:
+        """Shut every worker down and remove it; `run` returns."""
+        self._stopping.set()
+        await asyncio.gather(*(_remove(worker_id, handle) for worker_id, handle in self._handles.items()))
+        self._handles.clear()
+        self._ground.forget()
+
+    async def _run(self) -> None:
+        server = RpcServer(self._own_host(), self._spec.port, token=self._spec.token or None)
+        fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
+        self._publish()
+        await server.start()
+        await server.set_serving(True)
+        self._address = server.address
+        self._listening.set()
+        log.info("supervisor up address=%s workers=%d", server.address, len(self._workers))
+        keeper = asyncio.create_task(self._keep())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((keeper, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if keeper.done():
+                keeper.result()
+        finally:
+            for task in (keeper, stopping):
+                task.cancel()
+            await asyncio.gather(keeper, stopping, return_exceptions=True)
+            await server.stop(0)
+
+    def _own_host(self) -> str:
+        return str(ray.util.get_node_ip_address()) if self._spec.host == NODE_ADDRESS else self._spec.host
+
+    async def _keep(self) -> None:
+        async with asyncio.TaskGroup() as lives:
+            while True:
+                now_s = self._clock()
+                step = plan([worker.observed for worker in self._workers.values()], now_s)
+                for action in step.actions:
+                    if isinstance(action, Create):
+                        self._create(action.worker_id)
+                    else:
+                        self._change(action.worker_id, Stage.STARTING, serving=None)
+                        lives.create_task(self._live(action.worker_id))
+                if not step.actions:
+                    pause_s = None if step.wake_at_s is None else max(0.0, step.wake_at_s - now_s)
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), pause_s)
+
+    def _create(self, worker_id: str) -> None:
+        config = self._workers[worker_id].config
+        found = self._ground.find(config)
+        if found is not None:
+            log.info("worker adopted worker=%s", worker_id)
+        self._handles[worker_id] = found or self._ground.create(config)
+        self._change(worker_id, Stage.IDLE)
+
+    async def _live(self, worker_id: str) -> None:
+        """One life of one worker, from before `run()` is called until it has ended."""
+        handle = self._handles[worker_id]
+        readiness: asyncio.Task[None] | None = None
+        try:
+            self._change(worker_id, place=await handle.place())
+            incarnation = self._ground.next_incarnation(worker_id)
+            log.info("worker starts worker=%s incarnation=%d", worker_id, incarnation)
+            readiness = asyncio.create_task(self._announce_when_ready(worker_id, handle))
+            await handle.run(incarnation)
+            ending: ServeError = InternalError("run() returned although nobody asked the worker to shut down")
+        except ServeError as error:
+            ending = error
+        finally:
+            if readiness is not None:
+                readiness.cancel()
+        if not self._stopping.is_set():
+            self._end(worker_id, ending)
+
+    async def _announce_when_ready(self, worker_id: str, handle: WorkerHandle) -> None:
+        try:
+            serving = await handle.ready()
+        except ServeError as error:
+            # run() ends too, and it alone decides what happened.
+            log.info("worker will not be ready worker=%s error=%s", worker_id, error)
+            return
+        log.info("worker serves worker=%s address=%s epoch=%s", worker_id, serving.address, serving.epoch)
+        self._change(worker_id, Stage.SERVING, serving=serving)
+
+    def _end(self, worker_id: str, ending: ServeError) -> None:
+        worker = self._workers[worker_id]
+        observed = worker.observed.end(self._clock(), misconfigured=isinstance(ending, ConfigError))
+        self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)
+        self._publish()
+        if observed.stage is Stage.FAILED:
+            log.error("worker cannot start worker=%s error=%s", worker_id, ending)
+            return
+        log.warning(
+            "worker died worker=%s error=%s crashes=%d restart_in_s=%.1f",
+            *(worker_id, ending, observed.crashes, backoff_s(observed.crashes)),
+        )
+        if not isinstance(ending, WorkerDied):
+            self._handles[worker_id].recycle()
+
+    def _change(self, worker_id: str, stage: Stage | None = None, **facts: Place | Serving | None) -> None:
+        worker = self._workers[worker_id]
+        observed = worker.observed if stage is None else worker.observed.enter(stage, self._clock())
+        self._workers[worker_id] = replace(worker, observed=observed, **facts)  # type: ignore[arg-type]  # place, serving
+        self._publish()
+
+    def _publish(self) -> None:
+        self._version += 1
+        members = [worker.to_member() for worker in self._workers.values()]
+        self._service.publish(fleet_pb2.FleetView(version=self._version, members=members))
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _remove(worker_id: str, handle: WorkerHandle) -> None:
+    try:
+        await asyncio.wait_for(handle.shutdown(), SHUTDOWN_S)
+    except (ServeError, TimeoutError) as error:
+        log.warning("worker did not shut down by itself worker=%s error=%r", worker_id, error)
+    handle.remove()
