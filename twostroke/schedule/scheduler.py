@@ -191,7 +191,7 @@ class Scheduler:
                 continue  # preempted for one of those before it
             start = sequence.first_query
             end = self._align(sequence, self._runnable_end(sequence, budget))
-            if end <= start or not self._grow(sequence, end, chunks):
+            if end <= start or not self._grow(sequence, end):
                 continue
             budget -= end - start
             samples = sequence.sampling is not None and end == len(sequence.known)
@@ -217,16 +217,18 @@ class Scheduler:
             return end
         return end - end % block_size
 
-    def _grow(self, sequence: Sequence, end: int, chosen: list[Chunk]) -> bool:
-        """Pages up to `end`; preempts the sequence admitted last until there is one, or gives up for this step."""
+    def _grow(self, sequence: Sequence, end: int) -> bool:
+        """Pages up to `end`; preempts the sequence admitted last until there is one, be it `sequence` itself.
+
+        Only sequences that need one token grow, and those are chosen in order of admission: whoever was admitted
+        later has not been chosen yet.
+        """
         while len(sequence.pages) * self._limits.block_size < end:
             page = self._pool.claim_private()
             if page is not None:
                 sequence.pages.append(page)
                 continue
             victim = self._running[-1]
-            if victim in {chunk.sequence for chunk in chosen}:
-                return False
             self._preempt(victim)
             if victim is sequence:
                 return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import dataclass
 
 from hypothesis import settings
@@ -78,6 +80,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.pulls: list[Pull] = []
         self.pins: list[list[PageId]] = []
         self.numbers = 0
+        self.seen: Counter[str] = Counter()
 
     def number(self) -> int:
         self.numbers += 1
@@ -166,6 +169,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         step = self.scheduler.plan()
         for sequence in self.scheduler.take_preempted():
             assert not sequence.pages
+            self.seen["preempted"] += 1
         if step is None:
             return
         budget = self.scheduler._config.max_num_batched_tokens
@@ -200,6 +204,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         assert finish == (reason if len(so_far) == len(answer) else None)
         if finish is not None:
             assert sequence.ended
+            self.seen["answer done after preemption" if sequence.preemptions else "answer done"] += 1
             self.live.remove(sequence)
             self.texts.append(list(sequence.known))
 
@@ -212,6 +217,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         self.flight = None
         failed = self.scheduler.forsake()
         assert set(failed) == was_live
+        self.seen["step failed"] += 1
         self.live = [sequence for sequence in self.live if sequence not in was_live]
 
     @rule()
@@ -220,6 +226,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         for job in [sequence for sequence in self.live if sequence.sampling is None]:
             if job.pages and all(self.pool.is_filled(page) for page in job.pages):
                 assert [self.pool.find(name) for name in job.names] == job.pages
+                self.seen["job done"] += 1
                 self.scheduler.end(job)
                 self.live.remove(job)
 
@@ -228,6 +235,8 @@ class SchedulerHistory(RuleBasedStateMachine):
     def abort(self, pick: int, really: int) -> None:
         if not really:
             sequence = self.live.pop(pick % len(self.live))
+            if self.flight is not None and any(chunk.sequence is sequence for chunk in self.flight.step.chunks):
+                self.seen["aborted in flight"] += 1
             self.scheduler.end(sequence)
             self.scheduler.end(sequence)
 
@@ -246,6 +255,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         if self.pool.is_arriving(page):
             self.pool.fill(page)
         else:
+            self.seen["unwanted page arrived"] += 1
             self.pool.clear_writer(page)
 
     @precondition(lambda self: self.pulls)
@@ -255,6 +265,8 @@ class SchedulerHistory(RuleBasedStateMachine):
         for page in pull.remaining:
             assert self.pool.writer(page) == pull.session
             self.memory.put(page, [GARBAGE] * self.block_size)
+            if self.pool.is_wanted(page):
+                self.seen["wanted pull failed"] += 1
             self.pool.clear_writer(page)
 
     @precondition(lambda self: self.content)
@@ -328,4 +340,54 @@ class SchedulerHistory(RuleBasedStateMachine):
 
 
 TestSchedulerHistory = SchedulerHistory.TestCase
-TestSchedulerHistory.settings = settings(max_examples=300, stateful_step_count=70, deadline=None)
+TestSchedulerHistory.settings = settings(max_examples=150, stateful_step_count=70, deadline=None)
+
+
+def busy_history(seed: int, events: int) -> Counter[str]:
+    """One long life of a scheduler under load, most of it work and some of it mishap."""
+    draw = random.Random(seed)
+    history = SchedulerHistory()
+    history.begin(draw.choice([1, 2, 4]), draw.randint(8, 14), draw.randint(2, 16), 5, 2, draw.random() < 0.5)
+
+    def tokens() -> list[int]:
+        return draw.choices([0, 1], k=draw.randint(0, 9))
+
+    def pick() -> int:
+        return draw.randrange(10**6)
+
+    def ask() -> None:
+        if history.scheduler.waiting < 6:
+            history.ask(pick(), draw.randint(0, 16), tokens(), draw.randint(1, 9), 0, 0, draw.random() < 0.8, ())
+
+    def ask_for_pages() -> None:
+        if history.scheduler.waiting < 6:
+            history.ask_for_pages(pick(), draw.randint(0, 16), tokens())
+
+    happenings = {
+        ask: 6,
+        ask_for_pages: 1,
+        history.hand_over_pages: 3,
+        lambda: history.admit(draw.choices([True, False], k=3)): 6,
+        lambda: history.flight or history.begin_step(draw.random() < 0.5): 20,
+        lambda: history.flight and history.end_step(): 20,
+        lambda: history.flight and draw.random() < 0.3 and history.lose_step(0): 1,
+        lambda: history.live and history.abort(pick(), draw.randint(0, 2)): 2,
+        lambda: history.pulls and history.page_arrives(pick()): 8,
+        lambda: history.pulls and history.pull_fails(pick()): 1,
+        lambda: history.pin(pick()): 1,
+        lambda: history.pins and history.unpin(pick()): 3,
+    }
+    for happening in draw.choices(list(happenings), list(happenings.values()), k=events):
+        happening()
+        history.pages_hold_what_their_names_say()
+        history.nobody_is_forgotten()
+    history.teardown()
+    return history.seen
+
+
+def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(20):
+        seen += busy_history(seed, 4000)
+    assert min(seen.values()) >= 50, seen
+    assert len(seen) == 8, seen
