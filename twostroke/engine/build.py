@@ -63,6 +63,7 @@ def build_runner(config: WorkerConfig, model_dir: Path | None) -> BuiltEngine:
     spec = read_spec(model_dir, model.max_model_len)
     facts = _facts(
         config,
+        model=Path(model.model).name,
         page_bytes=spec.page_bytes(config.cache.block_size, model.dtype),
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
@@ -90,11 +91,12 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
     block_size = config.cache.block_size
     facts = _facts(
         config,
+        model="paced",
         page_bytes=spec.page_bytes_for(block_size),
         vocab_size=spec.vocab,
         eos_token_ids=spec.eos_token_ids,
         model_reach=spec.max_model_len,
-        revision="paced;tokenizer=bytes",
+        revision=f"vocab-{spec.vocab}-page-{spec.page_bytes_for(block_size)};tokenizer=bytes",
     )
     return _with_memory(facts, lambda memory: PacedRunner(spec, memory, block_size=block_size))
 
@@ -102,6 +104,7 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
 def _facts(
     config: WorkerConfig,
     *,
+    model: str,
     page_bytes: int,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
@@ -123,8 +126,7 @@ def _facts(
         )
     block_size, dtype = config.cache.block_size, config.model.dtype
     fingerprint = (
-        f"model={Path(config.model.model).name};revision={revision};block_size={block_size};hash={HASH_SCHEME};"
-        f"kv_dtype={dtype};layout={LAYOUT}"
+        f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};kv_dtype={dtype};layout={LAYOUT}"
     )
     return LoadedModel(
         name=config.model.public_name,

@@ -8,7 +8,7 @@
     page_bytes            bytes of one page, at least 8 per token of a block   (8 per token)
     vocab                 size of the vocabulary; text is bytes                (256)
     max_model_len         tokens of prompt and answer together                 (32768)
-    eos                   token id that ends one token in 64 an answer         (none: never)
+    eos                   token id that ends an answer, drawn one time in 64   (none: never)
 
 Tokens depend on pages as a real model's do. The running hash of a sequence up to position p lies in p's slot of its
 page; p + 1 goes on from there, and a sampled token is a hash over the last slots of all blocks of its context. A page
@@ -18,6 +18,7 @@ that is missing, stale or wrong changes the tokens, and a stream that was moved 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -57,9 +58,12 @@ class PacedSpec:
     eos: int | None = None
 
     def __post_init__(self) -> None:
-        _require(self.prefill_tokens_per_s > 0, "prefill_tokens_per_s", "positive", self.prefill_tokens_per_s)
-        _require(self.step_ms >= 0, "step_ms", "0 or more", self.step_ms)
-        _require(self.step_us_per_seq >= 0, "step_us_per_seq", "0 or more", self.step_us_per_seq)
+        finite = math.isfinite
+        rate = self.prefill_tokens_per_s
+        _require(finite(rate) and rate > 0, "prefill_tokens_per_s", "positive", rate)
+        _require(finite(self.step_ms) and self.step_ms >= 0, "step_ms", "0 or more", self.step_ms)
+        per_seq = self.step_us_per_seq
+        _require(finite(per_seq) and per_seq >= 0, "step_us_per_seq", "0 or more", per_seq)
         _require(self.vocab >= 2, "vocab", "at least 2", self.vocab)
         _require(self.max_model_len >= 2, "max_model_len", "at least 2", self.max_model_len)
         _require(self.eos is None or 0 <= self.eos < self.vocab, "eos", "a token id below vocab", self.eos)
@@ -138,11 +142,10 @@ class PacedRunner:
         table, context_len = batch.block_tables[row.row], int(batch.context_lens[row.row])
         ends = self._slots[table[: context_len // self._block_size], self._block_size - 1]
         order = np.arange(1, len(ends) + 1, dtype=np.uint64) * _STRIDE
-        state = _mix(ends ^ order).sum(dtype=np.uint64) + self._slot_of(table, context_len - 1)
+        state = int(_mix(ends ^ order).sum(dtype=np.uint64)) + int(self._slot_of(table, context_len - 1))
         if row.params.temperature > 0:
-            draw = (row.params.seed + row.params.choice * int(_STRIDE)) % (1 << 64)
-            state = state ^ _mix(np.array([draw], dtype=np.uint64))[0]
-        token = self._token(int(_mix(np.array([state], dtype=np.uint64))[0]), row.banned)
+            state ^= _mix_one(row.params.seed + row.params.choice * int(_STRIDE))
+        token = self._token(_mix_one(state), row.banned)
         logprobs = row.params.logprobs
         if logprobs is None:
             return SampledToken(token)
@@ -165,6 +168,10 @@ def _mix(numbers: Hashes) -> Hashes:
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
     mixed: Hashes = z ^ (z >> np.uint64(31))
     return mixed
+
+
+def _mix_one(number: int) -> int:
+    return int(_mix(np.array([number % (1 << 64)], dtype=np.uint64))[0])
 
 
 def _require(holds: bool, key: str, requirement: str, value: object) -> None:

@@ -12,6 +12,7 @@ from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
 from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.catalog import cache_dir
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Transformer, rope_tables
 from twostroke.models.weights import load_weights
@@ -37,7 +38,9 @@ class ModelRunner:
         torch.set_num_threads(threads)
         kind: torch.dtype = getattr(torch, dtype)
         pool = pool_tensor(memory, spec, block_size, kind)
-        backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
+        backend = choose_attention(
+            pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels_dir=cache_dir() / "kernels"
+        )
         weights = load_weights(model_dir, spec, kind, with_head=with_head)
         self._model = Transformer(spec, weights, backend)
         self._cosines, self._sines = rope_tables(spec.rope, max_model_len or spec.max_position_embeddings)

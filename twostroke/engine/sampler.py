@@ -83,33 +83,40 @@ def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
 def _draw(scaled: torch.Tensor, row: SampleRow) -> int:
     """Gumbel-max over the tokens that truncation leaves; noise is only computed for those."""
     params = row.params
-    cutoff = _cutoff(scaled, params)
-    kept = torch.arange(len(scaled)) if cutoff == -math.inf else (scaled >= cutoff).nonzero().flatten()
+    kept = _truncated(scaled, params)
     noise = gumbel(params.seed, params.choice, row.position, kept)
     return int(kept[(scaled[kept] + noise).argmax()])
 
 
-def _cutoff(scaled: torch.Tensor, params: SamplingParams) -> float:
-    """The least logit that survives min-p, top-k and top-p. Ties at the edge survive together."""
-    cutoff = -math.inf
+def _truncated(scaled: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The ids that survive min-p, then top-k, then top-p. Equals are ranked by id, lowest first."""
+    kept = torch.arange(len(scaled))
     if params.min_p > 0:
-        cutoff = float(scaled.max()) + math.log(params.min_p)
-    if params.top_k is not None and params.top_k < len(scaled):
-        cutoff = max(cutoff, float(scaled.topk(params.top_k).values[-1]))
+        kept = (scaled >= scaled.max() + math.log(params.min_p)).nonzero().flatten()
+    if params.top_k is not None and params.top_k < len(kept):
+        kept = kept[_likeliest(scaled[kept], params.top_k)]
     if params.top_p < 1:
-        cutoff = max(cutoff, _top_p_cutoff(scaled[scaled >= cutoff], params.top_p))
-    return cutoff
+        kept = kept[_nucleus(scaled[kept], params.top_p)]
+    return kept
 
 
-def _top_p_cutoff(candidates: torch.Tensor, top_p: float) -> float:
-    total = candidates.logsumexp(dim=0)
-    for look in (TOP_P_FIRST_LOOK, len(candidates)):
-        values = candidates.topk(min(look, len(candidates))).values
-        mass = (values - total).exp().cumsum(dim=0)
-        if float(mass[-1]) >= top_p or len(values) == len(candidates):
-            last = int((mass < top_p).sum())
-            return float(values[min(last, len(values) - 1)])
-    raise AssertionError("the second look covers all candidates")
+def _likeliest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the `count` greatest, greatest first."""
+    least = values.topk(count).values[-1]
+    candidates = (values >= least).nonzero().flatten()
+    order = values[candidates].argsort(descending=True, stable=True)
+    return candidates[order[:count]]
+
+
+def _nucleus(values: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Indices of the fewest greatest whose probability reaches `top_p`."""
+    total = values.logsumexp(dim=0)
+    best = _likeliest(values, min(TOP_P_FIRST_LOOK, len(values)))
+    mass = (values[best] - total).exp().cumsum(dim=0)
+    if float(mass[-1]) < top_p and len(best) < len(values):
+        best = _likeliest(values, len(values))
+        mass = (values[best] - total).exp().cumsum(dim=0)
+    return best[: int((mass < top_p).sum()) + 1]
 
 
 def _tensor(ids: Sequence[int]) -> torch.Tensor:

@@ -7,6 +7,7 @@ only serves where no native kernel can be built.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch.nn import functional
@@ -14,16 +15,26 @@ from torch.nn import functional
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 
+TILE_ROWS: Final = 128
+"""Query rows per call: a tile skips the keys after its last row, which a whole chunk would compute and mask."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tile:
+    rows: slice
+    context_len: int
+    """Tokens that the tile's last row attends to."""
+    mask: torch.Tensor | None
+    """bool [query, context]; None where one row asks, which sees everything."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
     """The query rows of one sequence, and what they may see."""
 
-    rows: slice
     block_table: torch.Tensor
     context_len: int
-    mask: torch.Tensor | None
-    """bool [query, context]; None where the last row alone asks, which sees everything."""
+    tiles: tuple[Tile, ...]
 
 
 class TorchAttention:
@@ -41,15 +52,16 @@ class TorchAttention:
     def attend_span(self, layer: int, span: Span, q: torch.Tensor, out: torch.Tensor) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
         k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len)
-        answer = functional.scaled_dot_product_attention(
-            q[span.rows].transpose(0, 1)[None],
-            k[None],
-            v[None],
-            attn_mask=span.mask,
-            scale=self.scale,
-            enable_gqa=True,
-        )
-        out[span.rows] = answer[0].transpose(0, 1)
+        for tile in span.tiles:
+            answer = functional.scaled_dot_product_attention(
+                q[tile.rows].transpose(0, 1)[None],
+                k[None, :, : tile.context_len],
+                v[None, :, : tile.context_len],
+                attn_mask=tile.mask,
+                scale=self.scale,
+                enable_gqa=True,
+            )
+            out[tile.rows] = answer[0].transpose(0, 1)
 
 
 class TorchAttentionStep:
@@ -72,9 +84,14 @@ class TorchAttentionStep:
 
 
 def span_of(batch: RaggedBatch, sequence: int) -> Span:
-    rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
+    start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
     context_len = batch.context_lens[sequence]
-    mask = None
-    if rows.stop - rows.start > 1:
-        mask = torch.arange(context_len, dtype=torch.int32) <= batch.positions[rows, None]
-    return Span(rows, batch.block_tables[sequence], context_len, mask)
+    tiles = []
+    for first in range(start, end, TILE_ROWS):
+        rows = slice(first, min(first + TILE_ROWS, end))
+        visible = context_len - (end - rows.stop)
+        mask = None
+        if rows.stop - rows.start > 1:
+            mask = torch.arange(visible, dtype=torch.int32) <= batch.positions[rows, None]
+        tiles.append(Tile(rows, visible, mask))
+    return Span(batch.block_tables[sequence], context_len, tuple(tiles))

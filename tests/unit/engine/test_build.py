@@ -1,0 +1,112 @@
+"""What a worker learns of its engine, and what it is refused for."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tests.unit.engine.batches import Stream, step
+from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.engine.build import build_runner
+from twostroke.engine.paced_runner import PacedRunner
+from twostroke.engine.runner import ModelRunner
+from twostroke.errors import ConfigError
+
+TINY = LlamaConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=64,
+    max_position_embeddings=128,
+    eos_token_id=2,
+)
+PAGE_BYTES = 2 * 2 * 1 * 16 * 16 * 4
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(TINY).save_pretrained(tmp_path / "tiny")
+    (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
+    return tmp_path / "tiny"
+
+
+def config(model: str, memory_bytes: int = 10 * PAGE_BYTES, **model_config: Any) -> WorkerConfig:
+    settings = ModelConfig(model=model, **{"dtype": "float32", **model_config})
+    return WorkerConfig(
+        role=Role.DECODE,
+        worker_id="decode-0",
+        model=settings,
+        cache=CacheConfig(kv_cache_memory_bytes=memory_bytes),
+    )
+
+
+def test_a_real_model_is_built_with_as_many_pages_as_fit(tiny: Path) -> None:
+    built = build_runner(config(str(tiny), 10 * PAGE_BYTES + 5, served_model_name="small"), tiny)
+    facts = built.model
+    assert isinstance(built.runner, ModelRunner)
+    assert (facts.name, facts.max_model_len, facts.vocab_size, facts.eos_token_ids) == ("small", 128, 64, (2,))
+    assert (facts.pages, facts.page_bytes, facts.block_size, facts.dtype) == (10, PAGE_BYTES, 16, "float32")
+    assert built.memory.pages == 10
+    assert len(built.runner.run(step([(Stream([1, 2, 3], [4]), 3)])).tokens) == 1
+    built.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_models_run(tiny: Path, dtype: str) -> None:
+    built = build_runner(config(str(tiny), dtype=dtype), tiny)
+    assert built.model.pages == 20
+    assert 0 <= built.runner.run(step([(Stream(list(range(40)), [4, 5, 6]), 40)])).tokens[0].token < 64
+    built.close()
+
+
+def test_a_paced_model_is_built_without_a_directory() -> None:
+    built = build_runner(config("paced:vocab=300,page_bytes=1024,eos=3,max_model_len=500", 5000), None)
+    facts = built.model
+    assert isinstance(built.runner, PacedRunner)
+    assert (facts.pages, facts.page_bytes, facts.vocab_size, facts.max_model_len) == (4, 1024, 300, 500)
+    assert facts.eos_token_ids == (3,)
+    built.close()
+
+
+def test_a_pool_of_less_than_two_pages_is_refused(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="holds 1 pages of 4096 bytes") as error:
+        build_runner(config(str(tiny), 2 * PAGE_BYTES - 1), tiny)
+    assert error.value.field == "kv_cache_memory"
+
+
+def test_more_length_than_the_model_has_is_refused(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="max-model-len 129 is more than the 128 tokens"):
+        build_runner(config(str(tiny), max_model_len=129), tiny)
+
+
+def test_fingerprints_agree_on_copies_and_differ_where_pages_would(tiny: Path, tmp_path: Path) -> None:
+    def fingerprint(directory: Path, **model_config: Any) -> str:
+        built = build_runner(config(str(directory), **model_config), directory)
+        built.close()
+        return built.model.fingerprint
+
+    copy = tmp_path / "elsewhere" / "tiny"
+    shutil.copytree(tiny, copy)
+    assert fingerprint(copy) == fingerprint(tiny)
+    assert fingerprint(tiny, dtype="bfloat16") != fingerprint(tiny)
+    (copy / "tokenizer.json").write_text('{"other": 1}')
+    assert fingerprint(copy) != fingerprint(tiny)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(TINY).save_pretrained(copy)
+    (copy / "tokenizer.json").write_text("{}")
+    assert fingerprint(copy) != fingerprint(tiny)
+
+
+def test_paced_fingerprints_differ_with_the_page() -> None:
+    built = [build_runner(config(f"paced:page_bytes={size}", 5000), None) for size in (1024, 2048)]
+    assert built[0].model.fingerprint != built[1].model.fingerprint
+    for each in built:
+        each.close()

@@ -1,0 +1,152 @@
+"""The paced runner: its pages matter as a real model's do, and a wrong SPEC names the wrong key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.unit.engine.batches import Stream, generate, step
+from twostroke.engine.paced_runner import PacedRunner, PacedSpec
+from twostroke.errors import ConfigError
+from twostroke.ids import PageId
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.request import SamplingParams
+
+BLOCK = 4
+FAST = PacedSpec(prefill_tokens_per_s=1e9, step_ms=0, step_us_per_seq=0)
+PROMPT = [7, 3, 9, 200, 4, 4, 1, 0, 55, 21, 8]
+
+
+@pytest.fixture
+def memory() -> Iterator[PageMemory]:
+    memory = PageMemory(32, FAST.page_bytes_for(BLOCK))
+    yield memory
+    memory.close()
+
+
+@pytest.fixture
+def runner(memory: PageMemory) -> Iterator[PacedRunner]:
+    runner = PacedRunner(FAST, memory, block_size=BLOCK)
+    yield runner
+    runner.close()
+
+
+def answer(runner: PacedRunner, stream: Stream, count: int = 12, chunk: int = 100) -> list[int]:
+    return generate(runner, stream, count, chunk, BLOCK)
+
+
+def test_chunks_and_pages_do_not_change_the_tokens(runner: PacedRunner) -> None:
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8))))
+    assert answer(runner, Stream(PROMPT.copy(), list(range(20, 12, -1))), chunk=3) == expected
+    assert len(set(expected)) > 3
+
+
+def test_a_moved_stream_goes_on_as_if_nothing_had_happened(runner: PacedRunner, memory: PageMemory) -> None:
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8))))
+    for source in range(3):
+        memory.page(PageId(20 + source))[:] = memory.page(PageId(source))
+    known = PROMPT + expected[:5]
+    moved = Stream(known, [20, 21, 22, 23, 24, 25, 26], computed=12)
+    assert answer(runner, moved, 7) == expected[5:]
+
+
+@pytest.mark.parametrize("page", [0, 1, 2])
+def test_any_wrong_page_changes_the_tokens(runner: PacedRunner, memory: PageMemory, page: int) -> None:
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8))))
+    memory.page(PageId(page))[:] = np.random.default_rng(1).integers(0, 256, memory.page_bytes, np.uint8)
+    again = Stream(PROMPT + expected[:2], list(range(8)), computed=12)
+    assert answer(runner, again, 6) != expected[2:8]
+
+
+def test_swapped_pages_change_the_tokens(runner: PacedRunner) -> None:
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8))))
+    swapped = Stream(PROMPT + expected[:2], [1, 0, *range(2, 8)], computed=12)
+    assert answer(runner, swapped, 6) != expected[2:8]
+
+
+def test_different_prompts_get_different_answers(runner: PacedRunner) -> None:
+    swapped = [PROMPT[1], PROMPT[0], *PROMPT[2:]]
+    answers = {tuple(answer(runner, Stream(prompt.copy(), list(range(8))))) for prompt in (PROMPT, swapped, PROMPT[1:])}
+    assert len(answers) == 3
+
+
+def test_seed_and_choice_matter_only_where_a_draw_is_random(runner: PacedRunner) -> None:
+    def tokens(**params: float) -> tuple[int, ...]:
+        sampling = SamplingParams(**{"seed": 1, "max_tokens": 9, **params})  # type: ignore[arg-type]  # of the test's own keys
+        return tuple(answer(runner, Stream(PROMPT.copy(), list(range(8)), params=sampling)))
+
+    assert tokens(temperature=0, seed=5) == tokens(temperature=0)
+    assert len({tokens(), tokens(seed=5), tokens(choice=1), tokens(temperature=0)}) == 4
+
+
+def test_sequences_in_one_step_get_what_they_get_alone(runner: PacedRunner) -> None:
+    prompts = [[1, 2, 3], [9, 8, 7, 6, 5]]
+    alone = [answer(runner, Stream(prompt.copy(), [0, 1]), 1) for prompt in prompts]
+    batch = step([(Stream(prompts[0], [2, 3]), 3), (Stream(prompts[1], [4, 5]), 5)], BLOCK)
+    assert [[sampled.token] for sampled in runner.run(batch).tokens] == alone
+
+
+def test_eos_is_drawn_now_and_then_unless_it_is_banned(memory: PageMemory) -> None:
+    spec = PacedSpec(prefill_tokens_per_s=1e9, step_ms=0, step_us_per_seq=0, eos=2)
+    runner = PacedRunner(spec, memory, block_size=BLOCK)
+    tokens = [answer(runner, Stream([number], [0, 1]), 1)[0] for number in range(250)]
+    assert 0 < tokens.count(2) < 25
+    assert spec.eos_token_ids == (2,)
+    assert FAST.eos_token_ids == ()
+    runner.close()
+
+
+def test_a_step_takes_at_least_the_time_that_the_spec_says(memory: PageMemory) -> None:
+    spec = PacedSpec(prefill_tokens_per_s=1000, step_ms=20, step_us_per_seq=5000)
+    runner = PacedRunner(spec, memory, block_size=BLOCK)
+    started_s = time.perf_counter()
+    result = runner.run(step([(Stream(PROMPT.copy(), [0, 1, 2]), 11)], BLOCK))
+    assert result.seconds >= 0.035
+    assert time.perf_counter() - started_s >= 0.035
+    assert spec.step_s(8, 0) == pytest.approx(0.008)
+    runner.close()
+
+
+def test_every_key_of_a_spec_can_be_given() -> None:
+    text = "prefill_tokens_per_s=5e3, step_ms=2.5,step_us_per_seq=1,page_bytes=4096,vocab=1000,max_model_len=99,eos=7"
+    assert PacedSpec.parse(text) == PacedSpec(
+        prefill_tokens_per_s=5000,
+        step_ms=2.5,
+        step_us_per_seq=1,
+        page_bytes=4096,
+        vocab=1000,
+        max_model_len=99,
+        eos=7,
+    )
+    assert PacedSpec.parse("") == PacedSpec()
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("speed=3", "speed"),
+        ("step_ms", "step_ms"),
+        ("step_ms=fast", "step_ms"),
+        ("step_ms=-1", "step_ms"),
+        ("step_ms=nan", "step_ms"),
+        ("vocab=1", "vocab"),
+        ("vocab=1.5", "vocab"),
+        ("eos=256", "eos"),
+        ("prefill_tokens_per_s=0", "prefill_tokens_per_s"),
+        ("prefill_tokens_per_s=inf", "prefill_tokens_per_s"),
+        ("max_model_len=0", "max_model_len"),
+        ("step_ms=1,step_ms=2", "step_ms"),
+    ],
+)
+def test_a_wrong_spec_names_the_key(text: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key) as error:
+        PacedSpec.parse(text)
+    assert error.value.field == key
+
+
+def test_pages_too_small_for_their_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="page_bytes must be at least 128"):
+        PacedSpec(page_bytes=127).page_bytes_for(16)

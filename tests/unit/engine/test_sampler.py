@@ -1,0 +1,191 @@
+"""What the sampler promises: OpenAI's and vLLM's meanings, and no dependence on the batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from twostroke.engine.noise import gumbel
+from twostroke.engine.sampler import sample
+from twostroke.request import SampledToken, SamplingParams
+from twostroke.schedule.batch import SampleRow
+
+VOCAB = 600
+
+
+def row(position: int = 5, *, banned: tuple[int, ...] = (), history: Any = ((), ()), **params: Any) -> SampleRow:
+    prompt, output = history
+    values = {"seed": 1, "max_tokens": 9, **params}
+    return SampleRow(0, SamplingParams(**values), position, banned=banned, prompt=prompt, output=output)
+
+
+def one(logits: torch.Tensor, sample_row: SampleRow) -> SampledToken:
+    return sample(logits[None], [sample_row])[0]
+
+
+def random_logits(seed: int, rows: int | None = None) -> torch.Tensor:
+    shape = (VOCAB,) if rows is None else (rows, VOCAB)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def drawn(logits: torch.Tensor, count: int = 300, **params: Any) -> set[int]:
+    return {one(logits, row(position, **params)).token for position in range(count)}
+
+
+def test_greedy_takes_the_lowest_id_among_equals() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[40, 17, 300]] = 2.0
+    assert one(logits, row(temperature=0)).token == 17
+    assert one(logits, row(temperature=0, logprobs=0)).token == 17
+    assert one(logits, row(temperature=1e-9)).token == 17
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 50), st.integers(0, 2**64 - 1), st.integers(0, 3), st.floats(0.2, 1), st.integers(1, 40))
+def test_a_draw_is_the_same_alone_and_in_any_batch(seed: int, key: int, choice: int, top_p: float, top_k: int) -> None:
+    logits = random_logits(seed, rows=4)
+    rows = [
+        row(9, seed=key, choice=choice),
+        row(9, seed=key, choice=choice, top_p=top_p, top_k=top_k),
+        row(9, temperature=0),
+        row(10, seed=key, min_p=0.1),
+    ]
+    together = sample(logits, rows)
+    assert list(together) == [one(logits[i], rows[i]) for i in range(4)]
+    assert list(reversed(sample(logits.flip(0), rows[::-1]))) == list(together)
+
+
+def test_seed_choice_and_position_each_change_the_draw() -> None:
+    logits = torch.zeros(VOCAB)
+    draws = [
+        [one(logits, row(position, seed=seed, choice=choice)).token for position in range(20)]
+        for seed, choice in ((1, 0), (2, 0), (1, 1), (1 << 40, 0))
+    ]
+    assert len({tuple(tokens) for tokens in draws}) == 4
+    assert all(len(set(tokens)) > 10 for tokens in draws)
+
+
+def test_draws_follow_the_softmax() -> None:
+    weights = torch.tensor([0.5, 0.25, 0.15, 0.1])
+    count = 4000
+    tokens = [one(weights.log(), row(position)).token for position in range(count)]
+    frequencies = torch.bincount(torch.tensor(tokens), minlength=4) / count
+    torch.testing.assert_close(frequencies, weights, rtol=0, atol=0.03)
+
+
+def test_temperature_sharpens() -> None:
+    weights = torch.tensor([0.6, 0.4]).log()
+    cold = [one(weights, row(position, temperature=0.1)).token for position in range(200)]
+    hot = [one(weights, row(position, temperature=50.0)).token for position in range(200)]
+    assert cold.count(0) > 185
+    assert 60 < hot.count(0) < 140
+
+
+def test_noise_is_a_function_of_the_token_id_alone() -> None:
+    everything = gumbel(7, 0, 3, torch.arange(VOCAB))
+    some = torch.tensor([599, 4, 77])
+    assert torch.equal(gumbel(7, 0, 3, some), everything[some])
+
+
+def test_noise_is_gumbel() -> None:
+    noise = gumbel(123, 0, 0, torch.arange(200_000)).double()
+    assert noise.isfinite().all()
+    assert abs(float(noise.mean()) - 0.5772) < 0.01
+    assert abs(float(noise.var()) - math.pi**2 / 6) < 0.02
+
+
+def test_top_k_keeps_the_k_likeliest() -> None:
+    logits = random_logits(1) / 10
+    assert drawn(logits, top_k=5) == set(logits.topk(5).indices.tolist())
+    assert drawn(logits, 20, top_k=1) == {int(logits.argmax())}
+    assert len(drawn(logits, 50, top_k=10_000)) > 30
+
+
+def test_equals_at_the_edge_are_ranked_by_id() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[9, 4, 30]] = 1.0
+    assert drawn(logits, 20, top_k=1) == {4}
+    assert drawn(logits, 60, top_k=2) == {4, 9}
+    assert drawn(logits, 20, top_p=1e-6) == {4}
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9])
+def test_top_p_keeps_the_smallest_set_that_reaches_p(top_p: float) -> None:
+    logits = random_logits(2)
+    order = logits.argsort(descending=True)
+    mass = logits.softmax(0)[order].cumsum(0)
+    nucleus = set(order[: int((mass < top_p).sum()) + 1].tolist())
+    tokens = drawn(logits, 600, top_p=top_p, temperature=1.0)
+    assert tokens <= nucleus
+    assert int(order[0]) in tokens
+
+
+def test_top_p_looks_further_where_the_head_is_not_enough() -> None:
+    logits = torch.linspace(0, 0.01, 5000)
+    tokens = drawn(logits, 400, top_p=0.5)
+    assert min(tokens) >= 2400
+    assert min(tokens) < 4400  # beyond the first look's 512
+
+
+def test_top_p_counts_within_top_k() -> None:
+    weights = torch.tensor([0.3, 0.25, 0.2, 0.15, 0.1]).log()
+    assert drawn(weights, top_k=2, top_p=0.53) == {0}
+
+
+def test_min_p_drops_what_is_much_less_likely_than_the_best() -> None:
+    weights = torch.tensor([0.5, 0.3, 0.15, 0.05]).log()
+    assert drawn(weights, min_p=0.2) == {0, 1, 2}
+
+
+def test_banned_ids_are_never_drawn() -> None:
+    logits = random_logits(3)
+    best = int(logits.argmax())
+    assert one(logits, row(temperature=0, banned=(best,))).token == int(logits.topk(2).indices[1])
+    weights = torch.zeros(3)
+    assert drawn(weights, banned=(1,)) == {0, 2}
+
+
+def test_logit_bias_moves_logits() -> None:
+    logits = random_logits(4)
+    assert one(logits, row(temperature=0, logit_bias=((11, 100.0),))).token == 11
+    best = int(logits.argmax())
+    assert one(logits, row(temperature=0, logit_bias=((best, -100.0),))).token != best
+
+
+def test_presence_and_frequency_penalties_count_the_answer_only() -> None:
+    logits = torch.tensor([1.0, 0.9, 0.5, 0.0])
+    answer = ((0, 0, 0), (1, 1, 0))
+    chosen = one(logits, row(temperature=0, presence_penalty=0.3, frequency_penalty=0.2, history=answer, logprobs=4))
+    expected = torch.tensor([1.0 - 0.3 - 0.2, 0.9 - 0.3 - 0.4, 0.5, 0.0])
+    assert dict(chosen.top) == pytest.approx(dict(enumerate(expected.log_softmax(0).tolist())), abs=1e-6)
+    assert chosen.token == 0
+
+
+def test_repetition_penalty_counts_prompt_and_answer() -> None:
+    logits = torch.tensor([2.0, -1.0, 1.5, 0.5])
+    chosen = one(logits, row(temperature=0, repetition_penalty=2.0, history=((0, 1), (0,)), logprobs=4))
+    expected = torch.tensor([1.0, -2.0, 1.5, 0.5])
+    assert chosen.token == 2
+    assert dict(chosen.top) == pytest.approx(dict(enumerate(expected.log_softmax(0).tolist())), abs=1e-6)
+
+
+def test_logprobs_are_those_before_temperature_and_truncation() -> None:
+    logits = random_logits(5)
+    expected = logits.log_softmax(0)
+    chosen = one(logits, row(temperature=0.3, top_k=2, logprobs=3))
+    assert chosen.logprob == pytest.approx(float(expected[chosen.token]))
+    assert [token for token, _ in chosen.top] == expected.topk(3).indices.tolist()
+    assert one(logits, row(logprobs=0)).top == ()
+    assert one(logits, row()).logprob is None
+
+
+def test_a_biased_row_leaves_its_neighbours_logits_alone() -> None:
+    logits = random_logits(6, rows=2)
+    before = logits.clone()
+    sample(logits, [row(logit_bias=((1, 5.0),), banned=(2,)), row(logprobs=1)])
+    assert torch.equal(logits, before)
