@@ -14,6 +14,8 @@ WINDOW_TOKENS = 8
 """Tokens that are decoded again with each new one, before the window moves on."""
 KEPT_TOKENS = 4
 """Of a window that moves on: enough context for any joining rule of a tokenizer."""
+KEPT_BROKEN_TOKENS = 16
+"""Of a window of broken characters: more than can belong to the characters that are held back."""
 MAX_WINDOW_TOKENS = 64
 """A window that is all broken characters moves on anyway, or long garbage would cost quadratic time."""
 
@@ -50,35 +52,46 @@ class WindowDecoder:
         self._silent = silent
         self._window = list(context)
         self._text = decode(self._window) if self._window else ""
-        self._sent = len(self._text) - _unfinished(self._text)
-        """Characters of the window's text that were sent or belong to the prompt."""
+        self._sent = self._text[: len(self._text) - _unfinished(self._text)]
+        """What the window's text began with when it was sent, or belongs to the prompt."""
 
     def feed(self, token: int) -> str:
         if token in self._silent:
             return ""
         self._window.append(token)
         self._text = self._decode(self._window)
-        certain = len(self._text) - _unfinished(self._text)
-        new = self._text[self._sent : certain]
-        self._sent = max(self._sent, certain)
+        if not self._is_settled():
+            return ""
+        certain = self._text[: len(self._text) - _unfinished(self._text)]
+        new = certain[len(self._sent) :]
+        if len(certain) >= len(self._sent):
+            self._sent = certain
         self._move_on()
         return new
 
     def flush(self) -> str:
-        rest = self._text[self._sent :]
-        self._sent = len(self._text)
+        rest = self._text[len(self._sent) :]
+        self._sent = self._text
         return rest
+
+    def _is_settled(self) -> bool:
+        """Some tokenizers show a run of bytes as broken, from its start, until its last character is complete."""
+        is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
+        return not is_broken or len(self._window) >= MAX_WINDOW_TOKENS
 
     def _move_on(self) -> None:
         if len(self._window) < WINDOW_TOKENS:
             return
         kept = self._window[-KEPT_TOKENS:]
         text = self._decode(kept)
-        is_clean = self._sent == len(self._text) and REPLACEMENT not in text
-        if is_clean or len(self._window) >= MAX_WINDOW_TOKENS:
-            held = len(self._text) - self._sent
-            self._window, self._text = kept, text
-            self._sent = max(0, len(text) - held)
+        is_clean = len(self._sent) == len(self._text) and REPLACEMENT not in text
+        if not is_clean:
+            if len(self._window) < MAX_WINDOW_TOKENS:
+                return
+            kept = self._window[-KEPT_BROKEN_TOKENS:]
+            text = self._decode(kept)
+        held = len(self._text) - len(self._sent)
+        self._window, self._text, self._sent = kept, text, text[: len(text) - held]
 
 
 def _unfinished(text: str) -> int:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
@@ -78,9 +79,6 @@ class Front:
         self._open: dict[str, tuple[str, ...]] = {}
         """Request id of a client -> ids of its prompts at the dispatcher."""
 
-    def is_open(self, request_id: str) -> bool:
-        return request_id in self._open
-
     def check_model(self, model: str | None) -> None:
         if model and model != self.model:
             raise NotFound(f"the model {model!r} does not exist; this server serves {self.model!r}", field="model")
@@ -113,8 +111,8 @@ class Front:
         self.metrics.open_requests.inc()
         try:
             async with _until(ask.deadline_s):
-                call = await self._prepare(ask, received_s)
-                with self._named(call):
+                with self._named(ask) as request_ids:
+                    call = await self._prepare(ask, request_ids, received_s)
                     await _Answer(self, call, sink).run()
             status = "ok"
         except ServeError as error:
@@ -130,19 +128,19 @@ class Front:
             self.metrics.count_request(status)
             self.metrics.request_duration_seconds.observe(time.monotonic() - received_s)
 
-    async def _prepare(self, ask: Ask, received_s: float) -> Call:
+    async def _prepare(self, ask: Ask, request_ids: tuple[str, ...], received_s: float) -> Call:
         self.check_model(ask.model)
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
         facts = self.dispatcher.facts
         requests = []
-        for rank, prompt in enumerate(ask.prompts):
+        for request_id, prompt in zip(request_ids, ask.prompts, strict=True):
             tokens = await self.tokens_of(prompt)
             check_prompt(tokens, prompt, facts)
             length = answer_length(len(tokens), prompt, ask.options, facts)
             requests.append(
                 GenerationRequest(
-                    request_id=ask.request_id if len(ask.prompts) == 1 else f"{ask.request_id}/{rank}",
+                    request_id=request_id,
                     prompt=tokens,
                     salt=ask.salt,
                     sampling=sampling_params(ask.options, length, facts, self._seeds),
@@ -152,15 +150,19 @@ class Front:
         return Call(ask, tuple(requests), facts, received_s)
 
     @contextlib.contextmanager
-    def _named(self, call: Call) -> Iterator[None]:
-        request_id = call.ask.request_id
-        if request_id in self._open:
-            raise InvalidRequest(f"request_id {request_id!r} is that of another open request", field="request_id")
-        self._open[request_id] = tuple(request.request_id for request in call.requests)
+    def _named(self, ask: Ask) -> Iterator[tuple[str, ...]]:
+        """The dispatcher's ids of the ask's prompts, while it is open."""
+        name = ask.request_id
+        if name in self._open:
+            if not ask.may_rename:
+                raise InvalidRequest(f"request_id {name!r} is that of another open request", field="request_id")
+            name = f"{name}-{uuid.uuid4().hex[:8]}"
+        several = len(ask.prompts) > 1
+        self._open[name] = tuple(f"{name}/{rank}" if several else name for rank in range(len(ask.prompts)))
         try:
-            yield
+            yield self._open[name]
         finally:
-            del self._open[request_id]
+            del self._open[name]
 
 
 class _Answer:

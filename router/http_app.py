@@ -136,9 +136,9 @@ class HttpDoors:
         return Response(generate_latest(self._front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
-        request_id = request.state.request_id
         ask = Ask(
-            request_id=f"{request_id}-{uuid.uuid4().hex[:8]}" if self._front.is_open(request_id) else request_id,
+            request_id=request.state.request_id,
+            may_rename=True,
             model=wanted.model,
             prompts=wanted.prompts,
             options=wanted.options,

@@ -93,6 +93,8 @@ class Ask:
     """One client request, parsed; nothing in it has been compared with the model yet."""
 
     request_id: str
+    may_rename: bool = False
+    """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     model: str | None = None
     prompts: tuple[Prompt, ...]
     options: AnswerOptions = AnswerOptions()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import inspect
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,9 +12,10 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from twostroke.errors import ConfigError, InternalError, ServeError, Unauthenticated
+from twostroke.errors import ConfigError, InternalError, InvalidRequest, ServeError, Unauthenticated
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +49,19 @@ class Funnel(grpc.aio.ServerInterceptor):
             return handler
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(
-                self._streaming(handler.unary_stream, method, guarded),
-                request_deserializer=handler.request_deserializer,
+                self._streaming(handler, method, guarded),
                 response_serializer=handler.response_serializer,
             )
         return grpc.unary_unary_rpc_method_handler(
-            self._unary(handler.unary_unary, method, guarded),
-            request_deserializer=handler.request_deserializer,
+            self._unary(handler, method, guarded),
             response_serializer=handler.response_serializer,
         )
 
-    def _unary(self, call: Any, method: str, guarded: bool) -> Any:
-        async def funnelled(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+    def _unary(self, handler: Any, method: str, guarded: bool) -> Any:
+        async def funnelled(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> object:
             try:
                 self._authenticate(context, guarded)
-                return await call(request, context)
+                return await handler.unary_unary(_decoded(handler, raw), context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -69,11 +69,15 @@ class Funnel(grpc.aio.ServerInterceptor):
 
         return funnelled
 
-    def _streaming(self, call: Any, method: str, guarded: bool) -> Any:
-        async def funnelled(request: object, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
+    def _streaming(self, handler: Any, method: str, guarded: bool) -> Any:
+        async def funnelled(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
             try:
                 self._authenticate(context, guarded)
-                async for response in call(request, context):
+                responses = handler.unary_stream(_decoded(handler, raw), context)
+                if inspect.isawaitable(responses):  # a handler that writes its responses itself
+                    await responses
+                    return
+                async for response in responses:
                     yield response
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
@@ -90,6 +94,16 @@ class Funnel(grpc.aio.ServerInterceptor):
         shown_bytes = shown.encode() if isinstance(shown, str) else shown
         if not hmac.compare_digest(shown_bytes, self._token):
             raise Unauthenticated(f"{TOKEN_KEY} metadata is missing or is not this cluster's token")
+
+
+def _decoded(handler: Any, raw: bytes) -> Any:
+    """The request message; bytes that are none (text that is not UTF-8, for one) are the caller's mistake."""
+    if handler.request_deserializer is None:
+        return raw
+    try:
+        return handler.request_deserializer(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is not a valid message: {error}") from error
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:

@@ -1,0 +1,170 @@
+"""A front door with real ports around a dispatcher that plays a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import grpc.aio
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from router.front import Front
+from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
+from router.http_app import build_http_app
+from router.metrics import RouterMetrics
+from router.server import RouterServer
+from router.text import ByteText
+from twostroke.config import RouterConfig
+from twostroke.errors import Cancelled, PeerLost, ServeError
+from twostroke.request import FinishReason, SampledToken
+from twostroke.rpc.v1 import control_pb2
+
+FACTS = ServingFacts(
+    ready=True,
+    model="toy",
+    max_model_len=256,
+    vocab_size=300,
+    eos_token_ids=(299,),
+    block_size=16,
+    pool_tokens=512,
+    pool_pages=32,
+    page_bytes=1024,
+    dtype="float32",
+    fingerprint="toy/1",
+)
+
+
+def _plain(text: str) -> list[SampledToken]:
+    return [SampledToken(byte) for byte in text.encode()]
+
+
+@dataclass
+class ScriptedDispatcher:
+    """Answers every choice with the tokens of `script`, one of each choice in turn."""
+
+    facts_now: ServingFacts | None = FACTS
+    script: Callable[[GenerationRequest, int], Sequence[SampledToken]] = lambda request, index: _plain("hello")
+    reason: FinishReason = FinishReason.LENGTH
+    cached_tokens: int = 3
+    failure: ServeError | None = None
+    failure_after: int = 0
+    """Tokens of each choice before `failure` is raised or, with `stalls`, before nothing more comes."""
+    stalls: bool = False
+    is_draining: bool = False
+    requests: list[GenerationRequest] = field(default_factory=list)
+    early: list[tuple[str, int]] = field(default_factory=list)
+    open_ids: set[str] = field(default_factory=set)
+    all_closed: asyncio.Event = field(default_factory=asyncio.Event)
+    stalled: asyncio.Event = field(default_factory=asyncio.Event)
+    two_open: asyncio.Event = field(default_factory=asyncio.Event)
+    _aborted: dict[str, asyncio.Event] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> ServingFacts:
+        if self.facts_now is None:
+            raise PeerLost("no decode worker is known")
+        return self.facts_now
+
+    @property
+    def is_ready(self) -> bool:
+        return self.facts_now is not None and self.facts_now.ready
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent | FinishEvent]:
+        self.requests.append(request)
+        self.open_ids.add(request.request_id)
+        self.all_closed.clear()
+        if len(self.open_ids) == 2:
+            self.two_open.set()
+        self._aborted[request.request_id] = asyncio.Event()
+        try:
+            async for event in self._play(request):
+                yield event
+        finally:
+            self.open_ids.discard(request.request_id)
+            if not self.open_ids:
+                self.all_closed.set()
+
+    async def _play(self, request: GenerationRequest) -> AsyncIterator[TokenEvent | FinishEvent]:
+        answers = {params.choice: list(self.script(request, params.choice)) for params in request.sampling}
+        position = 0
+        while answers:
+            if position == self.failure_after and self.failure is not None:
+                raise self.failure
+            if position == self.failure_after and self.stalls:
+                self.stalled.set()
+                await self._aborted[request.request_id].wait()
+                raise Cancelled("aborted")
+            for index in list(answers):
+                if (request.request_id, index) in self.early:
+                    del answers[index]
+                    yield FinishEvent(index, FinishReason.STOP, self.cached_tokens)
+                elif position == min(len(answers[index]), request.sampling[index].max_tokens):
+                    del answers[index]
+                    yield FinishEvent(index, self.reason, self.cached_tokens)
+                else:
+                    yield TokenEvent(index, position, answers[index][position])
+            await asyncio.sleep(0)
+            position += 1
+
+    async def finish_early(self, request_id: str, index: int) -> None:
+        self.early.append((request_id, index))
+
+    async def abort(self, request_id: str) -> bool:
+        if request_id not in self.open_ids:
+            return False
+        self._aborted[request_id].set()
+        return True
+
+    def loads(self) -> list[control_pb2.WorkerLoad]:
+        return [control_pb2.WorkerLoad(worker_id="decode-0", load=control_pb2.Load(running=7))]
+
+    async def subscribe(self, request: control_pb2.SubscribeKvEventsRequest) -> AsyncIterator[control_pb2.KvEventBatch]:
+        yield control_pb2.KvEventBatch(worker_id=request.worker_id, snapshot=True)
+
+    async def drain(self, deadline_s: float) -> int:
+        del deadline_s
+        self.is_draining = True
+        return len(self.open_ids)
+
+
+@dataclass
+class Doors:
+    dispatcher: ScriptedDispatcher
+    metrics: RouterMetrics
+    http: httpx.AsyncClient
+    url: str
+    openai: AsyncOpenAI
+    channel: grpc.aio.Channel
+
+    def limit(self, **facts: int) -> None:
+        """Change what the workers say about themselves."""
+        assert self.dispatcher.facts_now is not None
+        self.dispatcher.facts_now = replace(self.dispatcher.facts_now, **facts)
+
+
+@pytest.fixture
+async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
+    """The HTTP application without a server around it, for the many cases that end before dispatch."""
+    dispatcher = ScriptedDispatcher()
+    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", seed=1)
+    transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
+    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
+        yield dispatcher, http
+
+
+@pytest.fixture
+async def doors() -> AsyncIterator[Doors]:
+    dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
+    config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, max_message_bytes=1 << 16)
+    server = RouterServer(config, dispatcher, ByteText(), metrics, router_id="router-0")
+    url = f"http://{server.http_address}"
+    async with (
+        server.serving(),
+        httpx.AsyncClient(base_url=url, timeout=20) as http,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client,
+        grpc.aio.insecure_channel(server.grpc_address) as channel,
+    ):
+        yield Doors(dispatcher, metrics, http, url, client, channel)

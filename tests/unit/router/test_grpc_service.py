@@ -1,0 +1,223 @@
+"""The gRPC door, seen by stubs made from our protos."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from twostroke.errors import Overloaded
+from twostroke.request import SampledToken
+from twostroke.rpc.channel import error_of
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+
+def tokens(text: str) -> list[SampledToken]:
+    return [SampledToken(byte) for byte in text.encode()]
+
+
+def ask(text: str = "abc", **fields) -> inference_pb2.GenerateRequest:
+    return inference_pb2.GenerateRequest(text=text, **fields)
+
+
+async def answers(doors, request, **options) -> list[inference_pb2.GenerateResponse]:
+    return [message async for message in inference_pb2_grpc.InferenceStub(doors.channel).Generate(request, **options)]
+
+
+async def refusal(doors, request, **options) -> grpc.aio.AioRpcError:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await answers(doors, request, **options)
+    return refused.value
+
+
+async def test_every_token_is_its_own_message_and_the_last_has_the_usage(doors):
+    messages = await answers(doors, ask(request_id="mine"))
+    assert [message.text for message in messages] == [*"hello", ""]
+    assert [list(message.token_ids) for message in messages] == [[byte] for byte in b"hello"] + [[]]
+    assert [message.finish_reason for message in messages] == [""] * 5 + ["length"]
+    assert {message.request_id for message in messages} == {"mine"}
+    assert [message.HasField("usage") for message in messages] == [False] * 5 + [True]
+    usage = messages[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 5, 3)
+
+
+async def test_each_choice_ends_with_its_reason_and_stop_strings_are_applied(doors):
+    doors.dispatcher.script = lambda request, index: tokens(["ab|cd", "abcdef"][index])
+    messages = await answers(doors, ask(n=2, stop=inference_pb2.StopOptions(stop=["|"])))
+    for index, (text, reason) in enumerate([("ab", "stop"), ("abcdef", "length")]):
+        mine = [message for message in messages if message.index == index]
+        assert "".join(message.text for message in mine) == text
+        assert [message.finish_reason for message in mine if message.finish_reason] == [reason]
+        assert mine[-1].finish_reason == reason
+    assert [message.HasField("usage") for message in messages[:-1]] == [False] * (len(messages) - 1)
+    assert messages[-1].HasField("usage")
+
+
+async def test_chats_token_ids_and_all_options_reach_the_worker(doors):
+    sampling = inference_pb2.SamplingOptions(
+        temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=2**64 - 1, logit_bias={5: 3.0}, logprobs=2
+    )
+    stop = inference_pb2.StopOptions(stop_token_ids=[9], max_tokens=8, min_tokens=2, ignore_eos=True)
+    request = inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=[1, 2, 3]), sampling=sampling, stop=stop, cache_salt="tenant"
+    )
+    await answers(doors, request)
+    seen = doors.dispatcher.requests[0]
+    params = seen.sampling[0]
+    assert (seen.prompt, seen.salt) == ((1, 2, 3), b"tenant")
+    assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 7, 0.9, 0.1)
+    assert (params.seed, params.logit_bias, params.logprobs) == (2**64 - 1, ((5, 3.0),), 2)
+    assert (params.stop_token_ids, params.max_tokens, params.min_tokens, params.ignore_eos) == ((9,), 8, 2, True)
+    chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
+    await answers(doors, inference_pb2.GenerateRequest(chat=chat))
+    assert bytes(doors.dispatcher.requests[1].prompt) == b"user: hi\nassistant: "
+
+
+async def test_fields_that_are_not_set_have_their_defaults_not_zero(doors):
+    await answers(doors, ask())
+    params = doors.dispatcher.requests[0].sampling[0]
+    assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, None, 1.0)
+    assert (params.max_tokens, params.logprobs) == (16, None)
+
+
+async def test_logprobs_come_with_their_tokens(doors):
+    doors.dispatcher.script = lambda request, index: [SampledToken(97, -0.5, ((98, -1.0),))]
+    first, _ = await answers(doors, ask(sampling=inference_pb2.SamplingOptions(logprobs=1)))
+    assert (first.logprobs[0].token, first.logprobs[0].token_id, first.logprobs[0].logprob) == ("a", 97, -0.5)
+    assert (first.logprobs[0].top[0].token, first.logprobs[0].top[0].logprob) == ("b", -1.0)
+
+
+BAD = [
+    (inference_pb2.GenerateRequest(), "prompt"),
+    (ask(""), "prompt"),
+    (inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[300])), "prompt"),
+    (ask("a" * 256), "prompt"),
+    (inference_pb2.GenerateRequest(chat=inference_pb2.Chat()), "messages"),
+    (ask(n=0), "n"),
+    (ask(stop=inference_pb2.StopOptions(max_tokens=256)), "max_tokens"),
+    (ask(stop=inference_pb2.StopOptions(stop=["x"] * 17)), "stop"),
+    (ask(sampling=inference_pb2.SamplingOptions(temperature=-1)), "temperature"),
+    (ask(sampling=inference_pb2.SamplingOptions(temperature=float("nan"))), "temperature"),
+    (ask(sampling=inference_pb2.SamplingOptions(top_p=1.5)), "top_p"),
+    (ask(request_id="a\nb"), "request_id"),
+]
+
+
+async def test_bad_requests_are_invalid_arguments_that_name_the_field(doors):
+    for request, field in BAD:
+        refused = await refusal(doors, request)
+        assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT, request
+        assert error_of(refused, "router").field == field
+        assert field in refused.details()
+    assert doors.dispatcher.requests == []
+
+
+async def test_what_is_not_there_and_what_is_not_done_have_statuses_of_their_own(doors):
+    assert (await refusal(doors, ask(model="gpt"))).code() is grpc.StatusCode.NOT_FOUND
+    unsupported = await refusal(doors, ask(sampling=inference_pb2.SamplingOptions(prompt_logprobs=1)))
+    assert unsupported.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "not supported" in unsupported.details()
+    too_large = await refusal(doors, ask("a" * (1 << 17)))
+    assert too_large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    doors.dispatcher.failure = Overloaded("full")
+    overloaded = await refusal(doors, ask())
+    assert overloaded.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert dict(overloaded.trailing_metadata())["twostroke-retryable"] == "true"
+    doors.dispatcher.facts_now = None
+    assert (await refusal(doors, ask())).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_text_that_is_not_utf8_is_refused_and_the_server_goes_on(doors):
+    call = doors.channel.unary_stream("/twostroke.v1.Inference/Generate")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        [message async for message in call(b"\x1a\x02\xff\xfe")]
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "UTF-8" in refused.value.details()
+    assert len(await answers(doors, ask())) == 6
+
+
+@pytest.mark.parametrize("tokens_before", [0, 2])
+async def test_a_deadline_ends_the_call_and_frees_the_request(doors, tokens_before):
+    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
+    refused = await refusal(doors, ask(), timeout=0.3)
+    assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    await doors.dispatcher.all_closed.wait()
+    assert doors.dispatcher.requests[0].deadline_s is not None
+
+
+@pytest.mark.parametrize("tokens_before", [0, 2])
+async def test_a_client_that_cancels_frees_its_request(doors, tokens_before):
+    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
+    call = inference_pb2_grpc.InferenceStub(doors.channel).Generate(ask(n=2))
+    await doors.dispatcher.stalled.wait()
+    call.cancel()
+    await doors.dispatcher.all_closed.wait()
+    assert doors.dispatcher.open_ids == set()
+
+
+async def test_abort_ends_the_stream_of_that_request_alone(doors):
+    doors.dispatcher.stalls = True
+    stub = inference_pb2_grpc.InferenceStub(doors.channel)
+    calls = [asyncio.create_task(refusal(doors, ask(request_id=name))) for name in ("one", "two")]
+    await doors.dispatcher.two_open.wait()
+    repeated = await refusal(doors, ask(request_id="one"))
+    assert error_of(repeated, "router").field == "request_id"
+    assert (await stub.Abort(inference_pb2.AbortRequest(request_id="one"))).found
+    assert (await calls[0]).code() is grpc.StatusCode.CANCELLED
+    assert doors.dispatcher.open_ids == {"two"}
+    assert not (await stub.Abort(inference_pb2.AbortRequest(request_id="three"))).found
+    assert (await stub.Abort(inference_pb2.AbortRequest(request_id="two"))).found
+    await calls[1]
+
+
+async def test_text_and_chats_can_be_tokenized(doors):
+    stub = inference_pb2_grpc.InferenceStub(doors.channel)
+    answer = await stub.Tokenize(inference_pb2.TokenizeRequest(text="hé"))
+    assert list(answer.token_ids) == list("hé".encode())
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Tokenize(inference_pb2.TokenizeRequest())
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_control_tells_about_the_router_and_the_model(doors):
+    stub = control_pb2_grpc.ControlStub(doors.channel)
+    server = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())
+    assert (server.server_id, server.role, server.fingerprint) == ("router-0", "router", "toy/1")
+    assert server.state == control_pb2.WORKER_STATE_SERVING
+    model = await stub.GetModelInfo(control_pb2.GetModelInfoRequest())
+    assert (model.model, model.max_model_len, model.vocab_size, list(model.eos_token_ids)) == ("toy", 256, 300, [299])
+    load = await stub.GetLoad(control_pb2.GetLoadRequest())
+    assert load.workers[0].load.running == 7
+    events = stub.SubscribeKvEvents(control_pb2.SubscribeKvEventsRequest(worker_id="decode-0"))
+    assert [(batch.worker_id, batch.snapshot) async for batch in events] == [("decode-0", True)]
+
+
+async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(doors):
+    health = health_pb2_grpc.HealthStub(doors.channel)
+    watch = health.Watch(health_pb2.HealthCheckRequest(service="ready"))
+    states = aiter(watch)
+    while (await anext(states)).status != health_pb2.HealthCheckResponse.SERVING:
+        pass
+    stub = control_pb2_grpc.ControlStub(doors.channel)
+    assert (await stub.Drain(control_pb2.DrainRequest(deadline_s=0))).open_requests == 0
+    while (await anext(states)).status != health_pb2.HealthCheckResponse.NOT_SERVING:
+        pass
+    watch.cancel()
+    refused = await refusal(doors, ask())
+    assert refused.code() is grpc.StatusCode.UNAVAILABLE
+    server = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())
+    assert server.state == control_pb2.WORKER_STATE_DRAINING
+    live = await health.Check(health_pb2.HealthCheckRequest(service="live"))
+    assert live.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_reflection_lists_the_services(doors):
+    stub = reflection_pb2_grpc.ServerReflectionStub(doors.channel)
+    ask_list = reflection_pb2.ServerReflectionRequest(list_services="")
+    async for answer in stub.ServerReflectionInfo(iter([ask_list])):
+        names = {service.name for service in answer.list_services_response.service}
+    assert {"twostroke.v1.Inference", "twostroke.v1.Control", "grpc.health.v1.Health"} <= names

@@ -1,0 +1,507 @@
+"""The HTTP door, seen by the openai package and by plain HTTP clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from openai import APIError, BadRequestError, NotFoundError, OpenAI
+
+from twostroke.errors import Overloaded
+from twostroke.request import FinishReason, SampledToken
+
+ASK = [{"role": "user", "content": "hi"}]
+
+
+def tokens(text: str) -> list[SampledToken]:
+    return [SampledToken(byte) for byte in text.encode()]
+
+
+def sampled(doors, name: str) -> float:
+    return doors.metrics.registry.get_sample_value(name, {"role": "router"})
+
+
+async def test_a_chat_has_text_usage_and_finish_reason(doors):
+    answer = await doors.openai.chat.completions.create(model="toy", messages=ASK)
+    assert answer.choices[0].message.content == "hello"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "length"
+    prompt_tokens = len(doors.dispatcher.requests[0].prompt)
+    assert answer.usage.prompt_tokens == prompt_tokens
+    assert answer.usage.completion_tokens == 5
+    assert answer.usage.total_tokens == prompt_tokens + 5
+    assert answer.usage.prompt_tokens_details.cached_tokens == 3
+    assert answer.id.startswith("chatcmpl-")
+
+
+async def test_the_synchronous_client_streams_as_well(doors):
+    def ask() -> str:
+        with OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+            stream = client.chat.completions.create(model="toy", messages=ASK, stream=True)
+            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+
+    assert await asyncio.to_thread(ask) == "hello"
+
+
+async def test_every_token_of_a_stream_is_its_own_event(doors):
+    stream = await doors.openai.chat.completions.create(
+        model="toy", messages=ASK, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].delta.content for chunk in chunks[1:6]] == list("hello")
+    assert chunks[6].choices[0].finish_reason == "length"
+    assert all(chunk.usage is None for chunk in chunks[:7])
+    assert chunks[7].choices == []
+    assert chunks[7].usage.prompt_tokens_details.cached_tokens == 3
+    assert len(chunks) == 8
+
+
+async def test_a_stream_ends_with_done(doors):
+    answer = await doors.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.endswith("data: [DONE]\n\n")
+
+
+async def test_half_characters_are_never_sent_and_all_text_arrives(doors):
+    doors.dispatcher.script = lambda request, index: tokens("a€😀ü")
+    stream = await doors.openai.completions.create(model="toy", prompt="x", stream=True)
+    texts = [chunk.choices[0].text async for chunk in stream]
+    assert texts == ["a", "", "", "€", "", "", "", "😀", "", "ü", ""]
+
+
+async def test_an_answer_cut_in_the_middle_of_a_character_shows_the_break(doors):
+    doors.dispatcher.script = lambda request, index: tokens("a€")[:-1]
+    answer = await doors.openai.completions.create(model="toy", prompt="x")
+    assert answer.choices[0].text == "a\ufffd"
+
+
+async def test_a_stop_string_over_several_tokens_ends_the_answer_and_the_worker_is_told(doors):
+    doors.dispatcher.script = lambda request, index: tokens("one STOP two")
+    answer = await doors.openai.chat.completions.create(model="toy", messages=ASK, stop=["STOP", "zzz"])
+    assert answer.choices[0].message.content == "one "
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.completion_tokens == len("one STOP")
+    assert doors.dispatcher.early == [(doors.dispatcher.requests[0].request_id, 0)]
+
+
+async def test_a_stop_string_can_be_kept(doors):
+    doors.dispatcher.script = lambda request, index: tokens("one STOP two")
+    answer = await doors.openai.completions.create(
+        model="toy", prompt="x", stop="STOP", extra_body={"include_stop_str_in_output": True}
+    )
+    assert answer.choices[0].text == "one STOP"
+
+
+async def test_a_stop_string_does_not_count_before_min_tokens(doors):
+    doors.dispatcher.script = lambda request, index: tokens("..a..b")
+    answer = await doors.openai.completions.create(
+        model="toy", prompt="x", stop="..", max_tokens=6, extra_body={"min_tokens": 3}
+    )
+    assert answer.choices[0].text == "..a"
+
+
+async def test_text_held_back_for_a_stop_string_arrives_when_the_answer_ends(doors):
+    doors.dispatcher.script = lambda request, index: tokens("one ST")
+    stream = await doors.openai.completions.create(model="toy", prompt="x", stop="STOP", stream=True)
+    texts = [chunk.choices[0].text async for chunk in stream]
+    assert texts == ["o", "n", "e", " ", "", "", "ST"]
+
+
+async def test_the_text_of_a_stop_token_is_left_out(doors):
+    doors.dispatcher.script = lambda request, index: tokens("ab!")
+    doors.dispatcher.reason = FinishReason.STOP
+    body = {"stop_token_ids": [ord("!")]}
+    answer = await doors.openai.completions.create(model="toy", prompt="x", extra_body=body)
+    assert (answer.choices[0].text, answer.usage.completion_tokens) == ("ab", 3)
+    answer = await doors.openai.completions.create(
+        model="toy", prompt="x", extra_body={**body, "include_stop_str_in_output": True}
+    )
+    assert answer.choices[0].text == "ab!"
+
+
+async def test_several_choices_stop_one_by_one(doors):
+    doors.dispatcher.script = lambda request, index: tokens(["ab|cd", "abcdef", "|"][index])
+    answer = await doors.openai.completions.create(model="toy", prompt="x", n=3, stop="|")
+    assert [choice.text for choice in answer.choices] == ["ab", "abcdef", ""]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "length", "stop"]
+    seeds = {params.seed for params in doors.dispatcher.requests[0].sampling}
+    assert len(seeds) == 1
+    assert [params.choice for params in doors.dispatcher.requests[0].sampling] == [0, 1, 2]
+
+
+async def test_a_list_of_prompts_has_a_set_of_choices_for_each(doors):
+    doors.dispatcher.script = lambda request, index: tokens(bytes(request.prompt).decode() + str(index))
+    answer = await doors.openai.completions.create(model="toy", prompt=["a", "b"], n=2)
+    assert [choice.text for choice in answer.choices] == ["a0", "a1", "b0", "b1"]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.prompt_tokens == 2
+    assert answer.usage.prompt_tokens_details.cached_tokens == 6
+
+
+@pytest.mark.parametrize("prompt", [[97, 98], [[97, 98]]])
+async def test_prompts_may_be_token_ids(doors, prompt):
+    await doors.openai.completions.create(model="toy", prompt=prompt)
+    assert doors.dispatcher.requests[0].prompt == (97, 98)
+
+
+async def test_a_chat_without_max_tokens_may_take_what_fits_and_a_completion_sixteen(doors):
+    await doors.openai.chat.completions.create(model="toy", messages=ASK)
+    await doors.openai.completions.create(model="toy", prompt="abc")
+    chat, completion = doors.dispatcher.requests
+    assert chat.sampling[0].max_tokens == 256 - len(chat.prompt)
+    assert completion.sampling[0].max_tokens == 16
+
+
+async def test_sampling_fields_reach_the_worker(doors):
+    await doors.openai.completions.create(
+        model="toy",
+        prompt="abc",
+        temperature=0.5,
+        top_p=0.9,
+        presence_penalty=1,
+        frequency_penalty=-1,
+        seed=-1,
+        logit_bias={"5": 3},
+        extra_body={"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5, "ignore_eos": True, "cache_salt": "tenant"},
+    )
+    request = doors.dispatcher.requests[0]
+    params = request.sampling[0]
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (1, -1, 1.5)
+    assert params.seed == 2**64 - 1
+    assert params.logit_bias == ((5, 3.0),)
+    assert params.ignore_eos
+    assert request.salt == b"tenant"
+
+
+async def test_requests_without_a_seed_get_different_ones(doors):
+    for _ in range(2):
+        await doors.openai.completions.create(model="toy", prompt="abc")
+    first, second = doors.dispatcher.requests
+    assert first.sampling[0].seed != second.sampling[0].seed
+
+
+def with_logprobs(request, index):
+    return [SampledToken(97, -0.5, ((97, -0.5), (98, -1.0))), SampledToken(0xE2, float("-inf"), ((97, -2.0),))]
+
+
+async def test_chat_logprobs_have_tokens_bytes_and_alternatives(doors):
+    doors.dispatcher.script = with_logprobs
+    answer = await doors.openai.chat.completions.create(model="toy", messages=ASK, logprobs=True, top_logprobs=2)
+    first, second = answer.choices[0].logprobs.content
+    assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
+    assert [(top.token, top.logprob) for top in first.top_logprobs] == [("a", -0.5), ("b", -1.0)]
+    assert (second.token, second.logprob, second.bytes) == ("\ufffd", -9999.0, [0xE2])
+
+
+async def test_completion_logprobs_come_as_columns(doors):
+    doors.dispatcher.script = with_logprobs
+    answer = await doors.openai.completions.create(model="toy", prompt="x", logprobs=2)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs.tokens == ["a", "\ufffd"]
+    assert logprobs.token_logprobs == [-0.5, -9999.0]
+    assert logprobs.top_logprobs[0] == {"a": -0.5, "b": -1.0}
+    assert logprobs.text_offset == [0, 1]
+    stream = await doors.openai.completions.create(model="toy", prompt="x", logprobs=2, stream=True)
+    offsets = [chunk.choices[0].logprobs.text_offset async for chunk in stream if chunk.choices[0].logprobs]
+    assert offsets == [[0], [1]]
+
+
+async def test_token_ids_come_back_when_asked_for(doors):
+    body = {"prompt": "a", "return_token_ids": True}
+    answer = (await doors.http.post("/v1/completions", json=body)).json()
+    assert answer["choices"][0]["token_ids"] == list(b"hello")
+
+
+async def test_a_continued_message_is_not_closed(doors):
+    messages = [*ASK, {"role": "assistant", "content": "The answer"}]
+    await doors.openai.chat.completions.create(
+        model="toy", messages=messages, extra_body={"continue_final_message": True}
+    )
+    assert bytes(doors.dispatcher.requests[0].prompt).endswith(b"assistant: The answer")
+
+
+async def test_parts_of_text_make_one_message(doors):
+    content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    await doors.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": content}])
+    assert b"one\ntwo" in bytes(doors.dispatcher.requests[0].prompt)
+
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, {"prompt": ""}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": [[]]}, "prompt"),
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt"),
+        (TEXT, {"prompt": [300]}, "prompt"),
+        (TEXT, {"prompt": [-1]}, "prompt"),
+        (TEXT, {"prompt": [True]}, "prompt"),
+        (TEXT, {"prompt": "a" * 256}, "prompt"),
+        (TEXT, {"prompt": "a\ud800"}, "prompt"),
+        (TEXT, {"prompt": "a", "max_tokens": 256}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        (TEXT, {"prompt": "a", "temperature": -0.1}, "temperature"),
+        (TEXT, {"prompt": "a", "temperature": 10**400}, "temperature"),
+        (TEXT, {"prompt": "a", "temperature": True}, "temperature"),
+        (TEXT, {"prompt": "a", "top_p": 0}, "top_p"),
+        (TEXT, {"prompt": "a", "top_p": 1.1}, "top_p"),
+        (TEXT, {"prompt": "a", "top_k": -2}, "top_k"),
+        (TEXT, {"prompt": "a", "n": 0}, "n"),
+        (TEXT, {"prompt": "a", "n": 129}, "n"),
+        (TEXT, {"prompt": "a", "n": 1.5}, "n"),
+        (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        (TEXT, {"prompt": "a", "stop": [""]}, "stop"),
+        (TEXT, {"prompt": "a", "stop": [1]}, "stop"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [300]}, "stop_token_ids"),
+        (TEXT, {"prompt": "a", "stop_token_ids": list(range(65))}, "stop_token_ids"),
+        (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "stream": "yes"}, "stream"),
+        (TEXT, {"prompt": "a", "timeout": -1}, "timeout"),
+        (TEXT, {"prompt": "a", "echo": True}, "echo"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
+        (TEXT, {"prompt": "a", "best_of": 2}, "best_of"),
+        (TEXT, {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]"),
+        (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        (CHAT, {"messages": ASK, "tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio"),
+        (CHAT, {"messages": ASK, "top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (
+            CHAT,
+            {"messages": ASK, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_bad_fields_are_refused_by_name(app, path, body, param):
+    dispatcher, http = app
+    answer = await http.post(path, content=json.dumps(body))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param in error["message"]
+    assert dispatcher.requests == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"prompt": "\xff"}', b'{"prompt": ' + b"[" * 5000, b"1" * 5000, b""])
+async def test_bodies_that_are_not_json_objects_are_refused(app, body):
+    answer = await app[1].post(TEXT, content=body)
+    assert answer.status_code == 400
+    assert "the body" in answer.json()["error"]["message"]
+
+
+async def test_fields_that_ask_for_nothing_and_unknown_fields_are_accepted(doors):
+    body = {
+        "messages": ASK,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "user": "me",
+        "store": False,
+        "temperature": None,
+        "n": None,
+    }
+    assert (await doors.http.post(CHAT, json=body)).status_code == 200
+
+
+async def test_a_prompt_larger_than_the_pool_is_told_how_much_fits(doors):
+    doors.limit(max_model_len=4096, pool_tokens=64)
+    with pytest.raises(BadRequestError, match="page pool fits 64") as refused:
+        await doors.openai.completions.create(model="toy", prompt="a" * 64)
+    assert refused.value.param == "prompt"
+    with pytest.raises(BadRequestError, match="page pool fits 64") as refused:
+        await doors.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=5)
+    assert refused.value.param == "max_tokens"
+    await doors.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=4)
+
+
+async def test_an_unknown_model_is_not_found(doors):
+    with pytest.raises(NotFoundError) as refused:
+        await doors.openai.chat.completions.create(model="gpt", messages=ASK)
+    assert refused.value.code == "model_not_found"
+    with pytest.raises(NotFoundError):
+        await doors.openai.models.retrieve("gpt")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_oversized_body_is_refused_with_413(doors, chunked):
+    async def in_pieces():
+        for _ in range(40):
+            yield b"x" * 4096
+
+    answer = await doors.http.post(TEXT, content=in_pieces() if chunked else b"x" * (40 * 4096))
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+
+
+async def test_an_overloaded_worker_shows_as_429_that_may_be_retried(doors):
+    doors.dispatcher.failure = Overloaded("1024 requests are waiting")
+    for stream in (False, True):
+        answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": stream})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == "overloaded"
+
+
+async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(doors):
+    doors.dispatcher.failure, doors.dispatcher.failure_after = Overloaded("gone"), 2
+    stream = await doors.openai.completions.create(model="toy", prompt="a", stream=True)
+    texts = []
+
+    async def read() -> None:
+        async for chunk in stream:
+            texts.append(chunk.choices[0].text)
+
+    with pytest.raises(APIError, match="gone"):
+        await read()
+    assert texts == ["h", "e"]
+
+
+async def test_a_deadline_that_has_passed_is_504(doors):
+    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": "0"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["type"] == "timeout_error"
+    assert doors.dispatcher.requests == []
+
+
+async def test_a_deadline_ends_an_answer_before_its_first_token_and_in_mid_stream(doors):
+    doors.dispatcher.stalls = True
+    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
+    assert answer.status_code == 504
+    doors.dispatcher.failure_after = 2
+    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
+    assert answer.status_code == 200
+    events = answer.text.strip().split("\n\n")
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert len(events) == 3
+    assert doors.dispatcher.open_ids == set()
+    assert doors.dispatcher.requests[-1].deadline_s is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens_before", [0, 2])
+async def test_a_client_that_goes_away_frees_its_request(doors, stream, tokens_before):
+    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
+    ask = asyncio.create_task(doors.http.post(TEXT, json={"prompt": ["a", "b"], "n": 2, "stream": stream}))
+    await doors.dispatcher.stalled.wait()
+    assert doors.dispatcher.open_ids
+    ask.cancel()
+    await doors.dispatcher.all_closed.wait()
+    assert doors.dispatcher.open_ids == set()
+
+
+async def test_a_client_that_goes_away_before_its_body_is_complete_leaves_nothing(doors):
+    host, port = doors.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+    assert len(doors.dispatcher.requests) == 1
+
+
+async def test_the_request_id_of_the_client_comes_back_and_names_the_request(doors):
+    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "mine-1"})
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.json()["id"] == "cmpl-mine-1"
+    assert doors.dispatcher.requests[0].request_id == "mine-1"
+    drawn = await doors.http.get("/live")
+    assert drawn.headers["x-request-id"]
+    refused = await doors.http.get("/live", headers={"x-request-id": "x" * 300})
+    assert refused.status_code == 400
+
+
+async def test_two_open_requests_with_one_id_are_told_apart(doors):
+    doors.dispatcher.stalls = True
+    asks = [
+        asyncio.create_task(doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "same"}))
+        for _ in range(2)
+    ]
+    await doors.dispatcher.two_open.wait()
+    for ask in asks:
+        ask.cancel()
+    await doors.dispatcher.all_closed.wait()
+    assert len({request.request_id for request in doors.dispatcher.requests}) == 2
+
+
+async def test_models_are_listed(doors):
+    models = await doors.openai.models.list()
+    assert [model.id for model in models.data] == ["toy"]
+    assert (await doors.openai.models.retrieve("toy")).id == "toy"
+
+
+async def test_text_can_be_tokenized_and_back(doors):
+    answer = await doors.http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})
+    assert answer.json()["tokens"] == list("hé".encode())
+    assert answer.json()["count"] == 3
+    assert answer.json()["max_model_len"] == 256
+    back = await doors.http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
+    assert back.json() == {"prompt": "hé"}
+    chat = await doors.http.post("/tokenize", json={"messages": ASK})
+    assert bytes(chat.json()["tokens"]).startswith(b"user: hi")
+    assert (await doors.http.post("/detokenize", json={"tokens": [300]})).status_code == 400
+
+
+async def test_health_follows_the_workers_and_draining(doors):
+    assert (await doors.http.get("/health")).status_code == 200
+    facts, doors.dispatcher.facts_now = doors.dispatcher.facts_now, None
+    for path, status in (("/health", 503), ("/ready", 503), ("/live", 200)):
+        assert (await doors.http.get(path)).status_code == status
+    refused = await doors.http.post(TEXT, json={"prompt": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "peer_lost")
+    doors.dispatcher.facts_now = facts
+    doors.dispatcher.is_draining = True
+    assert (await doors.http.get("/health")).status_code == 503
+    refused = await doors.http.post(TEXT, json={"prompt": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+
+
+async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form(doors):
+    assert (await doors.http.get("/nothing")).json()["error"]["type"] == "invalid_request_error"
+    wrong = await doors.http.get(TEXT)
+    assert wrong.status_code == 405
+    assert "error" in wrong.json()
+
+
+async def test_metrics_count_what_was_sent(doors):
+    await doors.openai.completions.create(model="toy", prompt="abcd")
+    assert sampled(doors, "twostroke_prompt_tokens_total") == 4
+    assert sampled(doors, "twostroke_generation_tokens_total") == 5
+    assert sampled(doors, "twostroke_cached_tokens_total") == 3
+    assert sampled(doors, "twostroke_ttft_seconds_count") == 1
+    assert sampled(doors, "twostroke_inter_token_latency_seconds_count") == 4
+    assert sampled(doors, "twostroke_open_requests") == 0
+    shown = (await doors.http.get("/metrics")).text
+    assert 'twostroke_requests_total{role="router",status="ok"} 1.0' in shown
+
+
+async def test_a_bug_behind_the_door_is_a_500_that_does_not_stop_the_server(doors):
+    def broken(request, index):
+        raise KeyError("oops")
+
+    doors.dispatcher.script = broken
+    answer = await doors.http.post(TEXT, json={"prompt": "a"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+    assert (await doors.http.get("/live")).status_code == 200
