@@ -255,6 +255,27 @@ async def test_a_listener_that_speaks_something_else_is_no_peer() -> None:
             await served.transport.connect(elsewhere, 5.0)
 
 
+async def test_a_reader_hangs_up_at_its_deadline_without_being_fenced() -> None:
+    hung_up = asyncio.Event()
+
+    async def stall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        welcome = ["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES]
+        writer.write(frame(welcome) + b"\0" + b"half a page")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        hung_up.set()
+        writer.close()
+
+    server = await asyncio.start_server(stall, "127.0.0.1", 0)
+    async with server, serving() as served:
+        port = server.sockets[0].getsockname()[1]
+        peer = await served.transport.connect(replace(served.endpoint, address=f"127.0.0.1:{port}"), 5.0)
+        transfer = served.transport.pull(peer, [PageCopy(PageId(0), PageId(0), 0)], 0.2)
+        assert (await served.transport.wait(transfer)).outcome is Outcome.EXPIRED
+        async with asyncio.timeout(10.0):
+            await hung_up.wait()
+
+
 async def test_addresses_that_lead_nowhere_are_lost_peers() -> None:
     async with serving() as served:
         for address in (
