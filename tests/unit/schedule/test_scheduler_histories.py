@@ -389,5 +389,5 @@ def test_long_busy_histories_see_every_mishap_and_no_wrong_answer() -> None:
     seen: Counter[str] = Counter()
     for seed in range(20):
         seen += busy_history(seed, 4000)
-    assert min(seen.values()) >= 50, seen
+    assert min(seen.values()) >= 20, seen
     assert len(seen) == 8, seen
