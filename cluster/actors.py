@@ -16,6 +16,8 @@ import ray
 from cluster.spec import NODE_ADDRESS
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import InternalError, ServeError
+from twostroke.models.catalog import locate
+from twostroke.models.fetch import fetch
 from twostroke.telemetry import configure_logging
 
 if TYPE_CHECKING:  # loads torch
@@ -59,6 +61,7 @@ class MountedWorker:
         configure_logging(config.worker_id)
         if config.host == NODE_ADDRESS:
             config = replace(config, host=ray.util.get_node_ip_address())
+        self._config = config
         self._worker = self._load(config)
         self._life: asyncio.Task[None] | None = None
 
@@ -72,15 +75,19 @@ class MountedWorker:
     async def run(self, incarnation: int) -> None:
         """Serve until shutdown. A restarted supervisor calls it again and joins the life that is under way."""
         if self._life is None:
-            self._life = asyncio.create_task(self._worker.run(incarnation))
+            self._life = asyncio.create_task(self._live(incarnation))
         try:
             await asyncio.shield(self._life)
-        except ServeError:
-            raise
         except Exception as error:
-            # The supervisor must not need torch to unpickle what went wrong here.
             log.exception("worker failed")
-            raise InternalError(f"{type(error).__name__}: {error}") from None
+            raise _as_serve_error(error) from None
+
+    async def _live(self, incarnation: int) -> None:
+        model = self._config.model
+        if not model.is_paced and locate(model.model, model.dtype) is None:
+            # A node that has joined may lack what the launcher's machine has.
+            await asyncio.to_thread(fetch, model.model, model.dtype, _log_progress)
+        await self._worker.run(incarnation)
 
     async def ready(self) -> Serving:
         info = await self._worker.ready()
@@ -91,6 +98,18 @@ class MountedWorker:
 
     async def shutdown(self) -> None:
         await self._worker.shutdown()
+
+
+def _log_progress(label: str, fraction: float) -> None:
+    if fraction in (0.0, 1.0):
+        log.info("fetch step=%s done=%s", label, fraction == 1.0)
+
+
+def _as_serve_error(error: BaseException) -> ServeError:
+    """The supervisor must neither unpack groups nor need torch to unpickle what went wrong here."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, ServeError) else InternalError(f"{type(error).__name__}: {error}")
 
 
 class PrefillWorker(MountedWorker):

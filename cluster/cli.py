@@ -56,7 +56,9 @@ def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, command in COMMANDS.items():
-        subparser = commands.add_parser(name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}.")
+        subparser = commands.add_parser(
+            name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}."
+        )
         if name == asked:
             module = import_module(command.module)
             module.add_arguments(subparser)

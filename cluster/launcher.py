@@ -40,6 +40,8 @@ def serve(config: ClusterConfig) -> int:
     announcer = Announcer()
     ports.check(config.host, "--http-port", config.http_port)
     ports.check(config.host, "--grpc-port", config.grpc_port)
+    if config.http_port == config.grpc_port != 0:
+        raise ConfigError(f"--http-port and --grpc-port are both {config.http_port}", field="--grpc-port")
     if config.address is not None:
         _check_reachable(config.address)
     config = _with_absolute_model(config)

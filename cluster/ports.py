@@ -24,6 +24,8 @@ def is_free(host: str, port: int) -> bool:
 
 def check(host: str, flag: str, port: int) -> None:
     """Raises ConfigError unless this process could listen there. Port 0 means any, which always can."""
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"{flag} must be from 0 to 65535, got {port}", field=flag)
     try:
         socket.getaddrinfo(host, port)
     except OSError as error:

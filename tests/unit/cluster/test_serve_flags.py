@@ -1,0 +1,125 @@
+"""Flags of `twostroke serve` become the config; what is wrong is named in one line."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+import pytest
+
+from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
+from cluster.commands.serve import config_from, memory_bytes, size_text
+from twostroke.config import ClusterConfig
+
+
+def config_of(*flags: str) -> ClusterConfig:
+    arguments = ["serve", *flags]
+    return config_from(build_parser(arguments).parse_args(arguments))
+
+
+def test_no_flags_mean_the_defaults_of_the_config() -> None:
+    assert config_of() == ClusterConfig()
+
+
+def test_every_flag_reaches_the_config() -> None:
+    config = config_of(
+        *("--prefill", "2", "--decode", "3", "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2"),
+        *("--threads", "4", "--dtype", "float32", "--block-size", "32", "--policy", "random", "--model", "some/model"),
+        *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
+        *("--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
+    )
+    assert (config.prefill, config.decode, config.threads, config.seed) == (2, 3, 4, 6)
+    assert (config.host, config.http_port, config.grpc_port) == ("0.0.0.0", 1, 2)
+    assert (config.policy, config.address) == ("random", "host:6379")
+    assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("some/model", "float32", 100)
+    assert config.model.public_name == "name"
+    assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (32, 512 << 20)
+    assert (config.schedule.max_num_seqs, config.schedule.max_num_batched_tokens) == (5, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("4096", 4096),
+        ("512M", 512 << 20),
+        ("2G", 2 << 30),
+        ("2GiB", 2 << 30),
+        ("2gib", 2 << 30),
+        ("1.5 GiB", 3 << 29),
+        ("2GB", 2 * 10**9),
+        ("100kB", 100_000),
+        ("100B", 100),
+        ("1T", 1 << 40),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size_bytes: int) -> None:
+    assert memory_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1G", "1X", "1GG", "a lot", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        memory_bytes(text)
+
+
+@pytest.mark.parametrize("size_bytes", [1 << 30, 512 << 20, 1000])
+def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
+    assert memory_bytes(size_text(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--decode", "0"], "--decode"),
+        (["--prefill", "-1"], "--prefill"),
+        (["--block-size", "17"], "--block-size"),
+        (["--kv-cache-memory", "0"], "--kv-cache-memory"),
+        (["--max-model-len", "-5"], "--max-model-len"),
+        (["--threads", "0"], "--threads"),
+        (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
+        (["--host", "203.0.113.1"], "--host"),
+        (["--address", "nowhere"], "--address"),
+        (["--address", "127.0.0.1:1"], "--address"),
+        (["--http-port", "99999"], "--http-port"),
+        (["--http-port", "7001", "--grpc-port", "7001"], "--grpc-port"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_the_flag_and_status_2(
+    flags: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--http-port", "0", "--grpc-port", "0", *flags]) == USAGE_ERROR
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("twostroke: ")
+    assert named in said
+
+
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+def test_a_port_in_use_is_refused_before_anything_starts(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--http-port", "0", "--grpc-port", "0", flag, str(port)]) == USAGE_ERROR
+    assert f"{flag} {port} is in use" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--dtype", "int3"], ["--policy", "best"], ["--kv-cache-memory", "much"]])
+def test_a_value_that_is_none_of_the_choices_is_refused_by_usage(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *flags])
+    assert ended.value.code == USAGE_ERROR
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    assert COMMANDS[command].help[1:] in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_shows_the_defaults_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    for default in ("default: 8000", "default: 50051", "default: bfloat16", "default: 1GiB", "default: smollm2-135m"):
+        assert default in said
