@@ -53,13 +53,15 @@ class Answer:
         self.index = index
         self.request_id = RequestId(f"{request.request_id}#{index}")
         self.cached_tokens = 0
-        """As the first attempt to answer said: later ones find what earlier ones computed."""
+        """As the first attempt to answer said: later ones find what earlier ones computed. Its last entry may know more
+        than its first."""
         self._request = request
         self._names = list(names)
         self._around = around
         self._report = report
         self._emitted: list[SampledToken] = []
         self._attempts = 0
+        self._first_attempt: int | None = None
         self._lifetime = Lifetime()
         self._lifetime.mark(Instant.RECEIVED)
 
@@ -100,8 +102,8 @@ class Answer:
         losses = 0
         while len(self._emitted) < self._request.sampling[self.index].max_tokens:
             before = len(self._emitted)
-            placed = await self._around.placer.place(self._next_attempt(), self._lifetime)
-            self._attempts = placed.stream.attempt + 1
+            placed = await self._around.placer.place(self._request_now(), self._lifetime)
+            self._attempts += 1
             try:
                 return await self._relay(placed)
             except ServeError as error:
@@ -119,12 +121,13 @@ class Answer:
                 )
         return FinishReason.LENGTH
 
-    def _next_attempt(self) -> Request:
+    def _request_now(self) -> Request:
+        """What is known so far; placing numbers the attempt."""
         known = (*self._request.prompt, *(sampled.token for sampled in self._emitted))
         self._extend_names(known)
         return Request(
             request_id=self.request_id,
-            attempt=self._attempts,
+            attempt=0,
             prompt=self._request.prompt,
             emitted=known[len(self._request.prompt) :],
             names=tuple(self._names),
@@ -158,10 +161,12 @@ class Answer:
 
     def _take(self, arrival: Arrival, placed: Placed) -> None:
         self._lifetime.merge(arrival.lifetime)
+        if arrival.tokens:
+            self._around.reservations.end(self.request_id)
         if not self._emitted and arrival.tokens:
             self._begin(arrival, placed)
-        elif arrival.tokens:
-            self._around.reservations.end(self.request_id)
+        if placed.stream.attempt == self._first_attempt:
+            self.cached_tokens = max(self.cached_tokens, arrival.cached_tokens)
         for sampled in arrival.tokens:
             self._report(TokenEvent(self.index, len(self._emitted), sampled))
             self._emitted.append(sampled)
@@ -169,8 +174,7 @@ class Answer:
     def _begin(self, arrival: Arrival, placed: Placed) -> None:
         """The first token: what the decision predicted can be compared with what it was."""
         self._lifetime.mark(Instant.FIRST_TOKEN)
-        self._around.reservations.end(self.request_id)
-        self.cached_tokens = arrival.cached_tokens
+        self._first_attempt = placed.stream.attempt
         self._around.metrics.predicted_cached_tokens_total.inc(placed.decision.cached_tokens)
         ttft_s = self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN)
         log.info(

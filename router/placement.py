@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import random
 import time
@@ -58,12 +59,15 @@ class Placer:
         self._worker_wait_s = config.worker_wait_s
         self._draws = random.Random(config.seed)
         self._turn = 0
+        self._openings = itertools.count()
+        """Numbers attempts over all requests: where a client uses an id again, a late Close or token of the earlier
+        request is not mistaken for the new one's."""
         self._fleet = fleet
         self._links = links
         self._metrics = metrics
 
     async def place(self, request: Request, lifetime: Lifetime) -> Placed:
-        """Returns once a worker has it; every worker asked counts as an attempt.
+        """Returns once a worker has it; every worker asked counts as an attempt and gets its own number.
 
         Raises Overloaded where every worker that could be asked is full, PeerLost where none came in time, and what a
         worker says about the request itself.
@@ -80,11 +84,11 @@ class Placer:
                 await self._wait(give_up_s)
                 unusable.clear()
                 continue
-            placed = await self._open(request, free, lifetime)
+            attempt = dataclasses.replace(request, attempt=next(self._openings))
+            placed = await self._open(attempt, free, lifetime)
             if isinstance(placed, Placed):
                 return placed
             (full if isinstance(placed.error, Overloaded) else unusable).add(placed.worker)
-            request = dataclasses.replace(request, attempt=request.attempt + 1)
 
     async def _wait(self, give_up_s: float) -> None:
         left_s = give_up_s - time.monotonic()
@@ -134,7 +138,7 @@ class Placer:
         """Look and choose; the choice is reserved before anyone else looks."""
         begun_s = time.perf_counter()
         snapshot = self._look(request, free)
-        decision = self._policy(snapshot)
+        decision = self._with_source_of_coming_blocks(request, self._policy(snapshot))
         self._turn += 1
         shares = _shares(snapshot, decision)
         self._fleet.reservations.place(request.request_id, shares, request.names)
@@ -151,6 +155,17 @@ class Placer:
             decision.why,
         )
         return decision
+
+    def _with_source_of_coming_blocks(self, request: Request, decision: Decision) -> Decision:
+        """Where the decode worker needs nothing because all of it is on its way, name the one it comes from: should
+        that pull die, this request's can go on there."""
+        if decision.source is not None or not request.names:
+            return decision
+        if self._fleet.index.leading_blocks(request.names).get(decision.decode) == len(request.names):
+            return decision
+        sources = {member.worker for member in self._fleet.serving(Role.PREFILL)}
+        coming_from = next((w for w in self._fleet.reservations.coming(request.names[-1]) if w in sources), None)
+        return dataclasses.replace(decision, source=coming_from)
 
     def _look(self, request: Request, free: Sequence[Member]) -> Snapshot:
         held = self._fleet.index.leading_blocks(request.names, self._fleet.reservations.coming)

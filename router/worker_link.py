@@ -79,7 +79,7 @@ class WorkerLink:
         """Keep the token stream open until this life is lost; then (or when cancelled) fail what is open."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                while await self._reach():
+                while self.lost is None and await self._reach():
                     await self._stream(tasks)
                     await asyncio.sleep(RESTREAM_PAUSE_S)
         finally:
@@ -100,9 +100,7 @@ class WorkerLink:
 
     async def open(self, message: worker_pb2.OpenRequest, stream: AnswerStream) -> None:
         """Queue an answer on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
-        await self._up.wait()
-        if self.lost is not None:
-            raise self.lost
+        await self._until_up()
         key = (stream.request_id, stream.attempt)
         connection = self._connections
         self._streams[key] = stream
@@ -127,6 +125,15 @@ class WorkerLink:
             await self._answer_to(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
         except ServeError as error:
             log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker, error)
+
+    async def _until_up(self) -> None:
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._up.wait()
+        except TimeoutError:
+            raise PeerLost(f"decode worker {self.worker} began no token stream within {OPEN_TIMEOUT_S} s") from None
+        if self.lost is not None:
+            raise self.lost
 
     async def _reach(self) -> bool:
         """True once the worker has answered as the life that is meant."""
@@ -159,22 +166,32 @@ class WorkerLink:
     async def _stream(self, tasks: asyncio.TaskGroup) -> None:
         """One connection of the token stream, until it breaks."""
         call = self._decode.Tokens(worker_pb2.TokensRequest(router_id=self._router_id), metadata=self._channel.metadata)
-        self._connections += 1
         self._repairing.clear()
-        for key, stream in self._streams.items():
-            if key not in self._opening:
-                self._repair(stream, tasks)
-        self._up.set()
         try:
-            async for batch in call:
-                self._deliver(batch, tasks)
+            async with asyncio.timeout(REACH_TIMEOUT_S) as limit:
+                batch = await call.read()
+                limit.reschedule(None)
+                self._begin_connection(tasks)
+                while batch is not grpc.aio.EOF:
+                    self._deliver(batch, tasks)
+                    batch = await call.read()
             log.warning("token stream ended worker=%s epoch=%s", self.worker, self.epoch)
+        except TimeoutError:
+            self.lose(f"it began no token stream within {REACH_TIMEOUT_S} s")
         except grpc.aio.AioRpcError as error:
             log.warning("token stream broken worker=%s epoch=%s error=%s", self.worker, self.epoch, error.details())
         finally:
             call.cancel()
             if self.lost is None:
                 self._up.clear()
+
+    def _begin_connection(self, tasks: asyncio.TaskGroup) -> None:
+        """The worker's first (empty) batch says that it knows the stream: from here on attaching cannot overtake it."""
+        self._connections += 1
+        for key, stream in self._streams.items():
+            if key not in self._opening:
+                self._repair(stream, tasks)
+        self._up.set()
 
     def _deliver(self, batch: worker_pb2.TokenBatch, tasks: asyncio.TaskGroup) -> None:
         for entry in batch.entries:

@@ -1,0 +1,400 @@
+"""A small fleet with real gRPC servers: decode workers that compute tokens from known ones, and a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import zlib
+from array import array
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from router.dispatch import RouterCore
+from router.event_relay import message_of
+from router.generation import FinishEvent, GenerationRequest, TokenEvent
+from router.metrics import RouterMetrics
+from twostroke.config import RouterConfig
+from twostroke.errors import NotFound, ServeError, StaleEpoch
+from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.events import EventLog
+from twostroke.request import Request, SamplingParams
+from twostroke.rpc.convert import error_to_message, request_from_message
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_pb2, worker_pb2_grpc
+
+TOKEN = "secret"
+BLOCK = 16
+HEARTBEAT_S = 0.03
+
+
+def next_token(known: list[int]) -> int:
+    return zlib.crc32(array("I", known).tobytes()) % 5000
+
+
+def expected_tokens(prompt: tuple[int, ...], count: int, choice: int = 0) -> list[int]:
+    """What any worker answers; another choice begins with another token."""
+    known = [*prompt, choice]
+    for _ in range(count):
+        known.append(next_token(known))
+    return known[len(prompt) + 1 :]
+
+
+@dataclass
+class OpenAnswer:
+    """A request on a fake worker."""
+
+    request: Request
+    source: str
+    tokens: list[int] = field(default_factory=list)
+    first: int = 0
+    """Position of tokens[0]."""
+    is_finished: bool = False
+    is_attached: bool = True
+    task: asyncio.Task[None] | None = None
+
+
+class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
+    """One worker over its lives. `begin` a life, `kill` it, or only `break_tokens`."""
+
+    def __init__(self, worker_id: str, role: str, fleet: FakeFleet) -> None:
+        self.worker_id, self.role = worker_id, role
+        self.fleet = fleet
+        self.fingerprint = "toy/1"
+        self.hold_at: int | None = None
+        """No answer gets a token at or after this position while it is set."""
+        self.refusal: ServeError | None = None
+        self.may_open = asyncio.Event()
+        self.may_open.set()
+        self.fail_answers: ServeError | None = None
+        self.step_s = 0.001
+        self.load = control_pb2.Load(pages_free=500, pages_total=500, seconds_per_token=1e-4, seconds_per_step=1e-3)
+        self.opens: list[worker_pb2.OpenRequest] = []
+        self.closed: list[tuple[str, int]] = []
+        self.attached: list[tuple[str, int]] = []
+        self.log = EventLog(Epoch(0, 0))
+        self.epoch = Epoch(0, 0)
+        self.address = ""
+        self._server: RpcServer | None = None
+
+    async def begin(self, incarnation: int, port: int = 0) -> None:
+        self.epoch = Epoch.begin(incarnation)
+        self.log = EventLog(self.epoch)
+        self.answers: dict[tuple[str, int], OpenAnswer] = {}
+        self.streams: dict[str, asyncio.Queue[worker_pb2.TokenBatch | None]] = {}
+        self.subscribers: set[asyncio.Queue[control_pb2.KvEventBatch | None]] = set()
+        self._server = RpcServer("127.0.0.1", port, token=TOKEN)
+        control_pb2_grpc.add_ControlServicer_to_server(self, self._server.server)
+        worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server.server)
+        await self._server.start()
+        self.address = self._server.address
+        self._pulse = asyncio.create_task(self._heartbeat())
+        self.fleet.members[self.worker_id] = self.member()
+
+    def member(self) -> fleet_pb2.Member:
+        return fleet_pb2.Member(
+            worker_id=self.worker_id,
+            role=self.role,
+            address=self.address,
+            epoch=str(self.epoch),
+            state=control_pb2.WORKER_STATE_SERVING,
+        )
+
+    async def kill(self) -> None:
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        for task in (self._pulse, *(answer.task for answer in self.answers.values())):
+            task.cancel()
+        await server.stop(0)
+
+    async def break_tokens(self) -> None:
+        for queue in self.streams.values():
+            queue.put_nowait(None)
+
+    def break_events(self) -> None:
+        for queue in self.subscribers:
+            queue.put_nowait(None)
+
+    async def Open(self, request, context):  # noqa: N802
+        self.opens.append(request)
+        await self.may_open.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        if request.worker_epoch != str(self.epoch):
+            raise StaleEpoch(f"this is life {self.epoch}")
+        answer = OpenAnswer(request_from_message(request), request.source.worker_id)
+        answer.first = len(answer.request.emitted)
+        self.answers[request.request_id, request.attempt] = answer
+        answer.task = asyncio.create_task(self._compute(answer))
+        return worker_pb2.OpenResponse()
+
+    async def _compute(self, answer: OpenAnswer) -> None:
+        request = answer.request
+        cached = sum(name in self.log_names for name in request.names) * BLOCK
+        known = [*request.prompt, request.sampling.choice, *request.emitted]
+        while True:
+            await asyncio.sleep(self.step_s)
+            position = len(known) - len(request.prompt) - 1
+            if self.hold_at is not None and position >= self.hold_at:
+                continue
+            if self.fail_answers is not None:
+                error = error_to_message(self.fail_answers)
+                self._send(answer, worker_pb2.TokenEntry(position=position, finish_reason="error", error=error))
+                return
+            known.append(next_token(known))
+            answer.tokens.append(known[-1])
+            answer.is_finished = position + 1 == request.sampling.max_tokens
+            if position == answer.first:
+                self._store(request)
+            self._send(answer, self.entry(answer, position, cached if position == answer.first else 0))
+            if answer.is_finished:
+                return
+
+    def entry(self, answer: OpenAnswer, position: int, cached: int = 0) -> worker_pb2.TokenEntry:
+        """Tokens from `position` on."""
+        return worker_pb2.TokenEntry(
+            position=position,
+            tokens=[worker_pb2.Token(id=token) for token in answer.tokens[position - answer.first :]],
+            finish_reason="length" if answer.is_finished else "",
+            cached_tokens=cached,
+            lifetime={"admitted": 1.0} if position == answer.first else {},
+        )
+
+    def _send(self, answer: OpenAnswer, entry: worker_pb2.TokenEntry) -> None:
+        entry.request_id, entry.attempt = answer.request.request_id, answer.request.attempt
+        queue = self.streams.get(answer.request.router_id)
+        answer.is_attached &= queue is not None
+        if answer.is_attached:
+            queue.put_nowait(worker_pb2.TokenBatch(entries=[entry]))
+
+    async def Close(self, request, context):  # noqa: N802
+        self.closed.append((request.request_id, request.attempt))
+        answer = self.answers.pop((request.request_id, request.attempt), None)
+        if answer is not None:
+            answer.task.cancel()
+        return worker_pb2.CloseResponse()
+
+    async def Tokens(self, request, context):  # noqa: N802
+        queue = self.streams[request.router_id] = asyncio.Queue()
+        try:
+            yield worker_pb2.TokenBatch()
+            while (batch := await queue.get()) is not None:
+                yield batch
+        finally:
+            if self.streams.get(request.router_id) is queue:
+                del self.streams[request.router_id]
+                for answer in self.answers.values():
+                    answer.is_attached = False
+
+    async def Attach(self, request, context):  # noqa: N802
+        answer = self.answers.get((request.request_id, request.attempt))
+        if answer is None:
+            raise NotFound(f"no open request {request.request_id}")
+        self.attached.append((request.request_id, request.from_position))
+        answer.is_attached = True
+        if request.from_position < answer.first + len(answer.tokens):
+            self._send(answer, self.entry(answer, request.from_position))
+        return worker_pb2.AttachResponse()
+
+    @property
+    def log_names(self) -> set[bytes]:
+        return set(self.log.snapshot().stored)
+
+    def _store(self, request: Request) -> None:
+        held = self.log_names
+        for name in request.names:
+            if name not in held:
+                self.log.stored(name)
+        self.publish()
+
+    def publish(self) -> None:
+        batch = message_of(WorkerId(self.worker_id), self.epoch, self.log.publish())
+        batch.load.CopyFrom(self.load)
+        for queue in self.subscribers:
+            queue.put_nowait(batch)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self.publish()
+
+    async def GetServerInfo(self, request, context):  # noqa: N802
+        return control_pb2.ServerInfo(
+            server_id=self.worker_id, role=self.role, epoch=str(self.epoch), fingerprint=self.fingerprint
+        )
+
+    async def GetModelInfo(self, request, context):  # noqa: N802
+        return control_pb2.ModelInfo(
+            model="toy", max_model_len=4096, vocab_size=5000, block_size=BLOCK, page_bytes=1024, pool_pages=500
+        )
+
+    async def SubscribeKvEvents(self, request, context):  # noqa: N802
+        queue: asyncio.Queue[control_pb2.KvEventBatch | None] = asyncio.Queue()
+        replay = self.log.since(request.start_sequence) if request.epoch == str(self.epoch) else None
+        for batch in [self.log.snapshot()] if replay is None else replay:
+            message = message_of(WorkerId(self.worker_id), self.epoch, batch)
+            message.load.CopyFrom(self.load)
+            queue.put_nowait(message)
+        self.subscribers.add(queue)
+        try:
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            self.subscribers.discard(queue)
+
+
+class FakeFleet(fleet_pb2_grpc.FleetServicer):
+    """The supervisor's Fleet service; `show` sends the current members to all watchers."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, fleet_pb2.Member] = {}
+        self.workers: dict[str, FakeWorker] = {}
+        self.cores: list[RouterCore] = []
+        self._watchers: set[asyncio.Queue[fleet_pb2.FleetView | None]] = set()
+        self._version = 0
+        self._server: RpcServer | None = None
+        self.address = ""
+
+    async def start(self, port: int = 0) -> None:
+        self._server = RpcServer("127.0.0.1", port, token=TOKEN)
+        fleet_pb2_grpc.add_FleetServicer_to_server(self, self._server.server)
+        await self._server.start()
+        self.address = self._server.address
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop(0)
+
+    async def remove(self, worker_id: str) -> None:
+        """The supervisor says that it is dead, whatever is true."""
+        del self.members[worker_id]
+        self.show()
+
+    async def add(self, worker_id: str, role: str = "decode", **attributes) -> FakeWorker:
+        worker = self.workers[worker_id] = FakeWorker(worker_id, role, self)
+        vars(worker).update(attributes)
+        await worker.begin(1)
+        self.show()
+        return worker
+
+    def show(self, *also: fleet_pb2.Member) -> None:
+        self._version += 1
+        for queue in self._watchers:
+            queue.put_nowait(self._view(*also))
+
+    def _view(self, *also: fleet_pb2.Member) -> fleet_pb2.FleetView:
+        return fleet_pb2.FleetView(version=self._version, members=[*self.members.values(), *also])
+
+    async def Watch(self, request, context):  # noqa: N802
+        queue: asyncio.Queue[fleet_pb2.FleetView | None] = asyncio.Queue()
+        self._watchers.add(queue)
+        try:
+            yield self._view()
+            while (view := await queue.get()) is not None:
+                yield view
+        finally:
+            self._watchers.discard(queue)
+
+    async def core(self, *, ready: bool = True, **settings) -> RouterCore:
+        """A router core that has seen all workers; closed with the fixture."""
+        config = RouterConfig(fleet_address=self.address, cluster_token=TOKEN, seed=1, **settings)
+        core = RouterCore(config, RouterMetrics())
+        self.cores.append(core)
+        await core.start()
+        if ready:
+            await eventually(lambda: set(standings(core)) == set(self.members) and all_serving(core))
+        return core
+
+
+def standings(core: RouterCore) -> dict[str, str]:
+    return {member.worker: member.standing.value for member in core._fleet.members}
+
+
+def all_serving(core: RouterCore) -> bool:
+    return set(standings(core).values()) == {"serving"}
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110  # any state of any fake may be what is waited for
+            await asyncio.sleep(0.005)
+
+
+class Ask:
+    """A client: runs `generate` in a task and keeps what came."""
+
+    def __init__(self, core: RouterCore, request: GenerationRequest) -> None:
+        self.core, self.request = core, request
+        self.tokens: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
+        self.positions: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
+        self.finishes: dict[int, FinishEvent] = {}
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> Ask:
+        async with contextlib.aclosing(self.core.generate(self.request)) as events:
+            async for event in events:
+                if isinstance(event, TokenEvent):
+                    self.tokens[event.index].append(event.token.token)
+                    self.positions[event.index].append(event.position)
+                else:
+                    self.finishes[event.index] = event
+        return self
+
+    async def has(self, count: int, index: int = 0) -> None:
+        await eventually(lambda: len(self.tokens[index]) >= count or self.task.done())
+        assert len(self.tokens[index]) >= count, self.task
+
+    @property
+    def is_right(self) -> bool:
+        return all(
+            self.tokens[i] == expected_tokens(self.request.prompt, self.request.sampling[i].max_tokens, i)
+            and self.positions[i] == list(range(self.request.sampling[i].max_tokens))
+            for i in self.tokens
+        )
+
+
+@pytest.fixture
+def ask():
+    def begin(core: RouterCore, tokens: int = 20, *, n: int = 1, prompt=None, request_id="r", deadline_s=None) -> Ask:
+        prompt = tuple(range(100)) if prompt is None else tuple(prompt)
+        sampling = tuple(SamplingParams(seed=1, max_tokens=tokens, choice=choice) for choice in range(n))
+        request = GenerationRequest(request_id=request_id, prompt=prompt, sampling=sampling, deadline_s=deadline_s)
+        return Ask(core, request)
+
+    return begin
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[FakeFleet]:
+    fakes = FakeFleet()
+    await fakes.start()
+    try:
+        yield fakes
+    finally:
+        for core in fakes.cores:
+            await core.close()
+        for worker in fakes.workers.values():
+            await worker.kill()
+        await fakes.stop()
+
+
+@pytest.fixture
+def soon():
+    return eventually
+
+
+@pytest.fixture
+def sampled():
+    def value(core: RouterCore, name: str, **labels: str) -> float:
+        registry = core._metrics.registry
+        return registry.get_sample_value(f"twostroke_{name}", {"role": "router", **labels}) or 0.0
+
+    return value
+
+
+@pytest.fixture
+def standing():
+    return standings

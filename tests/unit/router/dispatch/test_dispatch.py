@@ -1,0 +1,304 @@
+"""Dispatch against real gRPC workers: order, choices, refusals, cancelling, deadlines, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from twostroke.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PeerLost,
+    Unauthenticated,
+)
+from twostroke.kv_cache.block import name_blocks
+from twostroke.rpc.v1 import worker_pb2
+
+
+async def test_an_answer_comes_in_order_and_is_not_closed_at_the_worker(fleet, ask):
+    worker = await fleet.add("decode-0")
+    answer = await ask(await fleet.core()).task
+    assert answer.is_right
+    assert answer.finishes[0].reason == "length"
+    assert worker.closed == []
+    assert list(worker.opens[0].prompt) == list(range(100))
+    assert worker.opens[0].request_id == "r#0"
+    assert worker.opens[0].names == b"".join(name_blocks(range(100), 16))
+
+
+async def test_choices_come_each_with_its_own_tokens_and_finish(fleet, ask):
+    await fleet.add("decode-0")
+    answer = await ask(await fleet.core(), n=3).task
+    assert answer.is_right
+    assert set(answer.finishes) == {0, 1, 2}
+    assert len({tuple(tokens) for tokens in answer.tokens.values()}) == 3
+
+
+async def test_a_prompt_seen_before_is_reused_and_goes_to_the_same_worker(fleet, ask, soon, sampled):
+    for number in range(3):
+        await fleet.add(f"decode-{number}")
+    core = await fleet.core()
+    await ask(core).task
+    await soon(lambda: sampled(core, "index_blocks") > 0)
+    second = await ask(core).task
+    assert second.finishes[0].cached_tokens == 6 * 16
+    used = [worker for worker in fleet.workers.values() if worker.opens]
+    assert len(used) == 1
+    assert sampled(core, "predicted_cached_tokens_total") == 6 * 16
+
+
+async def test_a_burst_of_siblings_goes_where_their_prefix_is_being_computed(fleet, ask):
+    for number in range(3):
+        await fleet.add(f"prefill-{number}", "prefill")
+    worker = await fleet.add("decode-0", hold_at=0)
+    core = await fleet.core()
+    asks = [ask(core, request_id=f"r{number}", prompt=[*range(800), number // 2]) for number in range(8)]
+    try:
+        async with asyncio.timeout(10):
+            while len(worker.opens) < 8:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    finally:
+        worker.hold_at = None
+    assert len({opened.source.worker_id for opened in worker.opens}) == 1
+    assert worker.opens[0].source.worker_id.startswith("prefill-")
+    for each in asks:
+        assert (await each.task).is_right
+
+
+async def test_before_any_decode_worker_is_known_there_are_no_facts(fleet, ask):
+    core = await fleet.core(ready=False)
+    assert not core.is_ready
+    with pytest.raises(PeerLost):
+        _ = core.facts
+    with pytest.raises(PeerLost):
+        await ask(core).task
+    await fleet.add("decode-0")
+    while not core.is_ready:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    assert core.facts.ready
+    assert core.facts.pool_tokens == 500 * 16
+
+
+async def test_a_client_that_leaves_mid_stream_closes_the_answer_at_the_worker(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core, n=2)
+    await answer.has(5, 0)
+    await answer.has(5, 1)
+    answer.task.cancel()
+    await soon(lambda: sorted(worker.closed) == [("r#0", 0), ("r#1", 1)])
+    assert worker.answers == {}
+    assert len(core._fleet.reservations) == 0
+
+
+async def test_a_client_that_leaves_before_the_first_token_closes_the_answer(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=0)
+    core = await fleet.core()
+    answer = ask(core)
+    await soon(lambda: ("r#0", 0) in worker.answers)
+    answer.task.cancel()
+    await soon(lambda: worker.closed == [("r#0", 0)])
+
+
+async def test_a_client_that_leaves_while_its_request_is_being_opened_closes_it(fleet, ask, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    worker.may_open.clear()
+    answer = ask(core)
+    await soon(lambda: len(worker.opens) == 1)
+    answer.task.cancel()
+    await soon(lambda: worker.closed == [("r#0", 0)])
+    worker.may_open.set()
+
+
+async def test_a_client_that_leaves_while_nobody_serves_leaves_nothing(fleet, ask, soon, standing):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    await worker.kill()
+    await soon(lambda: standing(core) == {"decode-0": "suspect"})
+    answer = ask(core)
+    await soon(lambda: "r" in core._open)
+    answer.task.cancel()
+    await soon(lambda: not core._open)
+    assert len(core._fleet.reservations) == 0
+
+
+async def test_a_deadline_that_passes_mid_stream_ends_the_request_and_closes_it(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core, deadline_s=time.time() + 0.5)
+    with pytest.raises(DeadlineExceeded, match="after 5 tokens"):
+        await answer.task
+    await soon(lambda: worker.closed == [("r#0", 0)])
+    assert worker.opens[0].deadline_s == pytest.approx(answer.request.deadline_s)
+
+
+async def test_a_deadline_that_has_passed_reaches_no_worker(fleet, ask):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    with pytest.raises(DeadlineExceeded):
+        await ask(core, deadline_s=time.time() - 1).task
+    assert worker.opens == []
+
+
+async def test_a_full_worker_is_passed_over(fleet, ask):
+    full = await fleet.add("decode-0", refusal=Overloaded("queue is full"))
+    free = await fleet.add("decode-1")
+    core = await fleet.core()
+    answers = [ask(core, request_id=f"r{number}", prompt=range(number, 60)) for number in range(12)]
+    for answer in answers:
+        assert (await answer.task).is_right
+    assert full.opens
+    assert len(free.opens) == 12
+    assert full.closed == []
+
+
+async def test_when_all_workers_are_full_the_client_hears_overloaded_at_once(fleet, ask):
+    for number in range(2):
+        await fleet.add(f"decode-{number}", refusal=Overloaded("queue is full"))
+    core = await fleet.core()
+    with pytest.raises(Overloaded, match="all 2 decode workers"):
+        await ask(core).task
+
+
+async def test_what_a_worker_says_about_the_request_itself_reaches_the_client(fleet, ask):
+    worker = await fleet.add("decode-0", refusal=InvalidRequest("too long by 3 tokens", field="prompt"))
+    core = await fleet.core()
+    with pytest.raises(InvalidRequest, match="too long by 3") as raised:
+        await ask(core).task
+    assert raised.value.field == "prompt"
+    assert len(worker.opens) == 1
+
+
+async def test_an_error_entry_is_an_error_and_never_a_plain_end(fleet, ask):
+    await fleet.add("decode-0", fail_answers=InternalError("sampler broke"))
+    core = await fleet.core()
+    answer = ask(core)
+    with pytest.raises(InternalError, match="sampler broke"):
+        await answer.task
+    assert answer.finishes == {}
+
+
+async def test_a_failing_choice_takes_its_siblings_along_and_no_other_request(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    other = ask(core, request_id="other")
+    await other.has(5)
+    answer = ask(core, n=2, prompt=range(7))
+    await answer.has(5, 0)
+    await answer.has(5, 1)
+    entry = worker_pb2.TokenEntry(
+        request_id="r#0",
+        attempt=1,
+        finish_reason="error",
+        error=worker_pb2.ErrorInfo(kind="InternalError", message="broke"),
+    )
+    worker.streams[core.router_id].put_nowait(worker_pb2.TokenBatch(entries=[entry]))
+    with pytest.raises(InternalError):
+        await answer.task
+    await soon(lambda: worker.closed == [("r#1", 2)])
+    worker.hold_at = None
+    assert (await other.task).is_right
+
+
+async def test_two_open_requests_may_not_share_an_id(fleet, ask):
+    worker = await fleet.add("decode-0", hold_at=1)
+    core = await fleet.core()
+    first = ask(core)
+    await first.has(1)
+    with pytest.raises(InvalidRequest) as raised:
+        await ask(core).task
+    assert raised.value.field == "request_id"
+    worker.hold_at = None
+    assert (await first.task).is_right
+    assert (await ask(core).task).is_right
+
+
+async def test_a_choice_finished_early_ends_as_stop_and_is_closed(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core, n=2)
+    await answer.has(5, 0)
+    await answer.has(5, 1)
+    await core.finish_early("r", 0)
+    await core.finish_early("r", 0)
+    await core.finish_early("nobody", 0)
+    await soon(lambda: 0 in answer.finishes)
+    assert answer.finishes[0].reason == "stop"
+    await soon(lambda: worker.closed == [("r#0", 0)])
+    worker.hold_at = None
+    await answer.task
+    assert len(answer.tokens[0]) == 5
+    assert len(answer.tokens[1]) == 20
+
+
+async def test_an_aborted_request_ends_as_cancelled(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    assert await core.abort("r")
+    with pytest.raises(Cancelled):
+        await answer.task
+    await soon(lambda: worker.closed == [("r#0", 0)])
+    assert not await core.abort("r")
+
+
+async def test_a_draining_router_finishes_what_is_open_and_takes_nothing_new(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    assert await core.drain(time.time() + 0.05) == 1
+    assert core.is_draining
+    assert not core.is_ready
+    with pytest.raises(Draining):
+        await ask(core, request_id="new").task
+    draining = asyncio.create_task(core.drain(time.time() + 10))
+    worker.hold_at = None
+    assert (await answer.task).is_right
+    assert await draining == 0
+
+
+async def test_a_router_that_closes_tells_clients_and_workers(fleet, ask, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    await core.close()
+    with pytest.raises(Draining):
+        await answer.task
+    assert worker.closed == [("r#0", 0)]
+
+
+async def test_a_frozen_answer_does_not_hold_up_others(fleet, ask):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    stuck = ask(core)
+    await stuck.has(5)
+    short = await ask(core, tokens=4, request_id="short", prompt=range(9)).task
+    assert short.is_right
+    worker.hold_at = None
+    await stuck.task
+
+
+async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
+    from router.dispatch import RouterCore
+    from router.metrics import RouterMetrics
+    from twostroke.config import RouterConfig
+
+    core = RouterCore(RouterConfig(fleet_address=fleet.address, cluster_token="wrong"), RouterMetrics())
+    await core.start()
+    try:
+        async with asyncio.timeout(10):
+            while "token" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert Unauthenticated.__name__ in caplog.text or "twostroke-token" in caplog.text
+    finally:
+        await core.close()

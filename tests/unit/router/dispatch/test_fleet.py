@@ -1,0 +1,285 @@
+"""The fleet view: who may get work, whose events count, what a router knows after everything went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from router.dispatch import RouterCore
+from router.metrics import RouterMetrics
+from twostroke.config import RouterConfig
+from twostroke.errors import ConfigError
+from twostroke.ids import BlockName
+from twostroke.kv_cache.block import name_blocks
+from twostroke.rpc.v1 import control_pb2
+
+CHAIN = name_blocks(list(range(320)), 16)
+
+
+def index_equals_truth(core: RouterCore, *workers) -> bool:
+    return all(core._fleet.index.names_of(worker.worker_id) == worker.log_names for worker in workers)
+
+
+async def test_a_router_needs_a_fleet_address_and_a_known_policy():
+    with pytest.raises(ConfigError, match="fleet"):
+        RouterCore(RouterConfig(), RouterMetrics())
+    with pytest.raises(ConfigError, match="round-robin"):
+        RouterCore(RouterConfig(fleet_address="127.0.0.1:1", policy="best"), RouterMetrics())
+
+
+async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, standing, soon, monkeypatch):
+    monkeypatch.setattr("router.feed.RETRY_PAUSE_S", 0.4)
+    first, second = await fleet.add("decode-0"), await fleet.add("decode-1")
+    core = await fleet.core()
+    first.break_events()
+    await soon(lambda: standing(core)["decode-0"] == "suspect")
+    for number in range(6):
+        await ask(core, prompt=range(number, 50)).task
+    assert standing(core)["decode-0"] == "suspect"
+    assert first.opens == []
+    assert len(second.opens) == 6
+    await soon(lambda: standing(core)["decode-0"] == "serving")
+
+
+async def test_a_worker_that_falls_silent_is_suspect(fleet, standing, soon, monkeypatch):
+    monkeypatch.setattr("router.feed.SILENCE_S", 0.3)
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    worker._pulse.cancel()
+    await soon(lambda: standing(core)["decode-0"] == "suspect")
+
+
+async def test_streams_of_a_suspect_worker_go_on(fleet, ask, standing, soon, monkeypatch):
+    monkeypatch.setattr("router.feed.RETRY_PAUSE_S", 0.4)
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    worker.break_events()
+    await soon(lambda: standing(core)["decode-0"] == "suspect")
+    worker.hold_at = None
+    assert (await answer.task).is_right
+    assert len(worker.opens) == 1
+
+
+async def test_when_the_supervisor_says_dead_answers_move_without_waiting_for_the_link(fleet, ask):
+    first, second = await fleet.add("decode-0", hold_at=8), await fleet.add("decode-1", hold_at=8)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(8)
+    dead, other = (first, second) if first.opens else (second, first)
+    other.hold_at = None
+    await fleet.remove(dead.worker_id)
+    assert (await answer.task).is_right
+    assert len(other.opens[0].emitted) == 8
+
+
+async def test_an_earlier_life_is_refused_and_counted(fleet, sampled, standing, soon):
+    worker = await fleet.add("decode-0")
+    zombie = worker.member()
+    await worker.kill()
+    await worker.begin(2)
+    core = await fleet.core()
+    fleet.show(zombie)
+    await soon(lambda: sampled(core, "stale_epochs_refused_total") == 1)
+    assert core._fleet.member("decode-0").epoch == worker.epoch
+    assert standing(core) == {"decode-0": "serving"}
+    del fleet.members["decode-0"]
+    fleet.show(zombie)
+    await soon(lambda: sampled(core, "stale_epochs_refused_total") == 2)
+    assert standing(core) == {}
+
+
+async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, standing, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    for name in CHAIN:
+        worker.log.stored(name)
+    worker.publish()
+    await soon(lambda: len(core._fleet.index) == len(CHAIN))
+    await worker.kill()
+    await worker.begin(2)
+    fleet.show()
+    await soon(lambda: standing(core) == {"decode-0": "serving"})
+    assert len(core._fleet.index) == 0
+    assert core._fleet.member("decode-0").epoch == worker.epoch
+
+
+async def test_a_process_that_is_another_life_than_listed_is_not_used(fleet, sampled, soon, standing):
+    worker = await fleet.add("decode-0")
+    listed = fleet.members["decode-0"]
+    listed.epoch = "0.00000000000000aa"
+    core = await fleet.core(ready=False)
+    await soon(lambda: sampled(core, "stale_epochs_refused_total") >= 1)
+    assert standing(core) == {"decode-0": "joining"}
+    listed.epoch = str(worker.epoch)
+    fleet.show()
+    await soon(lambda: core.is_ready)
+
+
+async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, standing, soon, caplog):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    other = await fleet.add("decode-1", fingerprint="toy/2")
+    await soon(lambda: standing(core).get("decode-1") == "refused")
+    refusal = next(record for record in caplog.records if record.levelname == "ERROR")
+    assert "toy/1" in refusal.getMessage()
+    assert "toy/2" in refusal.getMessage()
+    for number in range(6):
+        await ask(core, prompt=range(number, 50)).task
+    assert other.opens == []
+    assert len(worker.opens) == 6
+
+
+async def test_a_draining_worker_finishes_what_it_has_and_gets_nothing_new(fleet, ask, standing, soon):
+    first, second = await fleet.add("decode-0", hold_at=5), await fleet.add("decode-1", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    draining, other = (first, second) if first.opens else (second, first)
+    draining.load.state = control_pb2.WORKER_STATE_DRAINING
+    await soon(lambda: standing(core)[draining.worker_id] == "draining")
+    draining.hold_at = other.hold_at = None
+    await ask(core, request_id="new").task
+    assert len(other.opens) == 1
+    assert (await answer.task).is_right
+
+
+async def test_a_router_outlives_its_supervisor(fleet, ask, soon, standing):
+    await fleet.add("decode-0")
+    core = await fleet.core()
+    port = int(fleet.address.rpartition(":")[2])
+    await fleet.stop()
+    assert (await ask(core).task).is_right
+    await fleet.start(port)
+    await fleet.add("decode-1")
+    await soon(lambda: standing(core) == {"decode-0": "serving", "decode-1": "serving"})
+
+
+async def test_lost_batches_are_replayed(fleet, sampled, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    worker.log.stored(CHAIN[0])
+    worker.log.publish()
+    worker.log.stored(CHAIN[1])
+    worker.publish()
+    await soon(lambda: index_equals_truth(core, worker) and len(core._fleet.index) == 2)
+    assert sampled(core, "event_gaps_total") >= 1
+    assert sampled(core, "event_snapshots_total") == 1
+
+
+async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, soon, standing):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    for name in CHAIN[:5]:
+        worker.log.stored(name)
+    worker.publish()
+    await soon(lambda: len(core._fleet.index) == 5)
+    core._fleet.index._shelves["decode-0"].names.discard(CHAIN[2])
+    await soon(lambda: sampled(core, "event_divergences_total") == 1)
+    await soon(lambda: index_equals_truth(core, worker))
+    assert sampled(core, "event_snapshots_total") == 2
+    assert standing(core) == {"decode-0": "serving"}
+
+
+async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, soon):
+    workers = [await fleet.add(f"decode-{number}") for number in range(3)]
+    core = await fleet.core()
+    names = [BlockName(bytes([number]) * 16) for number in range(200)]
+    for turn in range(300):
+        worker = workers[turn % 3]
+        name = names[turn * 37 % 200]
+        (worker.log.removed if name in worker.log_names else worker.log.stored)(name)
+        if turn % 11 == 0:
+            worker.log.publish()
+        elif turn % 50 == 0:
+            worker.break_events()
+        else:
+            worker.publish()
+        if turn == 150:
+            await worker.kill()
+            await worker.begin(2)
+            fleet.show()
+        await asyncio.sleep(0)
+    for worker in workers:
+        worker.publish()
+    await soon(lambda: index_equals_truth(core, *workers))
+
+
+async def test_a_subscriber_gets_a_snapshot_of_every_worker_and_then_what_changes(fleet, soon):
+    first, second = await fleet.add("decode-0"), await fleet.add("prefill-0", "prefill")
+    core = await fleet.core()
+    first.log.stored(CHAIN[0])
+    first.publish()
+    await soon(lambda: len(core._fleet.index) == 1)
+    events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
+    begun = [await anext(events), await anext(events)]
+    assert {(batch.worker_id, batch.snapshot, batch.stored) for batch in begun} == {
+        ("decode-0", True, CHAIN[0]),
+        ("prefill-0", True, b""),
+    }
+    second.log.stored(CHAIN[1])
+    async for batch in events:
+        assert not batch.snapshot
+        if batch.stored:
+            break
+    assert (batch.worker_id, batch.stored, batch.block_count) == ("prefill-0", CHAIN[1], 1)
+    await events.aclose()
+
+
+async def test_a_subscriber_that_names_the_next_sequence_gets_no_snapshot(fleet, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    following = core._fleet.index.next_sequence("decode-0", worker.epoch)
+    request = control_pb2.SubscribeKvEventsRequest(
+        epoch=str(worker.epoch), start_sequence=following, worker_id="decode-0"
+    )
+    events = core.subscribe(request)
+    batch = await anext(events)
+    assert not batch.snapshot
+    assert batch.sequence == following
+    await events.aclose()
+
+
+async def test_a_subscriber_that_falls_far_behind_starts_again_from_snapshots(fleet, soon, monkeypatch):
+    monkeypatch.setattr("router.event_relay.MAX_BEHIND", 3)
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
+    assert (await anext(events)).snapshot
+    worker.log.stored(CHAIN[0])
+    start = worker.log.sequence
+    await soon(lambda: core._fleet.index.next_sequence("decode-0", worker.epoch) > start + 8)
+    batches = [await anext(events) for _ in range(4)]
+    snapshots = [batch for batch in batches if batch.snapshot]
+    assert snapshots
+    assert snapshots[-1].stored == CHAIN[0]
+    await events.aclose()
+
+
+async def test_loads_and_members_can_be_seen(fleet, soon):
+    worker = await fleet.add("decode-0")
+    await fleet.add("prefill-0", "prefill")
+    core = await fleet.core()
+    worker.load.running = 3
+    await soon(lambda: core.loads()[0].load.running == 3)
+    assert {load.worker_id for load in core.loads()} == {"decode-0", "prefill-0"}
+    value = core._metrics.registry.get_sample_value
+    assert value("twostroke_fleet_members", {"role": "decode", "state": "serving"}) == 1
+    assert value("twostroke_worker_running", {"worker": "decode-0", "role": "decode"}) == 3
+    assert value("twostroke_worker_pages", {"worker": "decode-0", "role": "decode", "state": "free"}) == 500
+    assert value("twostroke_worker_event_age_seconds", {"worker": "prefill-0", "role": "prefill"}) < 10
+
+
+async def test_a_waiting_request_is_placed_as_soon_as_a_worker_joins(fleet, ask, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    await worker.kill()
+    await fleet.remove("decode-0")
+    await soon(lambda: not core.is_ready)
+    answer = ask(core, deadline_s=time.time() + 30)
+    await soon(lambda: "r" in core._open)
+    await fleet.add("decode-1")
+    assert (await answer.task).is_right
