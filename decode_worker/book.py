@@ -156,7 +156,7 @@ class AnswerBook(RoleServices):
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.gate), host.rpc.server)
 
     def begin(self, request_id: str, tokens: ListOf[int], names: ListOf[BlockName]) -> ResidentJob:
-        return ResidentJob(self._host.pool, names)
+        return ResidentJob(self._host.pool, names, self._host.loop.wake)
 
     @property
     def open_requests(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from twostroke.errors import TransferFailed
 from twostroke.ids import BlockName, PageId
@@ -12,8 +12,9 @@ from twostroke.kv_cache.pool import BlockPool
 class ResidentJob:
     """Holds those blocks of a pull that were here when it began."""
 
-    def __init__(self, pool: BlockPool, names: Sequence[BlockName]) -> None:
+    def __init__(self, pool: BlockPool, names: Sequence[BlockName], wake: Callable[[], None]) -> None:
         self._pool = pool
+        self._wake = wake
         self._pages = pool.share_filled(names)
 
     def page(self, block: int) -> PageId | None:
@@ -27,3 +28,4 @@ class ResidentJob:
 
     def close(self) -> None:
         self._pool.release([page for page in self._pages if page is not None])
+        self._wake()

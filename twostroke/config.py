@@ -89,6 +89,15 @@ class ScheduleConfig:
         _positive("--max-num-batched-tokens", self.max_num_batched_tokens)
         _positive("max_waiting", self.max_waiting)
 
+    def check_budget(self) -> None:
+        """Raises ConfigError where one token for each sequence would use up a step, so that no prompt ever ran."""
+        if self.max_num_batched_tokens <= self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be more than "
+                f"--max-num-seqs ({self.max_num_seqs})",
+                field="max_num_batched_tokens",
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -118,6 +127,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _positive("--threads", self.threads)
+        self.schedule.check_budget()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +179,7 @@ class ClusterConfig:
         if self.decode < 1:
             raise ConfigError(f"--decode must be at least 1, got {self.decode}", field="decode")
         _positive("--threads", self.threads)
+        self.schedule.check_budget()
 
 
 def to_json(config: object) -> str:

@@ -72,10 +72,10 @@ class WorkLoop:
         while True:
             self._wake.clear()
             step = self._plan(role)
-            if step is None:
-                await self._wake.wait()
-            else:
+            if step is not None:
                 await self._run(step, role)
+            else:
+                await self._wake.wait()
 
     def _plan(self, role: Role) -> Step | None:
         for admission in self._scheduler.admit():
@@ -86,6 +86,7 @@ class WorkLoop:
             self._metrics.preemptions.inc()
             log.info("preempted request=%s known=%d", sequence.request_id, len(sequence.known))
             role.preempted(sequence)
+            self.wake()  # its pages may admit others
         self._progress.tell()
         return step
 

@@ -1,0 +1,266 @@
+"""A cluster of real processes without Ray: workers and router as users run them, and a Fleet service in the test."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+from cluster.fleet_service import FleetService
+from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig, to_json
+from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+TOKEN = "token-of-the-test-cluster"
+PATIENCE_S = 90.0
+"""Bounds every wait: a hang fails the test that hangs."""
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    config: WorkerConfig
+    process: asyncio.subprocess.Process
+    info: dict[str, object] = field(default_factory=dict)
+    state: control_pb2.WorkerState = control_pb2.WORKER_STATE_STARTING
+
+
+class ProcessCluster:
+    """Start with `running_cluster`. Every worker is a process that can be killed, stopped and started again."""
+
+    def __init__(
+        self, folder: Path, model: ModelConfig, cache: CacheConfig, schedule: ScheduleConfig, policy: str
+    ) -> None:
+        self.folder = folder
+        self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
+        self.workers: dict[str, WorkerProcess] = {}
+        self.http = ""
+        self.grpc = ""
+        self._router: asyncio.subprocess.Process | None = None
+        self._fleet = FleetService()
+        self._fleet_server = RpcServer("127.0.0.1", 0, token=TOKEN)
+        fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
+        self._version = 0
+
+    async def start(self, prefill: int, decode: int, model_dir: Path | None) -> None:
+        await self._fleet_server.start()
+        names = [(Role.PREFILL, index) for index in range(prefill)] + [(Role.DECODE, index) for index in range(decode)]
+        await asyncio.gather(
+            self.start_router(model_dir),
+            *(self.start_worker(role, f"{role.value}-{index}", 1) for role, index in names),
+        )
+        await self._until_ready()
+
+    async def start_router(self, model_dir: Path | None) -> None:
+        config = RouterConfig(
+            http_port=0,
+            grpc_port=0,
+            fleet_address=self._fleet_server.address,
+            cluster_token=TOKEN,
+            model_dir=str(model_dir or ""),
+            served_model_name=self.model.public_name,
+            policy=self.policy,
+            seed=7,
+        )
+        self._router = await self._spawn("router", to_json(config))
+        addresses = await self._first_line(self._router)
+        self.http, self.grpc = f"http://{addresses['http']}", str(addresses["grpc"])
+
+    async def start_worker(self, role: Role, worker_id: str, incarnation: int, **changes: object) -> None:
+        config = WorkerConfig(
+            role=role,
+            worker_id=worker_id,
+            incarnation=incarnation,
+            cluster_token=TOKEN,
+            model=self.model,
+            cache=self.cache,
+            schedule=self.schedule,
+        )
+        config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # any field of the config
+        module = "prefill_worker" if role is Role.PREFILL else "decode_worker"
+        worker = WorkerProcess(config, await self._spawn(module, to_json(config)))
+        self.workers[worker_id] = worker
+        worker.info = await self._first_line(worker.process)
+        worker.state = control_pb2.WORKER_STATE_SERVING
+        self.publish()
+
+    async def kill(self, worker_id: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill a worker and tell the fleet, as the supervisor does."""
+        worker = self.workers[worker_id]
+        worker.process.send_signal(number)
+        await asyncio.wait_for(worker.process.wait(), PATIENCE_S)
+        worker.state = control_pb2.WORKER_STATE_DEAD
+        self.publish()
+
+    async def restart(self, worker_id: str) -> None:
+        config = self.workers[worker_id].config
+        await self.start_worker(config.role, worker_id, config.incarnation + 1)
+
+    def publish(self) -> None:
+        self._version += 1
+        members = [
+            fleet_pb2.Member(
+                worker_id=name,
+                role=worker.config.role.value,
+                address=str(worker.info.get("address", "")),
+                epoch=str(worker.info.get("epoch", "")),
+                state=worker.state,
+            )
+            for name, worker in self.workers.items()
+        ]
+        self._fleet.publish(fleet_pb2.FleetView(version=self._version, members=members))
+
+    async def load(self, worker_id: str) -> control_pb2.Load:
+        channel = PeerChannel(str(self.workers[worker_id].info["address"]), TOKEN)
+        try:
+            stub = control_pb2_grpc.ControlStub(channel.channel)
+            answer = await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=channel.metadata, timeout=PATIENCE_S)
+            return answer.workers[0].load
+        finally:
+            await channel.close()
+
+    async def assert_quiet(self) -> None:
+        """Every page of every living worker is free or cached, and nothing waits or runs; soon, if not at once."""
+        for name, worker in self.workers.items():
+            if worker.state != control_pb2.WORKER_STATE_SERVING:
+                continue
+            for _ in range(100):
+                load = await self.load(name)
+                busy = (load.pages_active, load.pages_arriving, load.pages_quarantined, load.running, load.waiting)
+                if not any(busy):
+                    break
+                await asyncio.sleep(0.1)
+            assert not any(busy), f"{name} still holds something: {load}"
+            assert load.pages_free + load.pages_cached == load.pages_total
+
+    async def close(self) -> None:
+        processes = [worker.process for worker in self.workers.values()]
+        if self._router is not None:
+            processes.insert(0, self._router)
+        for process in processes:
+            if process.returncode is None:
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGTERM)
+        for process in processes:
+            try:
+                await asyncio.wait_for(process.wait(), 15)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+        await self._fleet_server.stop(0)
+
+    def metric(self, worker_id: str, name: str) -> float:
+        """The sum over all series of one metric of a worker."""
+        import urllib.request
+
+        with urllib.request.urlopen(f"http://{self.workers[worker_id].info['metrics_address']}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+
+    async def _spawn(self, module: str, config: str) -> asyncio.subprocess.Process:
+        log_file = (self.folder / f"{module}-{len(self.workers)}-{os.urandom(2).hex()}.log").open("wb")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log_file
+        )
+        log_file.close()
+        assert process.stdin is not None
+        process.stdin.write(config.encode())
+        process.stdin.close()
+        return process
+
+    async def _first_line(self, process: asyncio.subprocess.Process) -> dict[str, object]:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
+        assert line, f"a process ended before it was ready; logs:\n{self.logs()[-4000:]}"
+        said: dict[str, object] = json.loads(line)
+        return said
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
+
+    async def _until_ready(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            async with grpc.aio.insecure_channel(self.grpc) as channel:
+                stub = control_pb2_grpc.ControlStub(channel)
+                while True:
+                    try:
+                        loads = await stub.GetLoad(control_pb2.GetLoadRequest())
+                        if len(loads.workers) == len(self.workers):
+                            return
+                    except grpc.aio.AioRpcError:
+                        pass
+                    await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def running_cluster(
+    *,
+    prefill: int,
+    decode: int,
+    model: ModelConfig,
+    model_dir: Path | None = None,
+    cache: CacheConfig | None = None,
+    schedule: ScheduleConfig | None = None,
+    policy: str = "kv",
+) -> AsyncIterator[ProcessCluster]:
+    """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = ProcessCluster(
+            Path(folder),
+            model,
+            cache or CacheConfig(kv_cache_memory_bytes=256 << 20),
+            schedule or ScheduleConfig(),
+            policy,
+        )
+        try:
+            await cluster.start(prefill, decode, model_dir)
+            yield cluster
+            await cluster.assert_quiet()
+        except BaseException:
+            print(cluster.logs()[-8000:])
+            raise
+        finally:
+            await cluster.close()
+
+
+class Client:
+    """A gRPC client of the front door that speaks token ids."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(address)
+        self.stub = inference_pb2_grpc.InferenceStub(self.channel)
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    def stream(self, prompt: Sequence[int], **options: object) -> AsyncIterator[inference_pb2.GenerateResponse]:
+        """Responses to one request; options: max_tokens, temperature, seed, n, top_p, ignore_eos, ..."""
+        return self.stub.Generate(generate_request(prompt, **options), timeout=PATIENCE_S).__aiter__()
+
+    async def tokens(self, prompt: Sequence[int], **options: object) -> list[int]:
+        """The whole answer of choice 0."""
+        return [token async for response in self.stream(prompt, **options) for token in response.token_ids]
+
+
+def generate_request(prompt: Sequence[int], **options: object) -> inference_pb2.GenerateRequest:
+    stop_fields = {"max_tokens", "min_tokens", "ignore_eos", "stop", "stop_token_ids"}
+    request_fields = {"n", "request_id", "cache_salt", "model"}
+    stop = {key: value for key, value in options.items() if key in stop_fields}
+    outer = {key: value for key, value in options.items() if key in request_fields}
+    sampling = {key: value for key, value in options.items() if key not in stop_fields | request_fields}
+    return inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=prompt),
+        sampling=inference_pb2.SamplingOptions(**sampling),  # type: ignore[arg-type]  # checked by protobuf
+        stop=inference_pb2.StopOptions(**stop),  # type: ignore[arg-type]
+        **outer,  # type: ignore[arg-type]
+    )

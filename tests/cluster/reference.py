@@ -1,0 +1,96 @@
+"""What transformers says: greedy continuations of the default model in float32, with the gap of its top two logits."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+NEW_TOKENS = 16
+NEAR_TIE = 1e-4
+"""Where the reference's top two logits are closer than this, rounding decides: listed, not failed."""
+
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 80, 96, 100, 128, 200, 300, 1000, 1500)
+
+CHATS = (
+    "What is the capital of France?",
+    "Write a haiku about rivers.",
+    "Explain why the sky is blue to a child of five, in three sentences.",
+    "List five animals that live in the sea.",
+    "Translate 'good morning, my friend' into Spanish and Italian.",
+    "What is 17 times 23? Show the steps.",
+    "Give me a recipe for pancakes with the ingredients first.",
+    "Who wrote Hamlet, and when was it first performed?",
+    "Summarise the plot of Romeo and Juliet in two sentences.",
+    "Name three causes of the first world war and explain each briefly.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    name: str
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    gaps: tuple[float, ...]
+    """Between the two highest logits, per answer token."""
+
+
+def references(model_dir: Path) -> list[Reference]:
+    """At least 30 prompts: exact lengths around block borders, long ones, and real chats."""
+    torch.set_num_threads(2)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model.eval()
+    prompts = {f"length {length}": _words(tokenizer, length) for length in LENGTHS}
+    for number, chat in enumerate(CHATS):
+        message = [{"role": "user", "content": chat}]
+        encoded = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)
+        prompts[f"chat {number}"] = list(encoded["input_ids"])
+    try:
+        return [_continue(model, name, prompt) for name, prompt in prompts.items()]
+    finally:
+        torch.set_num_threads(1)
+
+
+def _words(tokenizer: object, length: int) -> list[int]:
+    """Ordinary words, `length` tokens of them; prompts of different lengths share no first block."""
+    draw = random.Random(length)
+    text = " ".join(" ".join(draw.sample(CHATS, len(CHATS))) for _ in range(1 + length // 80))
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])[:length]  # type: ignore[operator]
+
+
+def _continue(model: object, name: str, prompt: list[int]) -> Reference:
+    with torch.inference_mode():
+        out = model.generate(  # type: ignore[attr-defined]
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+            pad_token_id=0,
+        )
+    answer = out.sequences[0, len(prompt) :].tolist()
+    tops = [logits[0].topk(2).values for logits in out.logits]
+    return Reference(name, tuple(prompt), tuple(answer), tuple(float(top[0] - top[1]) for top in tops))
+
+
+def mismatches(expected: list[Reference], answers: dict[str, list[int]]) -> list[str]:
+    """Answers that differ although the reference was sure; near ties are printed only."""
+    wrong: list[str] = []
+    for reference in expected:
+        answer = answers[reference.name]
+        if answer == list(reference.answer):
+            continue
+        pairs = zip(answer, reference.answer, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(answer), len(reference.answer)))
+        gap = reference.gaps[first] if first < len(reference.gaps) else 1.0
+        line = f"{reference.name}: token {first} differs, the reference's gap is {gap:.2e}: {answer} {reference.answer}"
+        if gap < NEAR_TIE:
+            print("near tie:", line)
+        else:
+            wrong.append(line)
+    return wrong
