@@ -1,0 +1,71 @@
+"""`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
+
+CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names
+both addresses once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any
+
+from router.dispatch import RouterCore
+from router.metrics import RouterMetrics
+from router.server import RouterServer
+from router.text import load_text
+from twostroke.config import RouterConfig, from_json
+from twostroke.errors import ConfigError
+from twostroke.telemetry import configure_logging
+
+DRAIN_GRACE_S = 3.0
+"""For open requests after SIGTERM: launchers kill after five. Longer drains are asked for with Control.Drain."""
+
+
+async def serve(config: RouterConfig) -> None:
+    metrics = RouterMetrics()
+    core = RouterCore(config, metrics)
+    configure_logging(core.router_id)
+    server = RouterServer(config, core, load_text(config.model_dir), metrics, router_id=core.router_id)
+    signals = _signals()
+    await core.start()
+    try:
+        async with server.serving():
+            print(json.dumps({"http": server.http_address, "grpc": server.grpc_address}), flush=True)
+            if await signals.get() == signal.SIGTERM:
+                await _first(server.drain(DRAIN_GRACE_S), signals.get())
+            await core.close()
+    finally:
+        await core.close()
+
+
+def main() -> int:
+    try:
+        text = sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read()
+        asyncio.run(serve(from_json(RouterConfig, text)))
+    except ConfigError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _signals() -> asyncio.Queue[signal.Signals]:
+    caught: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, caught.put_nowait, number)
+    return caught
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.create_task(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
