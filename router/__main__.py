@@ -1,7 +1,7 @@
 """`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
 
-CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names
-both addresses once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not.
+CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names both addresses
+once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not.
 """
 
 from __future__ import annotations

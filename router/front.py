@@ -115,6 +115,9 @@ class Front:
                     call = await self._prepare(ask, request_ids, received_s)
                     await _Answer(self, call, sink).run()
             status = "ok"
+        except asyncio.CancelledError:
+            log.info("request cancelled request=%s", ask.request_id)
+            raise
         except ServeError as error:
             status = type(error).__name__
             log.info("request failed request=%s error=%s message=%s", ask.request_id, status, error.message)
@@ -228,6 +231,15 @@ class _Answer:
             prompt_tokens = sum(len(request.prompt) for request in self._call.requests)
             usage = Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
         await self._sink(TextEvent(index, rest, finish=reason, usage=usage))
+        if usage is not None:
+            log.info(
+                "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
+                self._call.ask.request_id,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                1000 * (time.monotonic() - self._call.received_s),
+            )
 
     def _count_cached(self, tokens: int) -> None:
         """Of several choices for one prompt the later ones always reuse the first: the least is what was there."""

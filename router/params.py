@@ -15,6 +15,8 @@ MAX_CHOICES = 128
 """Answers to one prompt; more is a mistake in the client, or an attack."""
 MAX_PROMPTS = 1024
 """Prompts in one request."""
+MAX_ANSWERS = 1024
+"""Choices of all prompts of one request together."""
 MAX_STOP_STRINGS = 16
 """OpenAI allows 4; every token is searched for each of them."""
 MAX_STOP_CHARS = 1024
@@ -101,6 +103,15 @@ class Ask:
     salt: bytes = b""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
+
+    def __post_init__(self) -> None:
+        answers = len(self.prompts) * self.options.n
+        if answers > MAX_ANSWERS:
+            raise InvalidRequest(
+                f"n: {len(self.prompts)} prompts with {self.options.n} choices make {answers} answers; "
+                f"one request may have {MAX_ANSWERS}",
+                field="n",
+            )
 
 
 def check_request_id(request_id: str, name: str) -> str:

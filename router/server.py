@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S = 0.25
 """How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
+KEEP_ALIVE_S = 75
+"""Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
 CLOSE_GRACE_S = 1.0
 """For streams that are still open when the doors close."""
 
@@ -55,6 +57,7 @@ class RouterServer:
                 log_config=None,
                 access_log=False,
                 ws="none",
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(CLOSE_GRACE_S),
             )
         )

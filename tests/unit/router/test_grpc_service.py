@@ -46,7 +46,7 @@ async def test_every_token_is_its_own_message_and_the_last_has_the_usage(doors):
 
 
 async def test_each_choice_ends_with_its_reason_and_stop_strings_are_applied(doors):
-    doors.dispatcher.script = lambda request, index: tokens(["ab|cd", "abcdef"][index])
+    doors.dispatcher.script = lambda request, index: tokens(("ab|cd", "abcdef")[index])
     messages = await answers(doors, ask(n=2, stop=inference_pb2.StopOptions(stop=["|"])))
     for index, (text, reason) in enumerate([("ab", "stop"), ("abcdef", "length")]):
         mine = [message for message in messages if message.index == index]
@@ -82,6 +82,7 @@ async def test_fields_that_are_not_set_have_their_defaults_not_zero(doors):
     params = doors.dispatcher.requests[0].sampling[0]
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, None, 1.0)
     assert (params.max_tokens, params.logprobs) == (16, None)
+    assert doors.dispatcher.requests[0].deadline_s is None
 
 
 async def test_logprobs_come_with_their_tokens(doors):

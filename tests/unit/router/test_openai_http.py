@@ -258,6 +258,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "a", "n": 0}, "n"),
         (TEXT, {"prompt": "a", "n": 129}, "n"),
         (TEXT, {"prompt": "a", "n": 1.5}, "n"),
+        (TEXT, {"prompt": ["a"] * 9, "n": 128}, "n"),
+        (TEXT, {"prompt": ["a"] * 1025}, "prompt"),
         (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
         (TEXT, {"prompt": "a", "stop": [""]}, "stop"),
         (TEXT, {"prompt": "a", "stop": [1]}, "stop"),
