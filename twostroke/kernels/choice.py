@@ -16,6 +16,6 @@ def choose_attention(pool: torch.Tensor, *, heads: int, scale: float, kernels_di
     """The native kernel on a CPU where one can be built, else torch. Built libraries are kept in `kernels_dir`."""
     if pool.device.type == "cpu" and pool.dtype in DTYPES:
         library = load_kernels(kernels_dir)
-        if library is not None and library.twostroke_supports(DTYPES[pool.dtype]):
+        if library is not None:
             return NativeAttention(pool, heads, scale, library)
     return TorchAttention(pool, heads, scale)

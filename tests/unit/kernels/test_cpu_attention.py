@@ -214,3 +214,24 @@ def test_a_compiler_that_does_not_know_the_machine_builds_a_plain_library(
     )
     pool = case.pool.clone()
     check_against_reference(case, NativeAttention(pool, case.heads, case.scale, library), pool)
+
+
+def test_float16_is_rounded_as_torch_rounds_it(library: ctypes.CDLL) -> None:
+    """v goes to its slot untouched and comes back as an average of one: every half is read and written exactly."""
+    halves = torch.arange(0x7C00, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    values = torch.cat([halves, -halves])[: 2 * 31 * 1024].view(-1, 1, 64)
+    count = len(values)
+    pool = torch.zeros(count, 1, 2, 1, 1, 64, dtype=torch.float16)
+    batch = RaggedBatch(
+        positions=torch.zeros(count, dtype=torch.int32),
+        query_starts=tuple(range(count + 1)),
+        context_lens=(1,) * count,
+        block_tables=torch.arange(count, dtype=torch.int32)[:, None],
+        write_slots=torch.arange(count),
+        cosines=torch.ones(count, 32),
+        sines=torch.zeros(count, 32),
+    )
+    step = NativeAttention(pool, 1, 1.0, library).begin(batch)
+    k = torch.zeros_like(values)
+    out = step.attend(0, step.store(0, k.clone(), k, values))
+    assert torch.equal(out.view_as(values), values)

@@ -52,11 +52,40 @@ inline void from_float(float x, BFloat16 &y) {
     y.bits = uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);  // to nearest, ties to even
 }
 
-#ifdef __FLT16_MANT_DIG__
-using Float16 = _Float16;
-inline float to_float(Float16 x) { return float(x); }
-inline void from_float(float x, Float16 &y) { y = Float16(x); }
-#endif
+// In software: compilers turn this into vectors, which few do with a half-precision type of their own.
+struct Float16 {
+    uint16_t bits;
+};
+
+inline float to_float(Float16 x) {
+    uint32_t bits = uint32_t(x.bits & 0x7fff) << 13, sign = uint32_t(x.bits & 0x8000) << 16;
+    float magnitude;
+    std::memcpy(&magnitude, &bits, 4);
+    magnitude *= 0x1p112f;  // moves the exponent's bias; exact for subnormals too
+    std::memcpy(&bits, &magnitude, 4);
+    bits |= sign;
+    std::memcpy(&magnitude, &bits, 4);
+    return magnitude;
+}
+
+inline void from_float(float x, Float16 &y) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    const uint16_t sign = uint16_t((bits >> 16) & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits >= 0x477ff000) {
+        bits = 0x7c00;  // beyond the largest half
+    } else if (bits < 0x38800000) {
+        float magnitude;  // adding 1/2 lines a subnormal's bits up with the result, rounded
+        std::memcpy(&magnitude, &bits, 4);
+        magnitude += 0.5f;
+        std::memcpy(&bits, &magnitude, 4);
+        bits -= 0x3f000000;
+    } else {
+        bits = (bits - 0x38000000 + 0xfff + ((bits >> 13) & 1)) >> 13;  // to nearest, ties to even
+    }
+    y.bits = uint16_t(bits) | sign;
+}
 
 // e^x for x <= 0, to about two units in the last place; written out so that compilers vectorise it.
 inline float exp_of_negative(float x) {
@@ -225,11 +254,9 @@ void twostroke_store(const Step *s, int64_t layer, void *q, int64_t q_stride, co
         case 1:
             return store(*s, layer, (BFloat16 *)q, q_stride, (const BFloat16 *)k, k_stride, (const BFloat16 *)v,
                          v_stride);
-#ifdef __FLT16_MANT_DIG__
         case 2:
             return store(*s, layer, (Float16 *)q, q_stride, (const Float16 *)k, k_stride, (const Float16 *)v,
                          v_stride);
-#endif
     }
 }
 
@@ -237,18 +264,7 @@ void twostroke_attend(const Step *s, int64_t layer, const void *q, int64_t q_str
     switch (s->dtype) {
         case 0: return attend_any<float>(*s, layer, q, q_stride, out);
         case 1: return attend_any<BFloat16>(*s, layer, q, q_stride, out);
-#ifdef __FLT16_MANT_DIG__
         case 2: return attend_any<Float16>(*s, layer, q, q_stride, out);
-#endif
     }
-}
-
-// Whether this build knows the dtype.
-int32_t twostroke_supports(int32_t dtype) {
-#ifdef __FLT16_MANT_DIG__
-    return dtype >= 0 && dtype <= 2;
-#else
-    return dtype == 0 || dtype == 1;
-#endif
 }
 }

@@ -46,7 +46,7 @@ class NativeStep(ctypes.Structure):
 
 
 class NativeAttention:
-    """Over a contiguous pool in float32, bfloat16 or float16 that `library` supports."""
+    """Over a contiguous pool in one of `DTYPES`."""
 
     def __init__(self, pool: torch.Tensor, heads: int, scale: float, library: ctypes.CDLL) -> None:
         assert pool.is_contiguous(), "the kernel assumes a whole pool"

@@ -88,6 +88,4 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.twostroke_store.restype = None
     library.twostroke_attend.argtypes = [pointer, number, pointer, number, pointer]
     library.twostroke_attend.restype = None
-    library.twostroke_supports.argtypes = [ctypes.c_int32]
-    library.twostroke_supports.restype = ctypes.c_int32
     return library
