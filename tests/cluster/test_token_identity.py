@@ -72,10 +72,14 @@ async def test_colocated_in_odd_chunks_the_tokens_are_those_of_transformers(
 async def test_after_preemption_the_tokens_are_those_of_transformers(
     smollm2_dir: Path, expected: list[Reference]
 ) -> None:
-    """The pool holds the longest request and little more, so growing ones push each other out."""
+    """The pool holds the longest request and little more, and older answers grow into the room of younger ones."""
     async with real_cluster(smollm2_dir, 1, 1, pages=98) as (cluster, client):
-        crowd = [reference for reference in expected for _ in range(1)]
-        assert mismatches(expected, await answers_of(client, crowd)) == []
+        growing = [
+            asyncio.ensure_future(client.tokens([token], max_tokens=250, temperature=0, ignore_eos=True))
+            for token in (504, 1780, 2683)
+        ]
+        assert mismatches(expected, await answers_of(client, expected)) == []
+        assert [len(answer) for answer in await asyncio.gather(*growing)] == [250] * 3
         assert cluster.metric("decode-0", "twostroke_preemptions_total") > 0
 
 
