@@ -18,6 +18,10 @@ _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
+    (
+        "grpc.http2.ping_timeout_ms",
+        2000,
+    ),  # gRPC 1.85 lets an unanswered keepalive ping wait for this, a minute by default
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
