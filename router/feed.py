@@ -106,7 +106,7 @@ class Feed:
                         message = await call.read()
                 except TimeoutError:
                     raise PeerLost(f"{channel.address} sent no event batch for {SILENCE_S} s") from None
-                if message is grpc.aio.EOF:
+                if not isinstance(message, control_pb2.KvEventBatch):
                     raise PeerLost(f"{channel.address} ended its event stream")
                 if not self._take(message):
                     return

@@ -34,7 +34,7 @@ class Member:
     role: Role
     address: str
     epoch: Epoch
-    state: WorkerState.ValueType
+    state: WorkerState
     """As the supervisor says."""
     server: ServerInfo | None = None
     model: ModelInfo | None = None

@@ -172,7 +172,7 @@ class WorkerLink:
                 batch = await call.read()
                 limit.reschedule(None)
                 self._begin_connection(tasks)
-                while batch is not grpc.aio.EOF:
+                while isinstance(batch, worker_pb2.TokenBatch):
                     self._deliver(batch, tasks)
                     batch = await call.read()
             log.warning("token stream ended worker=%s epoch=%s", self.worker, self.epoch)

@@ -102,9 +102,9 @@ async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, stand
     await worker.kill()
     await worker.begin(2)
     fleet.show()
-    await soon(lambda: standing(core) == {"decode-0": "serving"})
+    await soon(lambda: core._fleet.member("decode-0").epoch == worker.epoch)
     assert len(core._fleet.index) == 0
-    assert core._fleet.member("decode-0").epoch == worker.epoch
+    await soon(lambda: standing(core) == {"decode-0": "serving"})
 
 
 async def test_a_process_that_is_another_life_than_listed_is_not_used(fleet, sampled, soon, standing):
