@@ -20,10 +20,13 @@ PATIENCE_S = 10.0
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Living processes of ours with a file open below `folder`. Somebody's `less` of a log file is not ours."""
+    """Living processes of ours with a file open below `folder`. Somebody's `less` of a log file is not ours.
+
+    Nor is a launcher that still lives: it closed the pipe to have this done and waits for it.
+    """
     found = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+        if not entry.name.isdigit() or int(entry.name) in (os.getpid(), os.getppid()):
             continue
         with contextlib.suppress(OSError):
             if _is_our_binary(entry.joinpath("exe").readlink()) and _has_file_below(entry, folder):

@@ -34,7 +34,8 @@ def for_joined_cluster() -> None:
         or Path.home().joinpath(".ray/auth_token").exists()
     )
     mode = os.environ.get("RAY_AUTH_MODE") or ("token" if has_token else "disabled")
-    _set(_ALWAYS | {"RAY_AUTH_MODE": mode}, without=("RAY_ADDRESS", "RAY_NAMESPACE"))
+    # Tries, a second apart: a head that answers but refuses us will not change its mind in the default 20.
+    _set(_ALWAYS | {"RAY_AUTH_MODE": mode, "RAY_NUM_REDIS_GET_RETRIES": "3"}, without=("RAY_ADDRESS", "RAY_NAMESPACE"))
 
 
 def _set(values: dict[str, str], *, without: tuple[str, ...]) -> None:

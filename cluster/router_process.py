@@ -20,6 +20,10 @@ from twostroke.config import RouterConfig, to_json
 from twostroke.errors import ConfigError
 
 TAIL_LINES = 12
+ROUTER_ERROR = "error: "
+"""What the router's last line begins with if it could not start as configured."""
+RAY_MARK = ":"
+"""What the lines begin with that Ray writes into logs for itself, as in ":job_id:01000000"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,9 @@ class RouterProcess:
         await asyncio.to_thread(self._has_spoken.wait)
         if not self._first_line:
             status = await self.wait()
-            raise ConfigError(f"the router ended with status {status} before it listened:\n{self.tail()}")
+            tail = self.tail()
+            _, is_explained, why = tail.rpartition(ROUTER_ERROR)
+            raise ConfigError(why if is_explained else f"the router ended with status {status}:\n{tail}")
         told = json.loads(self._first_line)
         return Addresses(http=told["http"], grpc=told["grpc"])
 
@@ -94,9 +100,10 @@ class RouterProcess:
 def tail_of(log_path: Path) -> str:
     """The last lines of a log file, indented."""
     try:
-        lines = log_path.read_text(errors="replace").splitlines()
+        text = log_path.read_text(errors="replace")
     except OSError:
         return "    (no log)"
+    lines = [line for line in text.splitlines() if not line.startswith(RAY_MARK)]
     return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) or "    (the log is empty)"
 
 
@@ -118,6 +125,6 @@ async def until_ready(http_address: str, pause_s: float = 0.1) -> float:
     """Seconds it took."""
     started_s = time.monotonic()
     # Polled: readiness of another process has no event here.
-    while not await asyncio.to_thread(is_ready, http_address):  # noqa: ASYNC110
+    while not await asyncio.to_thread(is_ready, http_address):
         await asyncio.sleep(pause_s)
     return time.monotonic() - started_s

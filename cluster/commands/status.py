@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +23,9 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 ANSWER_S = 5.0
 SNAPSHOT_S = 2.0
 """Longest wait for the first event of every worker, whose heartbeat is shorter than that."""
+
+
+PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +112,30 @@ def _line(entry: control_pb2.WorkerLoad, told: control_pb2.KvEventBatch | None) 
 
 
 def _print_table(address: str, model: control_pb2.ModelInfo, lines: list[WorkerLine]) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     console.print(
         f"{model.model} at {address}: {model.dtype}, {model.max_model_len} tokens, blocks of {model.block_size}",
         markup=False,
     )
-    table = Table()
-    numbers = ("running", "waiting", "queued tokens", "pages", "free", "cached", "arriving", "active", "quarantined")
+    table = Table(box=box.SIMPLE_HEAD)
     for heading in ("worker", "state", "epoch"):
         table.add_column(heading, no_wrap=True)
-    for heading in numbers:
+    for heading in ("runs", "waits", "tokens"):
         table.add_column(heading, justify="right")
+    table.add_column("pages", overflow="fold")
     for line in lines:
-        counts = (
-            *(line.running, line.waiting, line.queued_tokens, line.pages_total, line.pages_free),
-            *(line.pages_cached, line.pages_arriving, line.pages_active, line.pages_quarantined),
-        )
-        table.add_row(line.worker_id, line.state, line.epoch or "-", *map(str, counts))
+        counts = (line.running, line.waiting, line.queued_tokens)
+        table.add_row(line.worker_id, line.state, line.epoch or "-", *map(str, counts), _pages(line))
     console.print(table)
+
+
+def _pages(line: WorkerLine) -> str:
+    """As "91: 80 free, 11 cached"; states without pages are left out."""
+    states = {
+        "free": line.pages_free,
+        "cached": line.pages_cached,
+        "arriving": line.pages_arriving,
+        "active": line.pages_active,
+        "quarantined": line.pages_quarantined,
+    }
+    return f"{line.pages_total}: " + ", ".join(f"{count} {state}" for state, count in states.items() if count)

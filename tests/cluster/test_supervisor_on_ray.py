@@ -207,7 +207,7 @@ async def test_nothing_of_a_stopped_fleet_stays_in_ray(on_ray: None) -> None:
             for worker_id in ("prefill-0", "decode-0")
         ]
     async with asyncio.timeout(PATIENCE_S):
-        while ray.util.list_named_actors() or any(map(title_of, pids)):  # noqa: ASYNC110  # Ray has no event for it
+        while ray.util.list_named_actors() or any(map(title_of, pids)):  # Ray has no event for it
             await asyncio.sleep(0.05)
 
 

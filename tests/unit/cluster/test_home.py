@@ -37,10 +37,12 @@ def is_running(pid: int) -> bool:
 def test_at_the_end_folder_state_file_and_processes_of_the_folder_are_gone() -> None:
     with Home() as home:
         state_file.write(state_file.own("h:1", "g:1", "m", str(home.folder)))
+        own_file = (home.log_dir / "driver.log").open("w")
         with (home.log_dir / "worker.err").open("w") as log:
             ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stderr=log)
         with (home.log_dir / "worker.err").open() as log:
             theirs = subprocess.Popen(["sleep", "600"], stdin=log)
+    own_file.close()
     try:
         assert ours.wait(PATIENCE_S) == -signal.SIGKILL
         assert theirs.poll() is None

@@ -1,0 +1,118 @@
+"""A `twostroke serve` that a test starts and watches from outside, as a user would."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+PATIENCE_S = 90.0
+TWOSTROKE = [sys.executable, "-m", "cluster.cli"]
+PACED = "paced:step_ms=1,max_model_len=2048"
+SMALL = ["--model", PACED, "--kv-cache-memory", "1M", "--served-model-name", "tiny"]
+ANY_PORT = ["--http-port", "0", "--grpc-port", "0"]
+
+
+@dataclass
+class Server:
+    """A running `twostroke serve`; everything is read from what it printed."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    temporary: Path
+    environment: dict[str, str]
+
+    @property
+    def printed(self) -> str:
+        return self.out.read_text()
+
+    def until_printed(self, text: str) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None or text in self.printed, self.printed
+            return text in self.printed
+
+        wait_until(is_there, lambda: self.printed)
+
+    def address(self, label: str) -> str:
+        found = re.search(rf"{label}\s+(?:http://)?(\S+?:\d+)", self.printed)
+        assert found is not None, self.printed
+        return found[1]
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*TWOSTROKE, *arguments], env=self.environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr + self.printed
+        return done.stdout
+
+    def worker_pid(self, title: str) -> int:
+        return next(process.pid for process in self.processes() if title in " ".join(cmdline_of(process)))
+
+    def processes(self) -> list[psutil.Process]:
+        """All that live because of it, itself included."""
+        launcher = psutil.Process(self.process.pid)
+        return [launcher, *launcher.children(recursive=True)]
+
+    def epochs(self) -> dict[str, str]:
+        return {
+            worker["worker_id"]: worker["epoch"] for worker in json.loads(self.command("status", "--json"))["workers"]
+        }
+
+    def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+
+def cmdline_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def wait_until(is_so: Callable[[], bool], explain: Callable[[], str] = str) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < give_up_s, explain()
+        time.sleep(0.05)
+
+
+@contextmanager
+def starting(tmp_path: Path, *flags: str, **variables: str) -> Iterator[Server]:
+    """Started, not yet ready. Its temporary folder is its own, and must be empty soon after it has ended."""
+    temporary = Path("/tmp") / f"t{os.getpid()}-{tmp_path.name[-12:]}"
+    temporary.mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary), "RAY_ADDRESS": "192.0.2.77:1", **variables}
+    environment.pop("XDG_RUNTIME_DIR", None)
+    out = tmp_path / "out.txt"
+    with out.open("wb") as out_file:
+        process = subprocess.Popen(
+            [*TWOSTROKE, "serve", *ANY_PORT, *flags], env=environment, stdout=out_file, stderr=out_file, cwd=tmp_path
+        )
+    try:
+        yield Server(process, out, temporary, environment)
+    finally:
+        process.kill()
+        process.wait()
+        wait_until(lambda: not list(temporary.iterdir()))
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def assert_all_ended(processes: list[psutil.Process]) -> None:
+    assert len(processes) > 5
+    wait_until(lambda: not alive(processes), lambda: str(alive(processes)))

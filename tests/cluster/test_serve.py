@@ -1,0 +1,173 @@
+"""`twostroke serve` as a user starts it, with real workers and router and a paced model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.cluster.served import (
+    PATIENCE_S,
+    SMALL,
+    TWOSTROKE,
+    Server,
+    alive,
+    assert_all_ended,
+    cmdline_of,
+    starting,
+    wait_until,
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One server for all tests that leave it serving."""
+    with starting(tmp_path_factory.mktemp("shared"), *SMALL) as started:
+        started.until_printed("Ctrl-C ends it")
+        yield started
+
+
+def test_a_question_is_answered_over_http_and_grpc(server: Server) -> None:
+    options = ["--max-tokens", "8", "--temperature", "0"]
+    over_http = server.command("chat", "Why is the sky blue?", *options)
+    over_grpc = server.command("chat", "--grpc", server.address("gRPC"), "Why is the sky blue?", *options)
+    assert len(over_http.strip()) == 8
+    assert over_http == over_grpc
+
+
+def test_the_printed_commands_can_be_pasted(server: Server) -> None:
+    curl, grpc = re.findall(r"^(?:curl|\S*twostroke chat) .*$", server.printed, re.MULTILINE)
+    if shutil.which("curl"):
+        done = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout.rstrip().endswith("data: [DONE]")
+    assert server.command(*shlex.split(grpc)[1:], "--max-tokens", "3").strip()
+
+
+def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> None:
+    def status() -> dict[str, Any]:
+        return dict(json.loads(server.command("status", "--json")))
+
+    # The last test's pages are given back with the load report that follows it.
+    wait_until(lambda: not any(worker["pages_active"] for worker in status()["workers"]))
+    assert status()["model"] == "tiny"
+    workers = {worker["worker_id"]: worker for worker in status()["workers"]}
+    assert sorted(workers) == ["decode-0", "prefill-0"]
+    for worker in workers.values():
+        assert worker["state"] == "serving"
+        assert re.fullmatch(r"\d+\.[0-9a-f]{16}", worker["epoch"])
+        assert worker["pages_free"] + worker["pages_cached"] == worker["pages_total"] > 0
+    table = server.command("status", "--grpc-address", server.address("gRPC"))
+    assert all(worker["epoch"] in table for worker in workers.values())
+
+
+def test_a_killed_decode_worker_comes_back_in_a_new_life(server: Server) -> None:
+    before = server.epochs()
+    os.kill(server.worker_pid("ray::DecodeWorker"), signal.SIGKILL)
+    server.until_printed("decode-0 died")
+    wait_until(lambda: server.epochs().get("decode-0", "") not in ("", before["decode-0"]), lambda: server.printed)
+    after = server.epochs()
+    assert int(after["decode-0"].partition(".")[0]) > int(before["decode-0"].partition(".")[0])
+    assert after["prefill-0"] == before["prefill-0"]
+    assert server.command("chat", "Still there?", "--max-tokens", "3").strip()
+
+
+def test_a_killed_router_comes_back_on_its_ports(server: Server) -> None:
+    os.kill(server.worker_pid("-m router"), signal.SIGKILL)
+    server.until_printed("the router ended with status -9")
+    wait_until(lambda: is_answered(server), lambda: server.printed)
+
+
+def is_answered(server: Server) -> bool:
+    asked = [*TWOSTROKE, "chat", "--grpc", server.address("gRPC"), "Again?", "--max-tokens", "3"]
+    return subprocess.run(asked, env=server.environment, capture_output=True, check=False).returncode == 0
+
+
+def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
+    before = server.epochs()
+    os.kill(server.worker_pid("ray::Supervisor"), signal.SIGKILL)
+    server.until_printed("the supervisor died")
+    assert server.command("chat", "Anybody?", "--max-tokens", "3").strip()
+    assert server.epochs() == before
+    os.kill(server.worker_pid("ray::PrefillWorker"), signal.SIGKILL)
+    wait_until(lambda: server.epochs().get("prefill-0", "") not in ("", before["prefill-0"]), lambda: server.printed)
+
+
+def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server) -> None:
+    (folder,) = server.temporary.glob("ts-*")
+    assert (folder / "session_latest").exists()
+    worker = psutil.Process(server.worker_pid("ray::Supervisor"))
+    assert worker.environ()["RAY_AUTH_MODE"] == "token"
+    assert "RAY_ADDRESS" not in worker.environ()
+    commands = " ".join(" ".join(cmdline_of(process)) for process in server.processes())
+    assert worker.environ()["RAY_AUTH_TOKEN"] not in commands
+
+
+def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:
+    mapped = Path(f"/proc/{server.worker_pid('-m router')}/maps").read_text()
+    assert "grpc" in mapped
+    assert "libtorch" not in mapped
+    assert "/ray/" not in mapped
+
+
+def test_ctrl_c_ends_everything_and_nothing_is_left(tmp_path: Path) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    with starting(tmp_path, *SMALL) as server:
+        server.until_printed("Ctrl-C ends it")
+        processes = server.processes()
+        assert server.end(signal.SIGINT) == 0
+        assert not alive(processes)
+        assert not list(server.temporary.iterdir())
+    assert set(os.listdir("/dev/shm")) == shared_memory
+
+
+def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
+    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+        server.until_printed("Ctrl-C ends it")
+        processes = server.processes()
+        server.end(signal.SIGKILL)
+        assert_all_ended(processes)
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+        server.until_printed("Ctrl-C ends it")
+        processes = server.processes()
+        # A router that does not end by itself would be waited for.
+        os.kill(server.worker_pid("-m router"), signal.SIGSTOP)
+        server.process.send_signal(signal.SIGINT)
+        server.until_printed("stopping")
+        assert server.end(signal.SIGINT) == 130
+        assert_all_ended(processes)
+
+
+def test_a_signal_while_starting_ends_the_start(tmp_path: Path) -> None:
+    with starting(tmp_path, *SMALL) as server:
+        server.until_printed("starting Ray")
+        assert server.end(signal.SIGINT) == 130
+        assert "Traceback" not in server.printed
+
+
+def test_down_ends_the_server_it_finds(tmp_path: Path) -> None:
+    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+        server.until_printed("Ctrl-C ends it")
+        assert server.command("down").startswith(f"stopped {server.process.pid} ")
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_worker_that_cannot_start_ends_the_start_with_its_message(tmp_path: Path) -> None:
+    with starting(tmp_path, "--model", "paced:no_such_key=1") as server:
+        assert server.process.wait(PATIENCE_S) == 2
+        last = server.printed.rstrip().splitlines()[-1]
+        assert last.startswith("twostroke: ")
+        assert "unknown key 'no_such_key'" in last
+        assert "Traceback" not in server.printed
