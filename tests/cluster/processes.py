@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.fleet_service import FleetService
 from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig, to_json
@@ -192,10 +193,12 @@ class ProcessCluster:
         async with asyncio.timeout(PATIENCE_S):
             async with grpc.aio.insecure_channel(self.grpc) as channel:
                 stub = control_pb2_grpc.ControlStub(channel)
+                health = health_pb2_grpc.HealthStub(channel)
                 while True:
                     try:
                         loads = await stub.GetLoad(control_pb2.GetLoadRequest())
-                        if len(loads.workers) == len(self.workers):
+                        ready = await health.Check(health_pb2.HealthCheckRequest(service="ready"))
+                        if len(loads.workers) == len(self.workers) and ready.status == ready.SERVING:
                             return
                     except grpc.aio.AioRpcError:
                         pass
