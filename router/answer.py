@@ -178,7 +178,7 @@ class Answer:
         self._around.metrics.predicted_cached_tokens_total.inc(placed.decision.cached_tokens)
         ttft_s = self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN)
         log.info(
-            "first token request=%s worker=%s ttft_s=%.3f predicted_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",
+            "first token request=%s worker=%s ttft_s=%.3f price_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",
             self.request_id,
             placed.link.worker,
             ttft_s or 0.0,

@@ -319,7 +319,7 @@ def all_serving(core: RouterCore) -> bool:
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110  # any state of any fake may be what is waited for
+        while not condition():  # any state of any fake may be what is waited for
             await asyncio.sleep(0.005)
 
 

@@ -61,7 +61,7 @@ async def test_a_burst_of_siblings_goes_where_their_prefix_is_being_computed(fle
     asks = [ask(core, request_id=f"r{number}", prompt=[*range(800), number // 2]) for number in range(8)]
     try:
         async with asyncio.timeout(10):
-            while len(worker.opens) < 8:  # noqa: ASYNC110
+            while len(worker.opens) < 8:
                 await asyncio.sleep(0.01)
     finally:
         worker.hold_at = None
@@ -79,7 +79,7 @@ async def test_before_any_decode_worker_is_known_there_are_no_facts(fleet, ask):
     with pytest.raises(PeerLost):
         await ask(core).task
     await fleet.add("decode-0")
-    while not core.is_ready:  # noqa: ASYNC110
+    while not core.is_ready:
         await asyncio.sleep(0.01)
     assert core.facts.ready
     assert core.facts.pool_tokens == 500 * 16
@@ -297,7 +297,7 @@ async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
     await core.start()
     try:
         async with asyncio.timeout(10):
-            while "token" not in caplog.text:  # noqa: ASYNC110
+            while "token" not in caplog.text:
                 await asyncio.sleep(0.01)
         assert Unauthenticated.__name__ in caplog.text or "twostroke-token" in caplog.text
     finally:

@@ -283,3 +283,16 @@ async def test_a_waiting_request_is_placed_as_soon_as_a_worker_joins(fleet, ask,
     await soon(lambda: "r" in core._open)
     await fleet.add("decode-1")
     assert (await answer.task).is_right
+
+
+async def test_the_blocks_of_a_worker_that_left_are_forgotten(fleet, soon):
+    first, second = await fleet.add("decode-0"), await fleet.add("decode-1")
+    core = await fleet.core()
+    for worker, count in ((first, 12), (second, 4)):
+        for name in CHAIN[:count]:
+            worker.log.stored(name)
+        worker.publish()
+    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-0": 12, "decode-1": 4})
+    await fleet.remove("decode-0")
+    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-1": 4})
+    assert len(core._fleet.index) == 4

@@ -143,10 +143,26 @@ async def test_a_gap_in_the_stream_is_filled_before_anything_is_passed_on(fleet,
     await answer.has(5)
     worker.answers["r#0", 0].is_attached = False
     worker.hold_at = 12
-    while len(worker.answers["r#0", 0].tokens) < 12:  # noqa: ASYNC110
+    while len(worker.answers["r#0", 0].tokens) < 12:
         await asyncio.sleep(0.005)
     worker.answers["r#0", 0].is_attached = True
     worker.hold_at = None
     await answer.task
     assert answer.is_right
     assert worker.attached[0] == ("r#0", 5)
+
+
+async def test_another_life_behind_the_same_address_is_not_mistaken_for_the_one_that_died(fleet, ask, sampled, soon):
+    worker = await fleet.add("decode-0", hold_at=10)
+    core = await fleet.core()
+    answer = ask(core, tokens=20)
+    await answer.has(10)
+    port = int(worker.address.rpartition(":")[2])
+    await worker.kill()
+    await worker.begin(2, port)
+    await soon(lambda: sampled(core, "stale_epochs_refused_total") >= 2)
+    assert worker.streams == {}
+    fleet.show()
+    worker.hold_at = None
+    assert (await answer.task).is_right
+    assert worker.attached == []
