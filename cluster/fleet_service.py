@@ -33,7 +33,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
                 queue.get_nowait()
             queue.put_nowait(view)
 
-    async def Watch(  # the name in the .proto
+    async def Watch(  # noqa: N802  # the name in the .proto
         self, request: fleet_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[fleet_pb2.FleetView]:
         queue: asyncio.Queue[fleet_pb2.FleetView] = asyncio.Queue(QUEUE_VIEWS)

@@ -125,6 +125,6 @@ async def until_ready(http_address: str, pause_s: float = 0.1) -> float:
     """Seconds it took."""
     started_s = time.monotonic()
     # Polled: readiness of another process has no event here.
-    while not await asyncio.to_thread(is_ready, http_address):
+    while not await asyncio.to_thread(is_ready, http_address):  # noqa: ASYNC110
         await asyncio.sleep(pause_s)
     return time.monotonic() - started_s
