@@ -26,6 +26,14 @@ RETRYABLE_KEY = "twostroke-retryable"
 MAX_MESSAGE_BYTES = 32 << 20
 """Between processes of a cluster: a million token ids with names and room to spare; pages never come this way."""
 
+_NOTICE_DEAD_PEERS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""Between processes of a cluster: a frozen puller's lease ends in about three seconds."""
+
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
@@ -133,6 +141,7 @@ class RpcServer:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.http2.max_ping_strikes", 0),
+                *(_NOTICE_DEAD_PEERS if token else ()),
             ],
         )
         try:
