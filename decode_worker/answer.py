@@ -23,7 +23,8 @@ class Answer:
     request: Request
     sequence: Sequence
     source: worker_pb2.PageSource | None
-    lifetime: Lifetime
+    block_size: int
+    lifetime: Lifetime = field(default_factory=Lifetime)
     stage: Stage = Stage.WAITING
     tokens: list[SampledToken] = field(default_factory=list)
     """Emitted in this attempt; the first has position len(request.emitted)."""
@@ -33,7 +34,10 @@ class Answer:
     """Named blocks that were nowhere on this worker when the request was first admitted."""
     reused_blocks: int = 0
     """Of these, blocks that the page source had in its cache."""
-    deadline: asyncio.TimerHandle | None = None
+    pull: asyncio.Task[PullReport] | None = None
+    """The latest; those of earlier admissions may still be ending."""
+    timer: asyncio.TimerHandle | None = None
+    """Ends it at its deadline; once it has ended, forgets it when its router has had time to fetch the end."""
 
     def move_to(self, stage: Stage) -> None:
         assert stage in NEXT[self.stage], f"{self.stage.name} -> {stage.name}"
@@ -47,22 +51,29 @@ class Answer:
     def first_position(self) -> int:
         return len(self.request.emitted)
 
+    @property
+    def end_position(self) -> int:
+        """Of the next token, should there be one."""
+        return self.first_position + len(self.tokens)
+
     def pages_to_pull(self, missing: list[int]) -> dict[int, PageId]:
         """Block -> claimed page, of what is to come from the page source."""
         return {block: self.sequence.pages[block] for block in missing} if self.source is not None else {}
 
     def pulled(self, report: PullReport) -> None:
-        self.reused_blocks += report.pulled - report.computed
+        if not self.sequence.preemptions:  # later pulls bring back what was counted before
+            self.reused_blocks = report.pulled - report.computed
         for instant, when in ((Instant.FIRST_PAGE, report.first_page_s), (Instant.LAST_PAGE, report.last_page_s)):
             if when is not None:
                 self.lifetime.merge({instant.value: when})
 
-    def cached_tokens(self, block_size: int) -> int:
+    @property
+    def cached_tokens(self) -> int:
         """Prompt tokens whose KV was found somewhere instead of being computed for this request."""
         blocks = len(self.request.names) - self.missing_blocks + self.reused_blocks
-        return min(blocks * block_size, len(self.request.prompt))
+        return min(blocks * self.block_size, len(self.request.prompt))
 
-    def entry(self, block_size: int, from_position: int) -> worker_pb2.TokenEntry:
+    def entry(self, from_position: int) -> worker_pb2.TokenEntry:
         """What the router is told: tokens from `from_position` on, and the end if it has come."""
         entry = worker_pb2.TokenEntry(
             request_id=self.request.request_id,
@@ -70,10 +81,9 @@ class Answer:
             position=from_position,
             tokens=tokens_to_messages(self.tokens[from_position - self.first_position :]),
         )
-        is_first = from_position == self.first_position
-        if is_first or self.has_ended:
-            entry.cached_tokens = self.cached_tokens(block_size)
-            entry.local_tokens = self.sequence.hit_blocks * block_size
+        if from_position == self.first_position or self.has_ended:
+            entry.cached_tokens = self.cached_tokens
+            entry.local_tokens = self.sequence.hit_blocks * self.block_size
             entry.lifetime.update(self.lifetime.as_dict())
         if self.finish is not None:
             entry.finish_reason = self.finish.value

@@ -15,8 +15,8 @@ from decode_worker.resident import ResidentJob
 from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
-from twostroke.ids import BlockName, RequestId
-from twostroke.lifetime import Instant, Lifetime
+from twostroke.ids import BlockName, PageId, RequestId
+from twostroke.lifetime import Instant
 from twostroke.request import Request
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.schedule.scheduler import Admission, Emission
@@ -46,31 +46,27 @@ class AnswerBook(RoleServices):
         host = self._host
         admission.check(request, host.facts, time.time())
         earlier = self._answers.get(request.request_id)
-        if earlier is not None and earlier.request.attempt >= request.attempt:
-            raise InvalidRequest(f"request {request.request_id} is open already", field="request_id")
-        known = [*request.prompt, *request.emitted]
-        sequence = Sequence(
-            request.request_id,
-            host.new_session(),
-            known,
-            len(request.prompt),
-            list(request.names),
-            request.salt,
-            request.sampling,
-        )
-        host.scheduler.enqueue(sequence)
         if earlier is not None:
+            if earlier.request.attempt >= request.attempt:
+                raise InvalidRequest(
+                    f"request {request.request_id} is open already, as attempt {earlier.request.attempt}; "
+                    f"attempt {request.attempt} comes too late",
+                    field="request_id",
+                )
             self._drop(earlier, Cancelled("a later attempt took its place"))
-        answer = Answer(request, sequence, source, Lifetime())
+        answer = Answer(request, self._sequence(request), source, host.facts.block_size)
+        host.scheduler.enqueue(answer.sequence)
         answer.lifetime.mark(Instant.OPENED)
         self._answers[request.request_id] = answer
-        self._by_sequence[sequence] = answer
-        self.outbox(request.router_id)
+        self._by_sequence[answer.sequence] = answer
+        self.outbox(request.router_id).carry(answer, answer.first_position)
         if request.deadline_s is not None:
             delay_s = request.deadline_s - time.time()
-            answer.deadline = asyncio.get_running_loop().call_later(delay_s, self._expire, answer)
-        log.info("opened request=%s attempt=%d known=%d source=%s", request.request_id, request.attempt, len(known),
-                 source.worker_id if source else "local")  # fmt: skip
+            answer.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, answer)
+        log.info(
+            "opened request=%s attempt=%d known=%d source=%s",
+            request.request_id, request.attempt, len(answer.sequence.known), source.worker_id if source else "local",
+        )  # fmt: skip
         host.loop.wake()
 
     def close_request(self, request_id: RequestId, attempt: int) -> None:
@@ -84,15 +80,14 @@ class AnswerBook(RoleServices):
         answer = self._answers.get(request_id)
         if answer is None or answer.request.attempt != attempt:
             raise NotFound(f"request {request_id} attempt {attempt} is not here")
-        end = answer.first_position + len(answer.tokens)
-        if not answer.first_position <= from_position <= end:
+        if not answer.first_position <= from_position <= answer.end_position:
             raise InvalidRequest(
-                f"positions {answer.first_position} to {end} can be attached to, got {from_position}",
+                f"positions {answer.first_position} to {answer.end_position} can be attached to, got {from_position}",
                 field="from_position",
             )
+        self.outbox(answer.request.router_id).drop(answer)
         answer.request = dataclasses.replace(answer.request, router_id=router_id)
-        if from_position < end or answer.has_ended:
-            self.outbox(router_id).add(answer.entry(self._host.facts.block_size, from_position))
+        self.outbox(router_id).carry(answer, from_position)
 
     def outbox(self, router_id: str) -> Outbox:
         outbox = self._outboxes.get(router_id)
@@ -110,22 +105,11 @@ class AnswerBook(RoleServices):
         if not admission.sequence.preemptions:
             answer.missing_blocks = len(admission.missing)
         pages = answer.pages_to_pull(admission.missing)
-        if not pages:
+        if pages:
+            answer.move_to(Stage.PULLING)
+            self._pull(answer, pages)
+        else:
             answer.move_to(Stage.RUNNING)
-            return
-        answer.move_to(Stage.PULLING)
-        assert answer.source is not None
-        sequence = admission.sequence
-        spec = PullSpec(
-            sequence.request_id,
-            self._host.new_session(),
-            answer.source,
-            list(sequence.known),
-            list(sequence.names),
-            pages,
-        )
-        pull = self._host.pulls.start(spec, self._tasks)
-        pull.add_done_callback(lambda task: self._pull_ended(answer, task))
 
     def preempted(self, sequence: Sequence) -> None:
         self._by_sequence[sequence].move_to(Stage.WAITING)
@@ -134,7 +118,6 @@ class AnswerBook(RoleServices):
     def settled(self, emissions: list[Emission]) -> None:
         for emission in emissions:
             answer = self._by_sequence[emission.sequence]
-            position = answer.first_position + len(answer.tokens)
             answer.tokens.append(emission.token)
             answer.lifetime.mark(Instant.FIRST_TOKEN)
             if answer.stage is Stage.PULLING:  # others' pages sufficed before its own pull had ended
@@ -142,13 +125,12 @@ class AnswerBook(RoleServices):
             if emission.finish is not None:
                 answer.finish = emission.finish
                 self._end(answer, Stage.DONE)
-            self._send(answer, position)
+            self.outbox(answer.request.router_id).tell(answer)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
+        reason = f"the engine failed: {type(error).__name__}: {error}"
         for sequence in sequences:
-            self._fail(
-                self._by_sequence[sequence], InternalError(f"the engine failed: {type(error).__name__}: {error}")
-            )
+            self._fail(self._by_sequence[sequence], InternalError(reason))
 
     # How a role is mounted
 
@@ -163,62 +145,87 @@ class AnswerBook(RoleServices):
         return len(self._by_sequence)
 
     def close(self) -> None:
-        for answer in list(self._by_sequence.values()):
+        for answer in list(self._answers.values()):
             self._drop(answer, Cancelled("the worker shuts down"))
         for outbox in self._outboxes.values():
             outbox.close()
 
-    # How answers end
+    # Below: how answers begin, pull and end
+
+    def _sequence(self, request: Request) -> Sequence:
+        return Sequence(
+            request.request_id,
+            self._host.new_session(),
+            [*request.prompt, *request.emitted],
+            len(request.prompt),
+            list(request.names),
+            request.salt,
+            request.sampling,
+        )
+
+    def _pull(self, answer: Answer, pages: dict[int, PageId]) -> None:
+        assert answer.source is not None
+        sequence = answer.sequence
+        spec = PullSpec(
+            sequence.request_id,
+            self._host.new_session(),
+            answer.source,
+            list(sequence.known),
+            list(sequence.names),
+            pages,
+        )
+        answer.pull = self._host.pulls.start(spec, self._tasks)
+        answer.pull.add_done_callback(lambda task: self._pull_ended(answer, task))
+
+    def _pull_ended(self, answer: Answer, pull: asyncio.Task[PullReport]) -> None:
+        if not pull.cancelled():
+            answer.pulled(pull.result())
+        if answer.stage is Stage.PULLING and answer.pull is pull:
+            answer.move_to(Stage.RUNNING)
 
     def _expire(self, answer: Answer) -> None:
-        if not answer.has_ended:
-            self._fail(answer, DeadlineExceeded("the request's deadline has passed"))
+        self._fail(answer, DeadlineExceeded("the request's deadline has passed"))
 
     def _abandon(self, router_id: str) -> None:
         """No stream of this router came back within the grace period."""
         del self._outboxes[router_id]
-        for answer in [a for a in self._answers.values() if a.request.router_id == router_id]:
+        abandoned = [answer for answer in self._answers.values() if answer.request.router_id == router_id]
+        log.info("abandoned router=%s requests=%d", router_id, len(abandoned))
+        for answer in abandoned:
             self._drop(answer, Cancelled("its router went away"))
 
     def _fail(self, answer: Answer, error: ServeError) -> None:
-        position = answer.first_position + len(answer.tokens)
         answer.error = error
         self._end(answer, Stage.FAILED)
-        self._send(answer, position)
+        self.outbox(answer.request.router_id).tell(answer)
 
     def _drop(self, answer: Answer, error: ServeError) -> None:
         """End it without telling anybody, and keep nothing."""
         if not answer.has_ended:
             answer.error = error
             self._end(answer, Stage.FAILED)
-        if self._answers.get(answer.request.request_id) is answer:
-            del self._answers[answer.request.request_id]
+        self._forget(answer)
 
     def _end(self, answer: Answer, stage: Stage) -> None:
+        """Everything it holds goes back at once; the answer itself stays until its router has had time to fetch it."""
         answer.move_to(stage)
         answer.lifetime.mark(Instant.DONE)
-        if answer.deadline is not None:
-            answer.deadline.cancel()
         del self._by_sequence[answer.sequence]
         self._host.scheduler.end(answer.sequence)
         self._host.pulls.prune()
         self._host.loop.wake()
         self._host.progress.tell()
-        asyncio.get_running_loop().call_later(self._host.config.orphan_grace_s, self._forget, answer)
+        if answer.timer is not None:
+            answer.timer.cancel()
+        grace_s = self._host.config.orphan_grace_s
+        answer.timer = asyncio.get_running_loop().call_later(grace_s, self._forget, answer)
         outcome = answer.finish or type(answer.error).__name__
         log.info("done request=%s tokens=%d outcome=%s", answer.request.request_id, len(answer.tokens), outcome)
 
     def _forget(self, answer: Answer) -> None:
-        """The router has had time to attach and fetch the end."""
-        if self._answers.get(answer.request.request_id) is answer:
-            del self._answers[answer.request.request_id]
-
-    def _pull_ended(self, answer: Answer, pull: asyncio.Task[PullReport]) -> None:
-        if pull.cancelled():
-            return
-        answer.pulled(pull.result())
-        if answer.stage is Stage.PULLING:
-            answer.move_to(Stage.RUNNING)
-
-    def _send(self, answer: Answer, position: int) -> None:
-        self.outbox(answer.request.router_id).add(answer.entry(self._host.facts.block_size, position))
+        assert answer.timer is not None
+        answer.timer.cancel()
+        del self._answers[answer.request.request_id]
+        outbox = self._outboxes.get(answer.request.router_id)
+        if outbox is not None:
+            outbox.drop(answer)

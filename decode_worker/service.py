@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import grpc.aio
@@ -50,9 +51,10 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
 
     async def Tokens(  # noqa: N802
         self, request: worker_pb2.TokensRequest, context: Context
-    ) -> AsyncIterator[worker_pb2.TokenBatch]:
-        async for batch in self._answers.outbox(request.router_id).stream():
-            yield batch
+    ) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
+        async with contextlib.aclosing(self._answers.outbox(request.router_id).stream()) as batches:
+            async for batch in batches:
+                yield batch
 
     async def Attach(  # noqa: N802
         self, request: worker_pb2.AttachRequest, context: Context

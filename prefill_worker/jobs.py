@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from twostroke.engine.build import LoadedModel
 from twostroke.errors import InvalidRequest, TransferFailed
 from twostroke.ids import BlockName, PageId, RequestId
 from twostroke.schedule.scheduler import Admission, Emission
@@ -48,11 +49,7 @@ class BuildJobs(RoleServices):
     def begin(self, request_id: str, tokens: Sequence[int], names: Sequence[BlockName]) -> BuildJob:
         """Queue the building of all `names`. Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self._host
-        if host.never_fits(len(tokens)):
-            fits = host.facts.pages * host.facts.block_size
-            raise InvalidRequest(f"{len(tokens)} tokens are wanted; this pool holds {fits}", field="tokens")
-        if max(tokens) >= host.facts.vocab_size:
-            raise InvalidRequest(f"token ids go up to {host.facts.vocab_size - 1}, got {max(tokens)}", field="tokens")
+        _check(tokens, host.facts)
         sequence = building(RequestId(request_id), host.new_session(), tokens, names)
         host.scheduler.enqueue(sequence)
         job = self._open[sequence] = BuildJob(host, sequence, self._forget)
@@ -85,3 +82,13 @@ class BuildJobs(RoleServices):
 
     def close(self) -> None:
         """Jobs end with their calls."""
+
+
+def _check(tokens: Sequence[int], facts: LoadedModel) -> None:
+    fits = facts.pages * facts.block_size
+    if len(tokens) > fits:
+        raise InvalidRequest(f"{len(tokens)} tokens are wanted; this pool holds {fits}", field="tokens")
+    if len(tokens) > facts.max_model_len:
+        raise InvalidRequest(f"{len(tokens)} tokens are wanted; the model serves {facts.max_model_len}", field="tokens")
+    if max(tokens) >= facts.vocab_size:
+        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {max(tokens)}", field="tokens")

@@ -102,8 +102,12 @@ class WorkerHost:
     async def load(cls, config: WorkerConfig, incarnation: int) -> WorkerHost:
         """Load the model (on a thread: it takes seconds) and put the parts together."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        built = await asyncio.get_running_loop().run_in_executor(None, _build, config)
-        return cls(config, Epoch.begin(incarnation), built)
+        built = await asyncio.to_thread(_build, config)
+        try:
+            return cls(config, Epoch.begin(incarnation), built)
+        except BaseException:
+            built.close()
+            raise
 
     async def open(self) -> None:
         identity = Identity(self.config.worker_id, self.epoch, self.facts.fingerprint, self.config.cluster_token)
@@ -116,15 +120,12 @@ class WorkerHost:
         await self.pulls.close()
         for transport in self.transports:
             await transport.close()
-        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)
-        self._metrics_server.close()
+        await asyncio.to_thread(self.engine.close)
+        await asyncio.to_thread(self._metrics_server.close)
         self.memory.close()
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
-
-    def never_fits(self, tokens: int) -> bool:
-        return -(-tokens // self.facts.block_size) > self.facts.pages
 
     @property
     def state(self) -> control_pb2.WorkerState:

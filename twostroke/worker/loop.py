@@ -11,6 +11,7 @@ import logging
 from typing import Protocol
 
 from twostroke.engine.loop import EngineThread
+from twostroke.schedule.batch import Batch
 from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Admission, Emission, Scheduler
 from twostroke.schedule.sequence import Sequence
@@ -36,18 +37,27 @@ class Role(Protocol):
 
 
 class Rates:
-    """Smoothed cost of recent steps, for routers that predict; 0 while unknown."""
+    """Cost of recent steps, for routers that predict; 0 while unknown."""
 
     def __init__(self) -> None:
-        self.seconds_per_token = 0.0
         self.seconds_per_step = 0.0
+        """Of a step in which every sequence runs one token and samples the next."""
+        self._prefill_s = 0.0
+        self._prefill_tokens = 0.0
 
-    def observe(self, step: Step, seconds: float) -> None:
-        tokens, sequences = len(step.batch.tokens), step.batch.sequences
-        if tokens > 2 * sequences:
-            self.seconds_per_token = _smooth(self.seconds_per_token, seconds / tokens)
-        else:
+    @property
+    def seconds_per_token(self) -> float:
+        """Of prefill. Long chunks count more than the short tails of prompts, whose time is mostly the step's own."""
+        return max(0.0, self._prefill_s / self._prefill_tokens) if self._prefill_tokens else 0.0
+
+    def observe(self, batch: Batch, seconds: float) -> None:
+        prefill_tokens = len(batch.tokens) - len(batch.samples)
+        if not prefill_tokens:
             self.seconds_per_step = _smooth(self.seconds_per_step, seconds)
+        elif self.seconds_per_step or not batch.samples:
+            sampling_s = self.seconds_per_step if batch.samples else 0.0
+            self._prefill_s = (1 - SMOOTHING) * self._prefill_s + seconds - sampling_s
+            self._prefill_tokens = (1 - SMOOTHING) * self._prefill_tokens + prefill_tokens
 
 
 def _smooth(old: float, new: float) -> float:
@@ -98,7 +108,7 @@ class WorkLoop:
             role.failed(self._scheduler.forsake(), error)
             self._progress.tell()
             return
-        self.rates.observe(step, result.seconds)
+        self.rates.observe(step.batch, result.seconds)
         self._metrics.stepped(step, result.seconds)
         role.settled(self._scheduler.settle(step, result))
         self._progress.tell()

@@ -7,21 +7,22 @@ that a transfer may still write to keep their writer until the transport has fen
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
 
-from twostroke.errors import ServeError, TransferFailed
-from twostroke.ids import BlockName, PageId, RequestId, SessionId
+from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError, StaleEpoch, TransferFailed
+from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, digest
+from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, Transfer, digest
 from twostroke.transfer.registry import choose
 from twostroke.worker.gate import Gate
 from twostroke.worker.metrics import WorkerMetrics
@@ -51,7 +52,7 @@ class PullReport:
     copied_bytes: int = 0
     first_page_s: float | None = None
     last_page_s: float | None = None
-    failure: str = ""
+    failure: ServeError | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +60,16 @@ class _Session:
     spec: PullSpec
     remaining: dict[int, PageId]
     report: PullReport = field(default_factory=PullReport)
-    task: asyncio.Task[PullReport] | None = None
+    is_stopped: bool = False
+    """Nobody wants its pages any more: its task is cancelled, once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """To one life of a source."""
+
+    epoch: Epoch
+    channel: PeerChannel
 
 
 class PullClient:
@@ -83,52 +93,73 @@ class PullClient:
         self._token = cluster_token
         self._timeout_s = timeout_s
         self._wake = wake
-        self._channels: dict[str, PeerChannel] = {}
-        self._sessions: set[_Session] = set()
+        self._links: dict[str, _Link] = {}
+        self._sessions: dict[_Session, asyncio.Task[PullReport]] = {}
 
     def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Task[PullReport]:
-        """Become the writer of the pages and pull them. The task never fails; its report says how it went."""
+        """Become the writer of the pages and pull them.
+
+        The task never fails: its report says how it went, and it is cancelled when nobody wants its pages any more.
+        """
         for page in spec.pages.values():
             self._pool.assign_writer(page, spec.session)
         session = _Session(spec, dict(spec.pages))
-        self._sessions.add(session)
-        session.task = tasks.create_task(self._run(session))
-        return session.task
+        task = self._sessions[session] = tasks.create_task(self._run(session))
+        # Not in `_run`: a task that is cancelled before its first step runs none of its code.
+        task.add_done_callback(lambda _: self._ended(session))
+        return task
 
     def prune(self) -> None:
         """Stop pulls whose missing pages nobody wants any more."""
         for session in self._sessions:
-            if session.task is not None and not any(map(self._pool.is_wanted, session.remaining.values())):
-                session.task.cancel()
+            if not any(map(self._pool.is_wanted, session.remaining.values())):
+                self._stop(session)
+
+    def stop(self) -> None:
+        """Stop all pulls."""
+        for session in self._sessions:
+            self._stop(session)
 
     async def close(self) -> None:
-        for channel in self._channels.values():
-            await channel.close()
+        for link in self._links.values():
+            await link.channel.close()
+
+    def _stop(self, session: _Session) -> None:
+        if not session.is_stopped:
+            session.is_stopped = True
+            self._sessions[session].cancel()
 
     async def _run(self, session: _Session) -> PullReport:
         spec, report = session.spec, session.report
         try:
             await self._pull(session)
-        except asyncio.CancelledError:
-            report.failure = "unwanted"
-        except TimeoutError:
-            report.failure = "timeout"
-        except grpc.aio.AioRpcError as error:
-            report.failure = _reason(error_of(error, spec.source.address))
         except ServeError as error:
-            report.failure = _reason(error)
-        finally:
-            self._sessions.discard(session)
-            for page in session.remaining.values():
-                self._pool.clear_writer(page)
-            self._wake()
-        if report.failure:
-            self._metrics.pull_failed(report.failure.split(":")[0])
-        log.info(
-            "pull done request=%s source=%s blocks=%d pulled=%d bytes=%d failure=%r",
-            spec.request_id, spec.source.worker_id, len(spec.pages), report.pulled, report.copied_bytes, report.failure,
-        )  # fmt: skip
+            report.failure = error
+        except grpc.aio.AioRpcError as error:
+            report.failure = error_of(error, spec.source.address)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            report.failure = PeerLost(f"{spec.source.address}: the connection was closed")
+        except Exception as error:
+            log.exception("pull broken request=%s source=%s", spec.request_id, spec.source.worker_id)
+            report.failure = InternalError(f"{type(error).__name__}: {error}")
+        if report.failure is not None:
+            self._metrics.pull_failed(type(report.failure).__name__)
         return report
+
+    def _ended(self, session: _Session) -> None:
+        del self._sessions[session]
+        for page in session.remaining.values():
+            self._pool.clear_writer(page)
+        self._wake()
+        spec, report = session.spec, session.report
+        outcome = "stopped" if session.is_stopped else "done" if report.failure is None else repr(report.failure)
+        log.info(
+            "pull ended request=%s source=%s blocks=%d pulled=%d bytes=%d outcome=%s",
+            spec.request_id, spec.source.worker_id, len(spec.pages), report.pulled, report.copied_bytes, outcome,
+        )  # fmt: skip
 
     async def _pull(self, session: _Session) -> None:
         spec = session.spec
@@ -144,30 +175,28 @@ class PullClient:
         )
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata)
         try:
-            responses = self._responses(call)
-            first = await anext(responses, None)
-            if first is None:
-                raise TransferFailed(f"{spec.source.worker_id} ended the pull without a word")
-            transport, peer = await self._connect([Endpoint.unpack(packed) for packed in first.accepted.endpoints])
-            async for response in responses:
-                await self._copy(session, transport, peer, response.ready)
-                if not session.remaining:
-                    return
-            raise TransferFailed(f"{spec.source.worker_id} ended the pull with {len(session.remaining)} blocks missing")
+            async with contextlib.aclosing(self._responses(call, spec.source.worker_id)) as responses:
+                accepted = (await anext(responses)).accepted
+                transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
+                async for response in responses:
+                    await self._copy(session, transport, peer, response.ready)
+                    if not session.remaining:
+                        return
         finally:
             call.cancel()
 
     async def _responses(
-        self, call: grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullResponse]
-    ) -> AsyncIterator[worker_pb2.PullResponse]:
-        """The call's messages, each within `timeout_s` of the one before."""
-        messages = call.__aiter__()
+        self, call: grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullResponse], source: str
+    ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
+        """The call's messages, each within `timeout_s` of the one before. Never ends: a source keeps the call open."""
         while True:
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    message = await anext(messages)
-            except StopAsyncIteration:
-                return
+                    message = await call.read()
+            except TimeoutError:
+                raise TransferFailed(f"{source} announced no page within {self._timeout_s} s") from None
+            if not isinstance(message, worker_pb2.PullResponse):
+                raise TransferFailed(f"{source} ended the pull before all pages were announced")
             yield message
 
     async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[PageTransport, Peer]:
@@ -187,7 +216,7 @@ class PullClient:
             is_done = result.outcome is Outcome.DONE
         finally:
             if not is_done:
-                await asyncio.shield(transport.fence(transfer))
+                await _fence(transport, transfer)
         if not is_done:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
         self._metrics.pulled(transport.name, result.copied_bytes, result.seconds)
@@ -214,14 +243,36 @@ class PullClient:
         report.first_page_s = report.first_page_s or report.last_page_s
 
     async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
-        """One channel per source worker; a later life of it at another address replaces the earlier one's."""
-        channel = self._channels.get(source.worker_id)
-        if channel is None or channel.address != source.address:
-            self._channels[source.worker_id] = PeerChannel(source.address, self._token)
-            if channel is not None:
-                await channel.close()
-        return self._channels[source.worker_id]
+        """To the life of the source that is meant; a later life replaces an earlier one, never the other way."""
+        epoch = _epoch_of(source)
+        known = self._links.get(source.worker_id)
+        if known is not None and known.epoch == epoch:
+            return known.channel
+        if known is not None and epoch.incarnation < known.epoch.incarnation:
+            self._metrics.stale_epochs.inc()
+            raise StaleEpoch(f"{source.worker_id} lives in epoch {known.epoch}, the request names {epoch}")
+        link = self._links[source.worker_id] = _Link(epoch, PeerChannel(source.address, self._token))
+        if known is not None:
+            await known.channel.close()
+        return link.channel
 
 
-def _reason(error: ServeError) -> str:
-    return f"{type(error).__name__}: {error.message}"
+async def _fence(transport: PageTransport, transfer: Transfer) -> None:
+    """However often it is cancelled meanwhile: before the fence stands, the pages may still be written to."""
+    fence = asyncio.ensure_future(transport.fence(transfer))
+    was_cancelled = False
+    while not fence.done():
+        try:
+            await asyncio.shield(fence)
+        except asyncio.CancelledError:
+            was_cancelled = True
+    fence.result()
+    if was_cancelled:
+        raise asyncio.CancelledError
+
+
+def _epoch_of(source: worker_pb2.PageSource) -> Epoch:
+    try:
+        return Epoch.parse(source.epoch)
+    except ValueError as error:
+        raise InvalidRequest(f"{source.epoch!r} is not an epoch", field="source.epoch") from error

@@ -1,4 +1,4 @@
-"""The plain class behind a Ray actor or a process of its own: one worker, life after life.
+"""The plain class behind a Ray actor or a process of its own: one life of one worker.
 
 `__init__` is cheap, because a restarted actor reruns only that; servers and engine start in `run`.
 """
@@ -53,20 +53,22 @@ class Worker(abc.ABC):
         """The role on this host; `tasks` end with the worker."""
 
     async def run(self, incarnation: int | None = None) -> None:
-        """Load the model and serve until `shutdown`. Raises ConfigError for what cannot be started."""
+        """Load the model and serve until `shutdown`; once per object. Raises ConfigError for what cannot be started."""
         configure_logging(self._config.worker_id)
         ready = self._ready_future()
         try:
             host = await WorkerHost.load(self._config, incarnation or self._config.incarnation)
+            try:
+                await self._serve(host, ready)
+            finally:
+                await host.close()
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)
                 ready.exception()  # whoever waits for it sees it; nobody has to
             raise
-        try:
-            await self._serve(host, ready)
         finally:
-            await host.close()
+            ready.cancel()  # changes nothing unless `run` was cancelled while it started
 
     async def ready(self) -> ReadyInfo:
         """Where and as whom the worker serves, once it does. Raises what `run` raised."""
@@ -103,9 +105,9 @@ class Worker(abc.ABC):
         return self._ready
 
     async def _serve(self, host: WorkerHost, ready: asyncio.Future[ReadyInfo]) -> None:
+        await host.open()
         async with asyncio.TaskGroup() as tasks:
             role = self.mount(host, tasks)
-            await host.open()
             self._host, self._role, self._pages = host, role, self._mount_services(host, role)
             await host.rpc.start()
             running = [
@@ -117,11 +119,14 @@ class Worker(abc.ABC):
             info = host.ready_info(os.getpid())
             log.info("serving address=%s epoch=%s pages=%d", info.address, info.epoch, host.pool.total)
             ready.set_result(info)
-            await self._stop.wait()
-            await host.rpc.stop(grace_s=0.5)
-            for task in running:
-                task.cancel()
-            role.close()
+            try:
+                await self._stop.wait()
+                await host.rpc.stop(grace_s=0.5)
+            finally:
+                for task in running:
+                    task.cancel()
+                role.close()
+                host.pulls.stop()
 
     def _mount_services(self, host: WorkerHost, role: RoleServices) -> PagesService:
         pages = PagesService(
