@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
@@ -14,22 +14,31 @@ help:
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/"
 
-# torch first and pinned: a machine without an NVIDIA driver takes a CPU build where pip can find one.
-$(STAMP): pyproject.toml
+# torch first and pinned: a machine with an NVIDIA driver takes the CUDA build; one without takes a CPU build, from
+# wherever pip is told to look, else from PyTorch's own index of CPU builds. Never gigabytes of CUDA by accident.
+$(VENV)/.torch:
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install --quiet --disable-pip-version-check "torch==$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[engine,dev]"
+	if nvidia-smi -L >/dev/null 2>&1; then $(PIP) "torch==$(TORCH)" "triton>=3.6"; \
+	else $(PIP) "torch==$(TORCH)+cpu" || $(PIP) --index-url https://download.pytorch.org/whl/cpu "torch==$(TORCH)"; fi
 	touch $@
 
-serve: $(STAMP)
+$(VENV)/.serve: $(VENV)/.torch pyproject.toml
+	$(PIP) --editable ".[engine]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.serve
+	$(PIP) --editable ".[engine,dev]"
+	touch $@
+
+serve: $(VENV)/.serve
 	$(BIN)/twostroke serve $(ARGS)
 
-proto: $(STAMP)
+proto: $(VENV)/.dev
 	rm -f twostroke/rpc/v1/*_pb2*
 	$(BIN)/python -m grpc_tools.protoc -I proto --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
 		--python_out=. --pyi_out=. --grpc_python_out=. --mypy_grpc_out=. $(PROTOS)
 
-lint: $(STAMP)
+lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -38,7 +47,7 @@ lint: $(STAMP)
 test: lint proto-check
 	$(BIN)/python -m pytest
 
-proto-check: $(STAMP)
+proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py
 
 clean:

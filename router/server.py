@@ -41,7 +41,7 @@ class RouterServer:
         self, config: RouterConfig, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, router_id: str
     ) -> None:
         self._dispatcher = dispatcher
-        self._listener = _bind(config.host, config.http_port)
+        self._listener = bind_listener(config.host, config.http_port)
         self.http_address = f"{config.host}:{self._listener.getsockname()[1]}"
         try:
             self._rpc = RpcServer(config.host, config.grpc_port, token=None, max_message_bytes=config.max_message_bytes)
@@ -117,9 +117,10 @@ class _HttpServer(uvicorn.Server):
         yield
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind_listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

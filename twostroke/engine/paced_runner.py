@@ -5,8 +5,8 @@
     prefill_tokens_per_s  tokens of prompts computed per second                (10000)
     step_ms               base of a step that samples                          (10)
     step_us_per_seq       added to it for every sequence that samples          (100)
-    page_bytes            bytes of one page, at least 8 per token of a block   (8 per token)
-    vocab                 size of the vocabulary; text is bytes                (256)
+    page_bytes            bytes of one page, at least 8 per token of a block   (16384, or that least)
+    vocab                 size of the vocabulary; text is bytes                (32000)
     max_model_len         tokens of prompt and answer together                 (32768)
     eos                   token id that ends an answer, drawn one time in 64   (none: never)
 
@@ -34,6 +34,9 @@ from twostroke.schedule.batch import Batch, SampleRow, StepResult
 SLOT_BYTES: Final = 8
 """The running hash of one token."""
 
+PAGE_BYTES: Final = 16_384
+"""Of a page, unless told: large enough to be worth a transfer, small enough for long contexts in little memory."""
+
 EOS_ONE_IN: Final = 64
 """How often the end-of-sequence token is drawn where there is one."""
 
@@ -53,7 +56,7 @@ class PacedSpec:
     step_ms: float = 10.0
     step_us_per_seq: float = 100.0
     page_bytes: int | None = None
-    vocab: int = 256
+    vocab: int = 32_000
     max_model_len: int = 32_768
     eos: int | None = None
 
@@ -95,7 +98,7 @@ class PacedSpec:
             _require(
                 self.page_bytes >= least, "page_bytes", f"at least {least} for blocks of {block_size}", self.page_bytes
             )
-        return self.page_bytes or least
+        return self.page_bytes or max(PAGE_BYTES, least)
 
     def step_s(self, prefill_tokens: int, sampled: int) -> float:
         """How long a step takes."""
