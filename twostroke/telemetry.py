@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from wsgiref.simple_server import WSGIServer
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
@@ -32,16 +33,27 @@ def configure_logging(identity: str, level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+SHUTDOWN_POLL_S = 0.05
+"""How often the metrics server looks whether it is to end."""
+
+
 class MetricsServer:
     """Prometheus exposition of one registry on its own port and thread."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int = 0) -> None:
-        self._server: WSGIServer
-        self._thread: threading.Thread
-        self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        self._server = make_server(host, port, make_wsgi_app(registry), ThreadingWSGIServer, _SilentHandler)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(SHUTDOWN_POLL_S,), name="metrics", daemon=True
+        )
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _SilentHandler(WSGIRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+        """A scrape is no event."""

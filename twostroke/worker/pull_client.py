@@ -220,11 +220,15 @@ class PullClient:
         if not is_done:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
         self._metrics.pulled(transport.name, result.copied_bytes, result.seconds)
-        session.report.copied_bytes += result.copied_bytes
-        session.report.computed += ready.computed
-        for page in announced:
-            self._commit(session, page)
-        self._wake()
+        report = session.report
+        report.copied_bytes += result.copied_bytes
+        pulled_before = report.pulled
+        try:
+            for page in announced:
+                self._commit(session, page)
+        finally:
+            report.computed += min(ready.computed, report.pulled - pulled_before)
+            self._wake()
 
     def _commit(self, session: _Session, announced: worker_pb2.ReadyPage) -> None:
         page = session.remaining[announced.block]

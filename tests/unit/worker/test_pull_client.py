@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.worker.rig import (
+    BLOCK,
+    PAGE_BYTES,
+    Received,
+    Router,
+    Running,
+    decode,
+    eventually,
+    expected_tokens,
+    paced,
+    prefill,
+    prompt_of,
+    router_to,
+    with_epoch,
+)
+from twostroke.config import ScheduleConfig
+from twostroke.errors import TransferFailed
+from twostroke.ids import PageId, RequestId
+from twostroke.kv_cache.block import name_blocks, root_name
+from twostroke.kv_cache.pool import PageState
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.transfer.fake import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
+from twostroke.worker.pull_client import PullSpec
+
+BLOCKS = 12
+PROMPT = prompt_of(BLOCKS * BLOCK + 8)
+SLOW = paced(prefill_tokens_per_s=400)
+"""Prefill at 40 ms per block: long enough to do something meanwhile."""
+
+
+async def right_answer(router: Router, source: Running | worker_pb2.PageSource, **options) -> Received:
+    """Whatever happened on the way: no error, and the tokens that the right pages lead to."""
+    got = await router.answer(PROMPT, 6, source=source, **options)
+    assert not got.last.error.kind, got.last
+    assert got.tokens == expected_tokens(PROMPT, 6)
+    return got
+
+
+def pulled_pages(decoder: Running) -> float:
+    return decoder.metric("pull_bytes_total", transport="shm") / PAGE_BYTES
+
+
+def claimed(running: Running, source: worker_pb2.PageSource) -> tuple[list[PageId], PullSpec]:
+    """Pages of PROMPT's blocks, as a sequence would have them, and the pull that is to fill them."""
+    names = name_blocks(PROMPT, BLOCK)
+    claim = running.host.pool.claim(names, root_name(), 0)
+    assert claim is not None
+    session = running.host.new_session()
+    return claim.pages, PullSpec(RequestId("r"), session, source, PROMPT, names, dict(enumerate(claim.pages)))
+
+
+async def test_a_pull_brings_all_blocks_of_the_prompt_and_the_same_tokens() -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        got = await right_answer(router, source)
+        assert pulled_pages(target) == BLOCKS
+        assert target.metric("computed_tokens_total") == len(PROMPT) - BLOCKS * BLOCK + 5
+        assert got.last.cached_tokens == 0
+        assert target.metric("pull_seconds_count", transport="shm") >= 1
+
+
+async def test_tcp_is_used_where_it_is_the_only_transport() -> None:
+    async with prefill(transports=("tcp",)) as source, decode() as target, router_to(target) as router:
+        await right_answer(router, source)
+        assert target.metric("pull_bytes_total", transport="tcp") == BLOCKS * PAGE_BYTES
+
+
+async def test_a_burst_with_a_common_prefix_pulls_and_computes_each_block_once() -> None:
+    prompts = [PROMPT[: 8 * BLOCK] + prompt_of(40, seed=i + 1) for i in range(6)]
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        answers = [await router.open(prompt, 4, request_id=str(i), source=source) for i, prompt in enumerate(prompts)]
+        await asyncio.gather(*(answer.done.wait() for answer in answers))
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.tokens == expected_tokens(prompt, 4)
+        different = 8 + 6 * 2
+        assert source.metric("served_pages_total") == pulled_pages(target) == different
+        assert source.metric("computed_tokens_total") == different * BLOCK
+
+
+async def test_only_missing_blocks_are_pulled() -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        await router.answer(PROMPT[: 5 * BLOCK], 1, request_id="warm")
+        got = await right_answer(router, source)
+        assert pulled_pages(target) == BLOCKS - 5
+        assert got.last.local_tokens == got.last.cached_tokens == 5 * BLOCK
+
+
+async def test_blocks_that_the_source_had_count_as_cached_but_not_as_local() -> None:
+    async with prefill() as source, decode() as one, decode("decode-1") as two:
+        async with router_to(one) as to_one, router_to(two) as to_two:
+            await right_answer(to_one, source)
+            got = await right_answer(to_two, source)
+    assert got.last.cached_tokens == BLOCKS * BLOCK
+    assert got.last.local_tokens == 0
+
+
+async def test_a_decode_worker_is_a_page_source_too() -> None:
+    async with decode() as one, decode("decode-1") as two, router_to(one) as to_one, router_to(two) as to_two:
+        await right_answer(to_one, None)
+        got = await right_answer(to_two, one)
+        assert pulled_pages(two) == BLOCKS
+        assert got.last.cached_tokens == BLOCKS * BLOCK
+
+
+async def test_a_decode_worker_that_has_only_some_blocks_serves_those_and_the_rest_is_computed() -> None:
+    async with decode() as one, decode("decode-1") as two, router_to(one) as to_one, router_to(two) as to_two:
+        await to_one.answer(PROMPT[: 4 * BLOCK], 1)
+        await right_answer(to_two, one)
+        assert pulled_pages(two) == 4
+        assert two.metric("pull_failures_total", reason="TransferFailed") == 1
+
+
+async def test_pages_travel_while_later_chunks_compute() -> None:
+    schedule = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=2 * BLOCK)
+    async with (
+        prefill(model=SLOW, schedule=schedule) as source,
+        decode() as target,
+        router_to(target) as router,
+    ):
+        answer = await router.open(PROMPT, 4, source=source)
+        await eventually(lambda: pulled_pages(target) > 0)
+        assert source.metric("computed_tokens_total") < BLOCKS * BLOCK, "the first page came after the last chunk"
+        await answer.done.wait()
+        assert target.metric("pull_seconds_count", transport="shm") == BLOCKS / 2
+        life = answer.last.lifetime
+        assert life["first_page"] < life["last_page"] <= life["first_token"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Fail(), Expire(), FlipByte(copy=0, offset=3), WriteLate(), Delay(60.0)],
+    ids=lambda fault: type(fault).__name__,
+)
+@pytest.mark.parametrize("transfer", [0, 3])
+async def test_a_transfer_that_fails_ends_in_local_computation(fault: Fault, transfer: int) -> None:
+    schedule = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=2 * BLOCK)
+    plan = FaultPlan({transfer: fault})
+    slow = paced(prefill_tokens_per_s=4000)
+    async with (
+        prefill(schedule=schedule, model=slow) as source,
+        decode(plan=plan, pull_timeout_s=0.25) as target,
+        router_to(target) as router,
+    ):
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="TransferFailed") == 1
+        assert target.metric("digest_mismatches_total") == isinstance(fault, FlipByte)
+        assert target.host.pool.count(PageState.QUARANTINED) == 0
+
+
+async def test_a_connection_for_pages_that_is_lost_ends_in_local_computation() -> None:
+    plan = FaultPlan(lost_connects=frozenset({0}))
+    async with prefill() as source, decode(plan=plan) as target, router_to(target) as router:
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="PeerLost") == 1
+
+
+async def test_a_source_that_is_not_there_ends_in_local_computation() -> None:
+    async with decode() as target, router_to(target) as router:
+        nobody = worker_pb2.PageSource(worker_id="prefill-9", address="127.0.0.1:9", epoch="1.1")
+        await right_answer(router, nobody)
+        assert target.metric("pull_failures_total", reason="PeerLost") == 1
+
+
+async def test_a_source_that_shuts_down_during_the_pull_ends_in_local_computation() -> None:
+    async with decode() as target, router_to(target) as router:
+        schedule = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=16)
+        async with prefill(model=paced(prefill_tokens_per_s=100), schedule=schedule) as source:
+            answer = await router.open(PROMPT, 6, source=source)
+            await eventually(lambda: pulled_pages(target) > 1)
+            await source.worker.shutdown()
+            await answer.done.wait()
+        assert answer.tokens == expected_tokens(PROMPT, 6)
+        assert sum(target.metric("pull_failures_total", reason=r) for r in ("PeerLost", "Cancelled")) == 1
+
+
+async def test_a_source_that_announces_nothing_for_too_long_is_given_up() -> None:
+    async with (
+        prefill(model=paced(prefill_tokens_per_s=200)) as source,
+        decode(pull_timeout_s=0.1) as target,
+        router_to(target) as router,
+    ):
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="TransferFailed") == 1
+
+
+async def test_an_overloaded_source_ends_in_local_computation() -> None:
+    schedule = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=64, max_waiting=1)
+    async with prefill(schedule=schedule, model=SLOW) as source, decode() as target, router_to(target) as router:
+        others = [prompt_of(10 * BLOCK, seed=i) for i in (5, 6)]
+        for i, prompt in enumerate(others):
+            await router.open(prompt, 2, request_id=str(i), source=source)
+            await eventually(lambda i=i: source.worker._open_work() == i + 1)
+            await eventually(lambda i=i: source.host.scheduler.waiting == i)
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="Overloaded") == 1
+        for i in range(2):
+            await router.close(str(i))
+
+
+async def test_a_draining_source_ends_in_local_computation() -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        assert await source.worker.drain(0) == 0
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="Draining") == 1
+
+
+async def test_a_source_of_another_epoch_refuses_and_counts_and_the_pages_are_computed() -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        await right_answer(router, with_epoch(source.source, "7.1"))
+        assert target.metric("pull_failures_total", reason="StaleEpoch") == 1
+        assert source.metric("stale_epochs_total") == 1
+
+
+async def test_an_earlier_life_does_not_displace_the_link_to_a_later_one() -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        await right_answer(router, source)
+        earlier = worker_pb2.PageSource(worker_id=source.info.worker_id, address="127.0.0.1:9", epoch="0.1")
+        await router.answer(prompt_of(100, seed=3), 2, request_id="late", source=earlier)
+        assert target.metric("pull_failures_total", reason="StaleEpoch") == 1
+        assert target.metric("stale_epochs_total") == 1
+        served = source.metric("served_pages_total")
+        await router.answer(prompt_of(100, seed=4), 2, request_id="again", source=source)
+        assert source.metric("served_pages_total") == served + 6
+
+
+async def test_an_epoch_that_is_none_ends_in_local_computation() -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        await right_answer(router, with_epoch(source.source, "yesterday"))
+        assert target.metric("pull_failures_total", reason="InvalidRequest") == 1
+
+
+async def test_a_source_with_another_fingerprint_refuses_and_the_pages_are_computed() -> None:
+    async with prefill(model=paced(), block_size=32) as source, decode() as target, router_to(target) as router:
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="FingerprintMismatch") == 1
+
+
+async def test_a_bug_in_a_pull_costs_a_computation_and_not_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+
+        async def broken(*_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(target.host.pulls, "_copy", broken)
+        await right_answer(router, source)
+        assert target.metric("pull_failures_total", reason="InternalError") == 1
+
+
+async def test_closing_during_a_pull_frees_everything_on_both_sides() -> None:
+    schedule = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=16)
+    async with prefill(model=SLOW, schedule=schedule) as source, decode() as target, router_to(target) as router:
+        await router.open(PROMPT, 6, source=source)
+        await eventually(lambda: pulled_pages(target) > 1)
+        await router.close()
+        await target.idle()
+        await source.idle()
+        assert source.metric("computed_tokens_total") < BLOCKS * BLOCK, "computing went on for nobody"
+        assert target.metric("pull_failures_total", reason="Cancelled") == 0, "a pull that is stopped has not failed"
+
+
+async def test_closing_one_of_two_sharers_leaves_the_other_its_pages() -> None:
+    schedule = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=16)
+    async with prefill(model=SLOW, schedule=schedule) as source, decode() as target, router_to(target) as router:
+        await router.open(PROMPT, 6, request_id="first", source=source)
+        await eventually(lambda: pulled_pages(target) > 1)
+        other = await router.open(PROMPT, 6, request_id="second", source=source)
+        await eventually(lambda: target.host.scheduler.running == 2)
+        await router.close("first")
+        await other.done.wait()
+        assert other.tokens == expected_tokens(PROMPT, 6)
+        assert pulled_pages(target) == BLOCKS
+        assert target.metric("computed_tokens_total") < BLOCK * 2
+
+
+async def test_a_sharer_takes_over_when_the_pull_it_waits_for_fails() -> None:
+    plan = FaultPlan(every_transfer=Expire())
+    async with prefill() as source, decode(plan=plan, pull_timeout_s=0.2) as target, router_to(target) as router:
+        answers = [await router.open(PROMPT, 6, request_id=name, source=source) for name in "abc"]
+        await asyncio.gather(*(answer.done.wait() for answer in answers))
+        assert [answer.tokens for answer in answers] == [expected_tokens(PROMPT, 6)] * 3
+        assert target.metric("pull_failures_total", reason="TransferFailed") == 1
+        computed_once = len(PROMPT) + 2 * 8 + 3 * 5
+        assert target.metric("computed_tokens_total") == computed_once
+
+
+async def test_a_pull_that_is_dropped_before_its_first_step_leaves_nothing() -> None:
+    async with prefill() as source, decode() as target:
+        pages, spec = claimed(target, source.source)
+        async with asyncio.TaskGroup() as tasks:
+            pull = target.host.pulls.start(spec, tasks)
+            target.host.pool.release(pages)
+            target.host.pulls.prune()
+        assert pull.cancelled()
+        await target.idle()
+
+
+async def test_pages_stay_quarantined_until_the_fence_stands_however_often_the_pull_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with prefill() as source, decode(plan=FaultPlan(every_transfer=WriteLate())) as target:
+        transport = target.host.transports[0]
+        fencing, may_fence = asyncio.Event(), asyncio.Event()
+        fence = transport.fence
+
+        async def slow_fence(transfer) -> None:
+            fencing.set()
+            await may_fence.wait()
+            await fence(transfer)
+
+        monkeypatch.setattr(transport, "fence", slow_fence)
+        pool, pulls = target.host.pool, target.host.pulls
+        pages, spec = claimed(target, source.source)
+        async with asyncio.TaskGroup() as tasks:
+            pull = pulls.start(spec, tasks)
+            await eventually(lambda: target.plan.pulls == 1)
+            pool.release(pages)
+            pulls.prune()
+            await fencing.wait()
+            for _ in range(3):
+                pulls.prune()
+                pull.cancel()
+                await asyncio.sleep(0.01)
+                assert pool.count(PageState.QUARANTINED) == BLOCKS, "pages were freed while they are written to"
+            may_fence.set()
+        await target.idle()
+
+
+async def test_the_failure_is_in_the_report() -> None:
+    async with prefill() as source, decode(plan=FaultPlan({0: Fail("link down")})) as target:
+        pages, spec = claimed(target, source.source)
+        async with asyncio.TaskGroup() as tasks:
+            pull = target.host.pulls.start(spec, tasks)
+        report = pull.result()
+        assert isinstance(report.failure, TransferFailed)
+        assert "link down" in report.failure.message
+        assert report.pulled == report.copied_bytes == 0
+        target.host.pool.release(pages)
