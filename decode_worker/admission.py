@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import DeadlineExceeded, InvalidRequest
 from twostroke.request import Request
@@ -33,5 +35,8 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
     blocks = (prompt + len(request.emitted)) // facts.block_size
     if len(request.names) != blocks:
         raise InvalidRequest(f"{len(request.names)} block names for {blocks} full blocks", field="names")
-    if request.deadline_s is not None and request.deadline_s <= now_s:
-        raise DeadlineExceeded("the deadline had passed when the request arrived")
+    if request.deadline_s is not None:
+        if not math.isfinite(request.deadline_s):
+            raise InvalidRequest(f"the deadline must be finite, got {request.deadline_s}", field="deadline_s")
+        if request.deadline_s <= now_s:
+            raise DeadlineExceeded("the deadline had passed when the request arrived")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -123,7 +124,9 @@ def _with_faults(worker: Worker, plan: FaultPlan) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(config: WorkerConfig, plan: FaultPlan | None = None) -> AsyncIterator[Running]:
-    """A worker that serves; at the end it must be idle, then it is shut down."""
+    """A worker that serves; at the end it must be idle (unless the test stopped it), then it is shut down."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level  # a worker's process has its own
     worker: Worker = PrefillWorker(config) if config.role is Role.PREFILL else DecodeWorker(config)
     plan = plan or FaultPlan()
     _with_faults(worker, plan)
@@ -132,10 +135,13 @@ async def serving(config: WorkerConfig, plan: FaultPlan | None = None) -> AsyncI
         info = await worker.ready()
         running = Running(worker, info, plan)
         yield running
-        await running.idle()
+        if not worker._stop.is_set():
+            await running.idle()
     finally:
         await worker.shutdown()
         await life
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def prefill(worker_id: str = "prefill-0", **settings) -> contextlib.AbstractAsyncContextManager[Running]:

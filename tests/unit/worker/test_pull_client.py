@@ -91,12 +91,17 @@ async def test_only_missing_blocks_are_pulled() -> None:
 
 
 async def test_blocks_that_the_source_had_count_as_cached_but_not_as_local() -> None:
-    async with prefill() as source, decode() as one, decode("decode-1") as two:
-        async with router_to(one) as to_one, router_to(two) as to_two:
-            await right_answer(to_one, source)
-            got = await right_answer(to_two, source)
-    assert got.last.cached_tokens == BLOCKS * BLOCK
-    assert got.last.local_tokens == 0
+    async with (
+        prefill() as source,
+        decode() as one,
+        decode("decode-1") as two,
+        router_to(one) as to_one,
+        router_to(two) as to_two,
+    ):
+        await right_answer(to_one, source)
+        got = await right_answer(to_two, source)
+        assert got.last.cached_tokens == BLOCKS * BLOCK
+        assert got.last.local_tokens == 0
 
 
 async def test_a_decode_worker_is_a_page_source_too() -> None:
