@@ -7,8 +7,9 @@ RUNNING   computed catches up with known, one token per step from there on
 DONE      pages are back in the pool; the answer is kept until the router has it
 FAILED    pages are back in the pool and the router has been told why
 
-worker     the plain class        service    the Decode rpc
-answer     one answer's record    book       all open answers: opens, closes, emits
-admission  what can never be      outbox     one token stream per router
+worker     the plain class               service   the Decode rpc
+answer     one answer's record           book      all open answers: opened, pulled for, ended
+stage      the stages and what may follow each
+admission  what can never be served      outbox    one token stream per router
 resident   serves Pull from the cache alone
 """

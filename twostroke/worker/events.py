@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from twostroke.kv_cache.events import EventBatch, EventLog
-from twostroke.worker.signal import News
+from twostroke.worker.news import News
 
 
 class EventFeed:

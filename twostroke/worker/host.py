@@ -27,8 +27,8 @@ from twostroke.worker.events import EventFeed
 from twostroke.worker.gate import Gate
 from twostroke.worker.loop import WorkLoop
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.news import News
 from twostroke.worker.pull_client import PullClient
-from twostroke.worker.signal import News
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""

@@ -16,7 +16,7 @@ from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Admission, Emission, Scheduler
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.signal import News
+from twostroke.worker.news import News
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ and cancels, its process dies, its deadline passes.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 import grpc.aio
@@ -18,12 +18,8 @@ from twostroke.ids import BlockName, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.transfer.base import Endpoint, digest
-from twostroke.worker.gate import Gate
-from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.signal import News
-
-log = logging.getLogger(__name__)
+from twostroke.transfer.base import digest
+from twostroke.worker.host import WorkerHost
 
 
 class PageJob(Protocol):
@@ -61,29 +57,20 @@ class PageDigests:
 
 
 class PagesService(worker_pb2_grpc.PagesServicer):
-    def __init__(
-        self,
-        jobs: PageJobs,
-        gate: Gate,
-        memory: PageMemory,
-        endpoints: Sequence[Endpoint],
-        block_size: int,
-        progress: News,
-        metrics: WorkerMetrics,
-    ) -> None:
+    def __init__(self, host: WorkerHost, jobs: PageJobs) -> None:
         self._jobs = jobs
-        self._gate = gate
-        self._digests = PageDigests(memory)
-        self._endpoints = [endpoint.pack() for endpoint in endpoints]
-        self._block_size = block_size
-        self._progress = progress
-        self._metrics = metrics
+        self._gate = host.gate
+        self._progress = host.progress
+        self._metrics = host.metrics
+        self._block_size = host.facts.block_size
+        self._digests = PageDigests(host.memory)
+        self._endpoints = [endpoint.pack() for endpoint in host.endpoints]
         self.open = 0
         """Pulls being served."""
 
     async def Pull(  # noqa: N802
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
-    ) -> AsyncIterator[worker_pb2.PullResponse]:
+    ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
         self._gate.check(request.fingerprint, request.source_epoch)
         tokens, names = self._checked(request)
         job = self._jobs.begin(request.request_id, tokens, names)
@@ -91,8 +78,9 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         try:
             accepted = worker_pb2.PullAccepted(epoch=str(self._gate.epoch), endpoints=self._endpoints)
             yield worker_pb2.PullResponse(accepted=accepted)
-            async for ready in self._announce(job, list(request.wanted)):
-                yield worker_pb2.PullResponse(ready=ready)
+            async with contextlib.aclosing(self._announce(job, list(request.wanted))) as announcements:
+                async for ready in announcements:
+                    yield worker_pb2.PullResponse(ready=ready)
             await asyncio.get_running_loop().create_future()
         finally:
             self.open -= 1
@@ -113,31 +101,35 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         return tokens, names[:blocks]
 
-    async def _announce(self, job: PageJob, pending: list[int]) -> AsyncIterator[worker_pb2.PagesReady]:
+    async def _announce(self, job: PageJob, pending: list[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         while pending:
             ticket = self._progress.ticket()
-            ready: list[tuple[int, PageId]] = []
-            failure: TransferFailed | None = None
-            try:
-                for block in pending:
-                    page = job.page(block)
-                    if page is not None:
-                        ready.append((block, page))
-            except TransferFailed as error:
-                failure = error
+            ready, failure = _readable(job, pending)
             if ready:
                 yield self._message(job, ready)
-                announced = {block for block, _ in ready}
-                pending = [block for block in pending if block not in announced]
+                pending = [block for block in pending if block not in ready]
             if failure is not None:
                 raise failure
             if pending:
                 await ticket.wait()
 
-    def _message(self, job: PageJob, ready: list[tuple[int, PageId]]) -> worker_pb2.PagesReady:
+    def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
         pages: list[worker_pb2.ReadyPage] = []
-        for block, page in ready:
+        for block, page in ready.items():
             generation, checksum = self._digests.of(page)
             pages.append(worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=checksum))
         self._metrics.served_pages.inc(len(pages))
-        return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block, _ in ready))
+        return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block in ready))
+
+
+def _readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
+    """The pages that can be read now, and why those after them never will be, if so."""
+    ready: dict[int, PageId] = {}
+    for block in blocks:
+        try:
+            page = job.page(block)
+        except TransferFailed as error:
+            return ready, error
+        if page is not None:
+            ready[block] = page
+    return ready, None

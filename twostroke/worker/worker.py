@@ -129,9 +129,7 @@ class Worker(abc.ABC):
                 host.pulls.stop()
 
     def _mount_services(self, host: WorkerHost, role: RoleServices) -> PagesService:
-        pages = PagesService(
-            role, host.gate, host.memory, host.endpoints, host.facts.block_size, host.progress, host.metrics
-        )
+        pages = PagesService(host, role)
         worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
         control_pb2_grpc.add_ControlServicer_to_server(ControlService(host, self.drain), host.rpc.server)
         role.register(host)

@@ -236,7 +236,7 @@ class Router:
         await self._reader
 
     async def aclose(self) -> None:
-        if self._call is not None:
+        if self._reader is not None:
             await self.disconnect()
         await self._peer.close()
 

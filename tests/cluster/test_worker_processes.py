@@ -1,0 +1,174 @@
+"""Workers and those who pull from them as processes of their own: killed, frozen, told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.unit.worker.rig import (
+    BLOCK,
+    Puller,
+    Router,
+    decode,
+    eventually,
+    expected_tokens,
+    paced,
+    prefill,
+    prompt_of,
+    router_to,
+    worker_config,
+)
+from twostroke.config import Role, ScheduleConfig, WorkerConfig, to_json
+from twostroke.kv_cache.pool import PageState
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.worker.host import ReadyInfo
+
+PROMPT = prompt_of(8 * BLOCK + 5)
+BY_BLOCK = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=BLOCK)
+
+PULLER = """
+import asyncio, sys
+from tests.unit.worker.rig import BLOCK, Puller, prompt_of
+from twostroke.worker.host import ReadyInfo
+
+async def main():
+    puller = Puller(ReadyInfo("prefill-0", "prefill", sys.argv[1], sys.argv[2], sys.argv[3], "", 0))
+    await puller.pages(puller.pull(prompt_of(8 * BLOCK)), 8)
+    print("pulled", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+class Process:
+    """A child whose output is read without blocking the event loop."""
+
+    def __init__(self, *command: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    async def line(self) -> str:
+        assert self.child.stdout is not None
+        async with asyncio.timeout(30):
+            return await asyncio.to_thread(self.child.stdout.readline)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.child.pid, number)
+
+    async def end(self) -> tuple[int, str]:
+        """(exit code, stderr) once it has ended by itself."""
+        _, errors = await asyncio.to_thread(self.child.communicate, None, 30)
+        return self.child.returncode, errors
+
+
+@contextlib.asynccontextmanager
+async def process(*command: str) -> AsyncIterator[Process]:
+    running = Process(*command)
+    try:
+        yield running
+    finally:
+        running.child.kill()
+        await asyncio.to_thread(running.child.communicate)
+
+
+@contextlib.asynccontextmanager
+async def worker_process(config: WorkerConfig) -> AsyncIterator[tuple[Process, ReadyInfo]]:
+    async with process("-m", f"{config.role.value}_worker", to_json(config)) as running:
+        yield running, ReadyInfo(**json.loads(await running.line()))
+
+
+def source_at(info: ReadyInfo) -> worker_pb2.PageSource:
+    return worker_pb2.PageSource(worker_id=info.worker_id, address=info.address, epoch=info.epoch)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_lease_ends_with_its_puller(end: signal.Signals) -> None:
+    async with prefill() as source:
+        info = source.info
+        async with process("-c", PULLER, info.address, info.epoch, info.fingerprint) as puller:
+            assert await puller.line() == "pulled\n"
+            assert source.host.pool.count(PageState.ACTIVE) == 8
+            puller.signal(end)
+            await source.idle()
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: signal.Signals, transport: str) -> None:
+    config = worker_config(
+        Role.PREFILL, model=paced(prefill_tokens_per_s=100), schedule=BY_BLOCK, transports=(transport,)
+    )
+    async with worker_process(config) as (source, info), decode() as target, router_to(target) as router:
+        got = await router.open(PROMPT, 5, source=source_at(info))
+        await eventually(lambda: target.metric("pull_bytes_total", transport=transport) > 0)
+        source.signal(end)
+        async with asyncio.timeout(20):
+            await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 5)
+        assert target.metric("pull_failures_total", reason="PeerLost") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_decode_worker_that_is_told_to_end_finishes_what_is_open(number: signal.Signals) -> None:
+    async with worker_process(worker_config(Role.DECODE, model=paced(step_ms=10))) as (worker, info):
+        router = await Router(info).connect()
+        got = await router.open(PROMPT, 60)
+        await eventually(lambda: len(got.tokens) > 3)
+        worker.signal(number)
+        await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 60)
+        await router.aclose()
+        code, errors = await worker.end()
+        assert code == 0
+        assert "Traceback" not in errors, errors
+
+
+async def test_a_second_signal_does_not_wait() -> None:
+    async with worker_process(worker_config(Role.DECODE, model=paced(step_ms=50))) as (worker, info):
+        router = await Router(info).connect()
+        got = await router.open(PROMPT, 1500)
+        await eventually(lambda: len(got.tokens) > 1)
+        worker.signal(signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        worker.signal(signal.SIGTERM)
+        code, errors = await worker.end()
+        assert code == 0
+        assert "Traceback" not in errors, errors
+        assert not got.done.is_set()
+        await router.aclose()
+
+
+async def test_a_prefill_worker_that_is_told_to_end_waits_for_open_pulls() -> None:
+    config = worker_config(Role.PREFILL, model=paced(prefill_tokens_per_s=400), schedule=BY_BLOCK)
+    async with worker_process(config) as (worker, info), contextlib.aclosing(Puller(info)) as puller:
+        call = puller.pull(prompt_of(8 * BLOCK))
+        await puller.pages(call, 1)
+        worker.signal(signal.SIGTERM)
+        await puller.pages(call, 7)
+        call.cancel()
+        code, errors = await worker.end()
+        assert code == 0
+        assert "Traceback" not in errors, errors
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"), ({"transports": ("pigeon",)}, "pigeon")],
+)
+async def test_a_worker_that_cannot_start_says_why_in_one_line(settings: dict, words: str) -> None:
+    async with process("-m", "decode_worker", to_json(worker_config(Role.DECODE, **settings))) as worker:
+        code, errors = await worker.end()
+        assert code == 2
+        assert "Traceback" not in errors
+        assert errors.splitlines()[-1].startswith("ConfigError: ")
+        assert words in errors

@@ -1,0 +1,423 @@
+"""A decode worker as routers see it: Open, Tokens, Close, Attach."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc.aio
+import pytest
+
+from tests.unit.worker.rig import (
+    BLOCK,
+    Router,
+    Running,
+    decode,
+    eventually,
+    expected_tokens,
+    paced,
+    prefill,
+    prompt_of,
+    router_to,
+)
+from twostroke.config import ScheduleConfig
+from twostroke.errors import (
+    Draining,
+    FingerprintMismatch,
+    InvalidRequest,
+    NotFound,
+    ServeError,
+    StaleEpoch,
+    Unauthenticated,
+)
+
+PROMPT = prompt_of(100)
+STEADY = paced(step_ms=10)
+"""A token every 10 ms: time to do something between two of them."""
+
+
+def held_pages(worker: Running) -> int:
+    return worker.host.pool.total - worker.host.pool.available
+
+
+# Open and Tokens
+
+
+async def test_the_answer_comes_in_order_and_ends_with_its_reason() -> None:
+    async with decode() as worker, router_to(worker) as router:
+        got = await router.answer(PROMPT, 20)
+        assert got.tokens == expected_tokens(PROMPT, 20)
+        assert got.positions == list(range(20))
+        assert [entry.finish_reason for entry in got.entries[:-1]] == [""] * (len(got.entries) - 1)
+        assert got.last.finish_reason == "length"
+        life = got.last.lifetime
+        assert life["opened"] <= life["admitted"] <= life["first_token"] <= life["done"]
+        assert got.entries[0].lifetime["first_token"] == life["first_token"]
+
+
+async def test_one_message_per_step_carries_the_tokens_of_all_requests_of_a_router() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router, router_to(worker, "other") as other:
+        mine = [await router.open(prompt_of(40, seed=i), 12, request_id=f"mine-{i}") for i in range(4)]
+        theirs = await other.open(PROMPT, 12, request_id="theirs")
+        await asyncio.gather(*(answer.done.wait() for answer in [*mine, theirs]))
+        for batch in router.batches:
+            names = [entry.request_id for entry in batch.entries]
+            assert len(set(names)) == len(names)
+            assert "theirs" not in names
+        full = [batch for batch in router.batches if len(batch.entries) == 4]
+        assert len(full) >= 8, "steps of all four were told in one message each"
+        assert len(router.batches) < 4 * 12
+        assert {entry.request_id for batch in other.batches for entry in batch.entries} == {"theirs"}
+
+
+async def test_a_request_goes_on_after_tokens_that_an_earlier_worker_emitted() -> None:
+    whole = expected_tokens(PROMPT, 30)
+    async with decode() as worker, router_to(worker) as router:
+        got = await router.answer(PROMPT, 30, emitted=whole[:13], attempt=2)
+        assert got.tokens == whole[13:]
+        assert got.positions == list(range(13, 30))
+
+
+async def test_a_later_attempt_replaces_an_earlier_one() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        first = await router.open(PROMPT, 200, attempt=0)
+        await eventually(lambda: len(first.tokens) > 1)
+        second = await router.answer(PROMPT, 6, attempt=1)
+        assert second.tokens == expected_tokens(PROMPT, 6)
+        assert worker.role.open_requests == 0
+        told = len(first.tokens)
+        await router.answer([1, 2, 3], 3, request_id="another")
+        assert len(first.tokens) == told, "the earlier attempt is silent"
+
+
+async def test_a_later_attempt_takes_the_place_of_an_earlier_one_in_a_full_queue() -> None:
+    schedule = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=64, max_waiting=1)
+    async with decode(schedule=schedule, model=STEADY) as worker, router_to(worker) as router:
+        running = await router.open(PROMPT, 30, request_id="running")
+        await eventually(lambda: worker.host.scheduler.running == 1)
+        await router.open(PROMPT, 4, attempt=0)
+        second = await router.open(PROMPT, 4, attempt=1)
+        await asyncio.gather(running.done.wait(), second.done.wait())
+        assert second.tokens == expected_tokens(PROMPT, 4)
+
+
+@pytest.mark.parametrize("attempt", [3, 2])
+async def test_a_duplicate_or_late_attempt_is_refused_and_harms_nobody(attempt: int) -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 10, attempt=3)
+        with pytest.raises(InvalidRequest, match="open already, as attempt 3") as refusal:
+            await router.open(PROMPT, 10, attempt=attempt)
+        assert refusal.value.field == "request_id"
+        await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 10)
+
+
+async def test_another_life_is_refused_and_counted() -> None:
+    async with decode() as worker, router_to(worker) as router:
+        with pytest.raises(StaleEpoch, match=f"{worker.info.epoch}.*7.7"):
+            await router.open(PROMPT, worker_epoch="7.7")
+        assert worker.metric("stale_epochs_total") == 1
+        assert worker.is_idle
+
+
+async def test_another_fingerprint_is_refused_with_both_values() -> None:
+    async with decode() as worker, router_to(worker) as router:
+        with pytest.raises(FingerprintMismatch) as refusal:
+            await router.open(PROMPT, fingerprint="model=other")
+        assert "model=other" in refusal.value.message
+        assert worker.info.fingerprint in refusal.value.message
+        assert worker.is_idle
+
+
+async def test_a_wrong_cluster_token_is_refused_on_every_call() -> None:
+    async with decode() as worker:
+        stranger = Router(worker.info, token="guess")
+        for call in (stranger.open(PROMPT), stranger.close(), stranger.attach(from_position=0)):
+            with pytest.raises(Unauthenticated):
+                await call
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await stranger.connect()
+        assert refusal.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await stranger.aclose()
+
+
+async def test_a_draining_worker_takes_no_new_request_but_finishes_open_ones() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 20)
+        draining = asyncio.create_task(worker.worker.drain(10))
+        await eventually(lambda: worker.host.gate.is_draining)
+        with pytest.raises(Draining):
+            await router.open(PROMPT, request_id="late")
+        assert await draining == 0
+        await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 20)
+
+
+# Close
+
+
+@pytest.mark.parametrize("when", ["waiting", "running", "done"])
+async def test_close_frees_everything_at_once(when: str) -> None:
+    schedule = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=64)
+    async with decode(schedule=schedule, model=STEADY) as worker, router_to(worker) as router:
+        other = None
+        if when == "waiting":
+            other = await router.open(prompt_of(30, seed=2), 10, request_id="other")
+            await eventually(lambda: worker.host.scheduler.running == 1)
+        got = await router.open(PROMPT, 3 if when == "done" else 300)
+        match when:
+            case "waiting":
+                await eventually(lambda: worker.host.scheduler.waiting == 1)
+            case "running":
+                await eventually(lambda: len(got.tokens) > 2)
+            case "done":
+                await got.done.wait()
+        await router.close()
+        if other is not None:
+            await other.done.wait()
+        assert "r" not in worker.role._answers
+        await worker.idle()
+        with pytest.raises(NotFound):
+            await router.attach(from_position=0)
+
+
+async def test_closing_an_earlier_attempt_or_nothing_at_all_is_no_error_and_changes_nothing() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 10, attempt=1)
+        await router.close(attempt=0)
+        await router.close("nobody")
+        await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 10)
+
+
+# Attach
+
+
+async def test_attach_sends_again_from_a_position_without_gap_or_duplicate() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 40)
+        await eventually(lambda: len(got.tokens) >= 8)
+        await router.disconnect()
+        kept = got.tokens[:5]
+        got.tokens.clear()
+        got.positions.clear()
+        await eventually(lambda: worker.metric("sampled_tokens_total") >= 14)
+        await router.connect()
+        await eventually(lambda: worker.metric("sampled_tokens_total") >= 18)
+        assert not got.tokens, "a parked request is silent"
+        await router.attach(from_position=5)
+        await got.done.wait()
+        assert got.positions == list(range(5, 40))
+        assert kept + got.tokens == expected_tokens(PROMPT, 40)
+
+
+async def test_another_router_can_attach_and_the_first_hears_no_more() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as first, router_to(worker, "router-1") as second:
+        got = await first.open(PROMPT, 30)
+        await eventually(lambda: len(got.tokens) >= 3)
+        await second.attach(from_position=2)
+        moved = second.of("r")
+        await moved.done.wait()
+        assert moved.tokens == expected_tokens(PROMPT, 30)[2:]
+        assert moved.positions == list(range(2, 30))
+        assert len(got.tokens) < 30
+
+
+async def test_the_end_can_be_fetched_after_it_was_missed_and_only_within_the_grace() -> None:
+    async with decode(orphan_grace_s=0.3) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 5)
+        await router.disconnect()
+        await eventually(lambda: worker.is_idle)
+        await router.connect()
+        await router.attach(from_position=4)
+        await got.done.wait()
+        assert got.last.finish_reason == "length"
+        assert got.last.position == 4
+        await eventually(lambda: not worker.role._answers)
+        with pytest.raises(NotFound):
+            await router.attach(from_position=4)
+
+
+@pytest.mark.parametrize("position", [2, 300])
+async def test_attaching_to_a_position_that_is_not_here_is_refused(position: int) -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 15, emitted=[1, 2, 3])
+        with pytest.raises(InvalidRequest, match=r"3 to \d+ can be attached to") as refusal:
+            await router.attach(from_position=position)
+        assert refusal.value.field == "from_position"
+        await got.done.wait()
+
+
+async def test_attaching_to_another_attempt_is_refused() -> None:
+    async with decode() as worker, router_to(worker) as router:
+        await router.answer(PROMPT, 2, attempt=1)
+        with pytest.raises(NotFound, match="attempt 0"):
+            await router.attach(attempt=0, from_position=0)
+
+
+# Broken streams
+
+
+async def test_requests_of_a_router_that_stays_away_are_dropped_after_the_grace() -> None:
+    async with decode(model=STEADY, orphan_grace_s=0.3) as worker, router_to(worker, "stays") as other:
+        lost = await Router(worker.info, "lost").connect()
+        await lost.open(PROMPT, 1000, request_id="orphan")
+        kept = await other.open(PROMPT, 60, request_id="kept")
+        await eventually(lambda: worker.host.scheduler.running == 2)
+        await lost.aclose()
+        await asyncio.sleep(0.1)
+        assert worker.role.open_requests == 2, "parked, not dropped"
+        await eventually(lambda: worker.role.open_requests == 1)
+        await kept.done.wait()
+        assert kept.tokens == expected_tokens(PROMPT, 60)
+        assert "lost" not in worker.role._outboxes
+
+
+async def test_a_router_that_opens_but_never_listens_is_dropped_after_the_grace() -> None:
+    async with decode(model=STEADY, orphan_grace_s=0.1) as worker:
+        deaf = Router(worker.info, "deaf")
+        await deaf.open(PROMPT, 1000)
+        await worker.idle()
+        await deaf.aclose()
+
+
+async def test_a_newer_stream_of_the_same_router_replaces_the_older() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as older:
+        got = await older.open(PROMPT, 40)
+        await eventually(lambda: len(got.tokens) >= 3)
+        async with router_to(worker) as newer:
+            await older.stream_ended.wait()
+            await newer.attach(from_position=0)
+            again = newer.of("r")
+            await again.done.wait()
+            assert again.tokens == expected_tokens(PROMPT, 40)
+            assert len(got.tokens) < 40
+
+
+# Deadlines
+
+
+async def test_a_deadline_that_passes_while_running_ends_in_an_error_entry() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.answer(PROMPT, 1500, deadline_s=time.time() + 0.2)
+        assert got.last.error.kind == "DeadlineExceeded"
+        assert got.last.finish_reason == "error"
+        assert got.tokens == expected_tokens(PROMPT, len(got.tokens))
+        assert got.last.position == len(got.tokens)
+
+
+async def test_a_deadline_that_passes_while_waiting_ends_in_an_error_entry() -> None:
+    schedule = ScheduleConfig(max_num_seqs=1, max_num_batched_tokens=64)
+    async with decode(schedule=schedule, model=STEADY) as worker, router_to(worker) as router:
+        busy = await router.open(PROMPT, 60, request_id="busy")
+        await eventually(lambda: worker.host.scheduler.running == 1)
+        got = await router.answer(PROMPT, 5, deadline_s=time.time() + 0.15)
+        assert got.last.error.kind == "DeadlineExceeded"
+        assert not got.tokens
+        assert worker.host.scheduler.waiting == 0
+        await busy.done.wait()
+        assert busy.tokens == expected_tokens(PROMPT, 60)
+
+
+async def test_a_deadline_that_passes_while_pulling_frees_both_sides() -> None:
+    async with (
+        prefill(model=paced(prefill_tokens_per_s=100)) as source,
+        decode() as worker,
+        router_to(worker) as router,
+    ):
+        got = await router.answer(PROMPT, 5, source=source, deadline_s=time.time() + 0.2)
+        assert got.last.error.kind == "DeadlineExceeded"
+        await worker.idle()
+        await eventually(lambda: source.worker._open_work() == 0)
+
+
+# When pages or the engine fail
+
+
+async def test_preempted_requests_go_on_with_the_same_tokens() -> None:
+    prompts = [prompt_of(40, seed=i) for i in range(4)]
+    async with decode(pages=20) as worker, router_to(worker) as router:
+        answers = [await router.open(prompt, 80, request_id=str(i)) for i, prompt in enumerate(prompts)]
+        await asyncio.gather(*(answer.done.wait() for answer in answers))
+        assert worker.metric("preemptions_total") > 0
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert answer.tokens == expected_tokens(prompt, 80)
+            assert answer.last.cached_tokens == 0, "what came back after preemption was computed here"
+
+
+async def test_a_request_that_is_preempted_while_pulling_goes_on_with_the_same_tokens() -> None:
+    slow = paced(prefill_tokens_per_s=400)
+    old, new = prompt_of(31, seed=1), prompt_of(8 * BLOCK + 5, seed=2)
+    schedule = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=BLOCK)
+    async with (
+        prefill(model=slow, schedule=schedule) as source,
+        decode(pages=12, model=paced(step_ms=2)) as worker,
+        router_to(worker) as router,
+    ):
+        growing = await router.open(old, 100, request_id="growing")
+        pulling = await router.open(new, 10, request_id="pulling", source=source)
+        await eventually(lambda: worker.metric("preemptions_total") > 0)
+        assert not pulling.tokens, "it had begun to run before room became scarce"
+        await asyncio.gather(growing.done.wait(), pulling.done.wait())
+        assert growing.tokens == expected_tokens(old, 100)
+        assert pulling.tokens == expected_tokens(new, 10)
+        await source.idle()
+
+
+async def test_a_request_that_is_preempted_in_the_plan_that_admitted_it_leaves_nothing_behind() -> None:
+    async with prefill() as source, decode(pages=11, model=paced(step_ms=3)) as worker, router_to(worker) as router:
+        growing = await router.open(prompt_of(31, seed=1), 130, request_id="growing")
+        await eventually(lambda: len(growing.tokens) >= 1)
+        for i in range(12):
+            await router.answer(prompt_of(5 * BLOCK + i, seed=i + 2), 2, request_id=str(i), source=source)
+        await growing.done.wait()
+        await worker.idle()
+
+
+async def test_a_failing_step_ends_its_requests_with_an_error_and_the_worker_serves_on() -> None:
+    async with decode(model=STEADY) as worker, router_to(worker) as router:
+        got = await router.open(PROMPT, 100)
+        await eventually(lambda: len(got.tokens) > 2)
+        run = worker.host.engine._runner.run
+
+        def broken(batch):
+            worker.host.engine._runner.run = run
+            raise RuntimeError("device lost")
+
+        worker.host.engine._runner.run = broken
+        await got.done.wait()
+        assert got.last.error.kind == "InternalError"
+        assert "RuntimeError: device lost" in got.last.error.message
+        await worker.idle()
+        again = await router.answer(PROMPT, 5, request_id="again")
+        assert again.tokens == expected_tokens(PROMPT, 5)
+
+
+async def test_a_hundred_requests_that_come_and_go_leave_nothing_behind() -> None:
+    slow = paced(prefill_tokens_per_s=20_000)
+    async with prefill(model=slow) as source, decode(pages=60) as worker, router_to(worker) as router:
+        prompts = [prompt_of(20 + 13 * (i % 12), seed=i % 7) for i in range(100)]
+
+        async def ask(i: int) -> bool:
+            got = await router.open(prompts[i], 3 + i % 9, request_id=str(i), source=source if i % 3 else None)
+            if i % 4 == 0:
+                await asyncio.sleep(0.002 * (i % 16))
+                await router.close(str(i))
+                return True
+            async with asyncio.timeout(15):
+                await got.done.wait()
+            return got.tokens == expected_tokens(prompts[i], 3 + i % 9)
+
+        assert all(await asyncio.gather(*map(ask, range(100))))
+        await source.idle()
+
+
+async def test_a_call_with_a_broken_message_harms_nobody() -> None:
+    async with decode() as worker, router_to(worker) as router:
+        call = router._peer.channel.unary_unary("/twostroke.v1.Decode/Open")
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await call(b"\xff\xff\xff", metadata=router._peer.metadata)
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(ServeError):
+            await router.open([])
+        assert (await router.answer(PROMPT, 2)).tokens == expected_tokens(PROMPT, 2)
