@@ -77,12 +77,14 @@ class GetLoadResponse(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[WorkerLoad, _Mapping]]] = ...) -> None: ...
 
 class WorkerLoad(_message.Message):
-    __slots__ = ("worker_id", "load")
+    __slots__ = ("worker_id", "load", "server")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     load: Load
-    def __init__(self, worker_id: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    server: ServerInfo
+    def __init__(self, worker_id: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
     __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state")

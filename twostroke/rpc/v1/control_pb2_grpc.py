@@ -93,7 +93,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Take no new work, finish what is open, then report NOT_SERVING.
+        """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ class ControlStub:
     named epoch continues there; anything else begins with a snapshot.
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
-    """Take no new work, finish what is open, then report NOT_SERVING."""
+    """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -56,7 +56,7 @@ class ControlAsyncStub(ControlStub):
     named epoch continues there; anything else begins with a snapshot.
     """
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
-    """Take no new work, finish what is open, then report NOT_SERVING."""
+    """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
@@ -98,6 +98,6 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.DrainRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DrainResponse, _abc.Awaitable[_control_pb2.DrainResponse]]:
-        """Take no new work, finish what is open, then report NOT_SERVING."""
+        """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
