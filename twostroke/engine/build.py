@@ -10,11 +10,9 @@ from pathlib import Path
 
 from twostroke.config import PACED_PREFIX, Role, WorkerConfig
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
-from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.models.registry import read_spec
 from twostroke.schedule.batch import Runner
 
 LAYOUT = "page:layer,kv,head,token,dim"
@@ -59,6 +57,14 @@ def build_runner(config: WorkerConfig, model_dir: Path | None) -> BuiltEngine:
     if config.model.is_paced:
         return _build_paced(config)
     assert model_dir is not None, "a real model needs its directory"
+    return _build_model(config, model_dir)
+
+
+def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
+    # These load torch and transformers: 300 MB and seconds that a fleet of paced workers does without.
+    from twostroke.engine.runner import ModelRunner
+    from twostroke.models.registry import read_spec
+
     model = config.model
     spec = read_spec(model_dir, model.max_model_len)
     facts = _facts(

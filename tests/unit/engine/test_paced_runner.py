@@ -134,7 +134,7 @@ def test_every_key_of_a_spec_can_be_given() -> None:
         ("step_ms=nan", "step_ms"),
         ("vocab=1", "vocab"),
         ("vocab=1.5", "vocab"),
-        ("eos=256", "eos"),
+        ("eos=32000", "eos"),
         ("prefill_tokens_per_s=0", "prefill_tokens_per_s"),
         ("prefill_tokens_per_s=inf", "prefill_tokens_per_s"),
         ("max_model_len=0", "max_model_len"),
