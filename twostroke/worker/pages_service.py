@@ -31,7 +31,8 @@ class PageJob(Protocol):
     def was_computed(self, block: int) -> bool:
         """Whether the block was computed for this pull (and not found)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give the pages back and wake the loop, which tells those who wait for open work to end."""
 
 
 class PageJobs(Protocol):
@@ -85,7 +86,6 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         finally:
             self.open -= 1
             job.close()
-            self._progress.tell()
 
     def _checked(self, request: worker_pb2.PullRequest) -> tuple[list[int], list[BlockName]]:
         """The tokens and names up to the last wanted block."""

@@ -221,6 +221,7 @@ async def test_another_router_can_attach_and_the_first_hears_no_more() -> None:
         assert moved.tokens == expected_tokens(PROMPT, 30)[2:]
         assert moved.positions == list(range(2, 30))
         assert len(got.tokens) < 30
+        assert not worker.role._outboxes["router-0"]._positions, "the first router's stream still carries it"
 
 
 async def test_the_end_can_be_fetched_after_it_was_missed_and_only_within_the_grace() -> None:
@@ -334,15 +335,17 @@ async def test_a_deadline_that_passes_while_pulling_frees_both_sides() -> None:
 # When pages or the engine fail
 
 
-async def test_preempted_requests_go_on_with_the_same_tokens() -> None:
+@pytest.mark.parametrize("is_split", [False, True])
+async def test_preempted_requests_go_on_with_the_same_tokens(is_split: bool) -> None:
     prompts = [prompt_of(40, seed=i) for i in range(4)]
-    async with decode(pages=20) as worker, router_to(worker) as router:
-        answers = [await router.open(prompt, 80, request_id=str(i)) for i, prompt in enumerate(prompts)]
+    async with prefill() as prefiller, decode(pages=20) as worker, router_to(worker) as router:
+        source = prefiller if is_split else None
+        answers = [await router.open(prompt, 80, request_id=str(i), source=source) for i, prompt in enumerate(prompts)]
         await asyncio.gather(*(answer.done.wait() for answer in answers))
         assert worker.metric("preemptions_total") > 0
         for prompt, answer in zip(prompts, answers, strict=True):
             assert answer.tokens == expected_tokens(prompt, 80)
-            assert answer.last.cached_tokens == 0, "what came back after preemption was computed here"
+            assert answer.last.cached_tokens == 0, "what came back after preemption is not reuse"
 
 
 async def test_a_request_that_is_preempted_while_pulling_goes_on_with_the_same_tokens() -> None:

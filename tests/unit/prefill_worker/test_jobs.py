@@ -61,6 +61,20 @@ async def test_every_announced_page_has_its_generation_and_digest() -> None:
             assert page.digest == digest(source.host.memory.page(page.page))
 
 
+async def test_a_page_that_was_given_to_another_block_is_announced_with_its_new_digest() -> None:
+    async with prefill(pages=8) as source, puller_of(source) as puller:
+        announced: dict[int, set[tuple[int, bytes]]] = {}
+        for seed in (1, 2):
+            call = puller.pull(prompt_of(8 * BLOCK, seed=seed))
+            for message in await puller.pages(call, 8):
+                for page in message.pages:
+                    assert page.digest == digest(source.host.memory.page(page.page))
+                    announced.setdefault(page.page, set()).add((page.generation, page.digest))
+            call.cancel()
+            await source.idle()
+        assert all(len(lives) == 2 for lives in announced.values()), "every page had two lives"
+
+
 async def test_finished_blocks_are_announced_while_later_ones_are_computed() -> None:
     async with prefill(model=SLOW, schedule=BY_BLOCK) as source, puller_of(source) as puller:
         call = puller.pull(TOKENS)
@@ -220,8 +234,9 @@ async def test_a_draining_source_finishes_open_pulls_and_refuses_new_ones() -> N
 
 async def test_a_failing_step_ends_its_pulls_with_an_error_and_nothing_leaks() -> None:
     async with prefill(model=SLOW, schedule=BY_BLOCK) as source, puller_of(source) as puller:
-        one, two = puller.pull(TOKENS), puller.pull(TOKENS)
-        await puller.pages(one, 2)
+        one = puller.pull(TOKENS)
+        await puller.pages(one, 1)
+        two = puller.pull(TOKENS)
         await eventually(lambda: source.host.scheduler.running == 2)
         runner = source.host.engine._runner
         run = runner.run

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -384,7 +384,3 @@ class Puller:
 
 def with_epoch(source: worker_pb2.PageSource, epoch: str) -> worker_pb2.PageSource:
     return worker_pb2.PageSource(worker_id=source.worker_id, address=source.address, epoch=epoch)
-
-
-def smaller(config: WorkerConfig, **schedule: int) -> WorkerConfig:
-    return replace(config, schedule=replace(config.schedule, **schedule))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.unit.worker.rig import (
     Received,
     Router,
     Running,
+    answers_of,
     decode,
     eventually,
     expected_tokens,
@@ -304,6 +306,19 @@ async def test_a_pull_that_is_dropped_before_its_first_step_leaves_nothing() -> 
         await target.idle()
 
 
+async def test_shutting_down_stops_pulls_whose_pages_are_still_wanted() -> None:
+    async with prefill(model=paced(prefill_tokens_per_s=50)) as source:
+        async with decode() as target:
+            _, spec = claimed(target, source.source)
+            pull = target.host.pulls.start(spec, answers_of(target)._tasks)
+            await eventually(lambda: source.worker._open_work() == 1)
+            await target.worker.shutdown()
+            async with asyncio.timeout(2):
+                await asyncio.wait({pull})
+            assert pull.cancelled()
+        await eventually(lambda: source.worker._open_work() == 0)
+
+
 async def test_pages_stay_quarantined_until_the_fence_stands_however_often_the_pull_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -345,3 +360,33 @@ async def test_the_failure_is_in_the_report() -> None:
         assert "link down" in report.failure.message
         assert report.pulled == report.copied_bytes == 0
         target.host.pool.release(pages)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_any_mixture_of_faults_ends_in_the_right_tokens_and_empty_books(seed: int) -> None:
+    random = Random(seed)
+    faults = [None, Fail(), Expire(), FlipByte(), WriteLate(), Delay(0.02), Delay(9.0)]
+    chosen = {transfer: fault for transfer in range(200) if (fault := random.choice(faults)) is not None}
+    plan = FaultPlan(chosen, lost_connects=frozenset(random.sample(range(40), 10)))
+    slow = paced(prefill_tokens_per_s=20_000)
+    async with (
+        prefill(pages=40, model=slow) as source,
+        decode(plan=plan, pages=40, pull_timeout_s=0.1) as target,
+        router_to(target) as router,
+    ):
+
+        async def ask(number: int) -> None:
+            prompt = prompt_of(random.randrange(1, 300), seed=random.randrange(5))
+            await asyncio.sleep(random.random())
+            got = await router.open(prompt, 8, request_id=str(number), source=source)
+            if random.random() < 0.3:
+                await asyncio.sleep(random.random() / 5)
+                await router.close(str(number))
+                return
+            async with asyncio.timeout(15):
+                await got.done.wait()
+            assert got.tokens == expected_tokens(prompt, 8)
+
+        await asyncio.gather(*map(ask, range(40)))
+        assert plan.pulls > 10
+        await source.idle()
