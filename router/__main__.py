@@ -1,7 +1,8 @@
 """`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
 
 CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names both addresses
-once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not.
+once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not. The exit
+status is 0 after a signal, 2 for what cannot be served as configured, 1 if the router itself failed.
 """
 
 from __future__ import annotations
@@ -35,9 +36,11 @@ async def serve(config: RouterConfig) -> None:
     try:
         async with server.serving():
             print(json.dumps({"http": server.http_address, "grpc": server.grpc_address}), flush=True)
-            if await signals.get() == signal.SIGTERM:
-                await _first(server.drain(DRAIN_GRACE_S), signals.get())
-            await core.close()
+            try:
+                if await _first(signals.get(), core.ended()) == signal.SIGTERM:
+                    await _first(server.drain(DRAIN_GRACE_S), signals.get())
+            finally:
+                await core.close()
     finally:
         await core.close()
 
@@ -49,6 +52,9 @@ def main() -> int:
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
+    except Exception as error:
+        print(f"error: the router failed: {_cause(error)!r}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -59,12 +65,21 @@ def _signals() -> asyncio.Queue[signal.Signals]:
     return caught
 
 
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+async def _first(*waits: Coroutine[Any, Any, object]) -> object:
+    """What the first to end returns or raises; the others are cancelled."""
     tasks = [asyncio.create_task(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    return done.pop().result()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Of groups of errors in groups of errors, the first error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

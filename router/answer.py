@@ -175,7 +175,8 @@ class Answer:
         """The first token: what the decision predicted can be compared with what it was."""
         self._lifetime.mark(Instant.FIRST_TOKEN)
         self._first_attempt = placed.stream.attempt
-        self._around.metrics.predicted_cached_tokens_total.inc(placed.decision.cached_tokens)
+        if self.index == 0:  # as what is reused is counted: once for all choices of a prompt
+            self._around.metrics.predicted_cached_tokens_total.inc(placed.decision.cached_tokens)
         ttft_s = self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN)
         log.info(
             "first token request=%s worker=%s ttft_s=%.3f price_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",

@@ -54,6 +54,11 @@ class RouterCore:
         self._running = asyncio.create_task(self._run(started), name="router core")
         await started.wait()
 
+    async def ended(self) -> None:
+        """Waits for the end; raises what the core failed of. A router whose core has ended serves nothing any more."""
+        assert self._running is not None, "ended() before start()"
+        await asyncio.shield(self._running)
+
     async def close(self) -> None:
         """End everything; open requests fail as Draining."""
         self._is_draining = True
@@ -64,7 +69,7 @@ class RouterCore:
             await self._links.settle()
         if self._running is not None:
             self._running.cancel()
-            await asyncio.wait([self._running])
+            await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
 
     @property
@@ -103,7 +108,10 @@ class RouterCore:
         return True
 
     def loads(self) -> list[WorkerLoad]:
-        return [WorkerLoad(worker_id=member.worker, load=member.load) for member in self._fleet.members]
+        return [
+            WorkerLoad(worker_id=member.worker, load=member.load, server=member.server)
+            for member in self._fleet.members
+        ]
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         return self._fleet.relay.subscribe(request)
@@ -125,7 +133,11 @@ class RouterCore:
         except Exception:
             log.critical("router core failed: it serves nothing any more", exc_info=True)
             self._is_draining = True
+            for opened in self._open.values():
+                opened.end(Draining("the router has failed and starts again; try again"))
             raise
+        finally:
+            started.set()
 
     async def _serve(self, started: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -133,7 +145,10 @@ class RouterCore:
             self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
             started.set()
-            await self._fleet.run()
+            try:
+                await self._fleet.run()
+            finally:
+                self._links.close()
 
     def _admit(self, request: GenerationRequest) -> _OpenRequest:
         """Check what only the router knows, and begin every choice."""

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 from router.prefix_index import PrefixIndex
 from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.block import NAME_BYTES
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.convert import names_from_bytes, names_to_bytes
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
@@ -25,6 +26,15 @@ class EventRelay:
         """A batch that the index has just applied."""
         for reader in self._readers:
             reader.offer(message, self._index.workers)
+
+    def left(self, worker: WorkerId) -> None:
+        """A worker that the index is about to forget: to subscribers it holds nothing from here on."""
+        epoch = self._index.epoch_of(worker)
+        if epoch is not None:
+            empty = EventBatch(
+                self._index.next_sequence(worker, epoch) or 0, (), (), 0, bytes(NAME_BYTES), snapshot=True
+            )
+            self.publish(message_of(worker, epoch, empty))
 
     async def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         reader = _Reader(WorkerId(request.worker_id) if request.worker_id else None)

@@ -25,7 +25,7 @@ from twostroke.errors import PeerLost
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.v1 import fleet_pb2
-from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING
+from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING, WORKER_STATE_STARTING
 from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class Fleet:
         self._latest: dict[WorkerId, Epoch] = {}
         """Also of workers that are gone: an earlier life must not come back as a new member."""
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
+        self._awaits_decode = False
+        """The supervisor lists a decode worker that is dead or starting: it will serve soon."""
         self._changed = asyncio.Event()
         self._facts: ServingFacts | None = None
         self._ledger = Ledger(
@@ -85,6 +87,12 @@ class Fleet:
     def serving(self, role: Role) -> list[Member]:
         return [m for m in self._members.values() if m.role is role and m.standing is Standing.SERVING]
 
+    @property
+    def is_leaving(self) -> bool:
+        """No decode worker will take a request any more: those that could all drain, and no other one is coming."""
+        standings = {m.standing for m in self._members.values() if m.role is Role.DECODE} - {Standing.REFUSED}
+        return standings == {Standing.DRAINING} and not self._awaits_decode
+
     def member(self, worker: WorkerId) -> Member | None:
         return self._members.get(worker)
 
@@ -111,13 +119,20 @@ class Fleet:
             await channel.close()
 
     def _take(self, view: fleet_pb2.FleetView, tasks: asyncio.TaskGroup) -> None:
-        """Make the members what the supervisor says they are."""
+        """Make the members what the supervisor says they are.
+
+        A restarted supervisor lists workers as starting until it has found them: what is known of them stays in force.
+        Of one that died it says DEAD before it says STARTING.
+        """
         listed: set[WorkerId] = set()
+        self._awaits_decode = False
         for said in view.members:
-            epoch = _usable_epoch(said)
+            worker, epoch = WorkerId(said.worker_id), _usable_epoch(said)
             if epoch is None:
+                self._awaits_decode |= said.role == Role.DECODE
+                if said.state == WORKER_STATE_STARTING:
+                    listed.add(worker)
                 continue
-            worker = WorkerId(said.worker_id)
             if epoch < self._latest.get(worker, epoch):
                 self._metrics.stale_epochs_refused_total.inc()
                 log.warning("stale member refused worker=%s epoch=%s latest=%s", worker, epoch, self._latest[worker])
@@ -146,8 +161,10 @@ class Fleet:
         log.info("member leaves worker=%s epoch=%s reason=%s", member.worker, member.epoch, reason)
         self._followers.pop(member.worker).cancel()
         del self._members[member.worker]
+        self.relay.left(member.worker)
         self.index.forget(member.worker)
         self._metrics.index_blocks.set(len(self.index))
+        self._restate_facts()
         self._on_gone(member, reason)
 
     def _note_change(self) -> None:
@@ -171,27 +188,29 @@ class Fleet:
                 shown,
                 self.fingerprint,
             )
-        elif member.role is Role.DECODE:
-            self._facts = self._state_facts(member)
+        self._restate_facts()
         self._note_change()
 
-    def _state_facts(self, member: Member) -> ServingFacts:
-        assert member.server is not None
-        assert member.model is not None
-        model = member.model
-        pools = [m.model.pool_pages for m in self.members if m.role is Role.DECODE and m.model is not None]
-        return ServingFacts(
+    def _restate_facts(self) -> None:
+        """As the decode workers say that are here; while there is none, the last ones' word stands."""
+        usable = [m for m in self.members if m.role is Role.DECODE and m.refusal is None]
+        models = [m.model for m in usable if m.model is not None]
+        if not models:
+            return
+        assert self.fingerprint is not None, "taken from the first worker that introduced itself"
+        model, pool_pages = models[0], min(model.pool_pages for model in models)
+        self._facts = ServingFacts(
             ready=True,
             model=model.model,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,
             eos_token_ids=tuple(model.eos_token_ids),
             block_size=model.block_size,
-            pool_tokens=min(pools) * model.block_size,
-            pool_pages=min(pools),
+            pool_tokens=pool_pages * model.block_size,
+            pool_pages=pool_pages,
             page_bytes=model.page_bytes,
             dtype=model.dtype,
-            fingerprint=member.server.fingerprint,
+            fingerprint=self.fingerprint,
         )
 
     def _readings(self) -> Iterable[WorkerReading]:

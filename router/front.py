@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -76,6 +77,8 @@ class Front:
         self.metrics = metrics
         self.model = model
         self._seeds = random.Random(seed) if seed is not None else random.SystemRandom()
+        self._life = secrets.token_hex(4)
+        """Part of the dispatcher's ids: workers may still know a client's id from another router or an earlier one."""
         self._open: dict[str, tuple[str, ...]] = {}
         """Request id of a client -> ids of its prompts at the dispatcher."""
 
@@ -161,7 +164,8 @@ class Front:
                 raise InvalidRequest(f"request_id {name!r} is that of another open request", field="request_id")
             name = f"{name}-{uuid.uuid4().hex[:8]}"
         several = len(ask.prompts) > 1
-        self._open[name] = tuple(f"{name}/{rank}" if several else name for rank in range(len(ask.prompts)))
+        unique = f"{name}~{self._life}"
+        self._open[name] = tuple(f"{unique}/{rank}" if several else unique for rank in range(len(ask.prompts)))
         try:
             yield self._open[name]
         finally:

@@ -15,7 +15,7 @@ class GenerationRequest:
     """One prompt and the answers wanted for it."""
 
     request_id: str
-    """Visible to the client; unique among open requests."""
+    """Begins with the id that the client knows; unique among the requests that any worker may still remember."""
     prompt: tuple[int, ...]
     salt: bytes = b""
     sampling: tuple[SamplingParams, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable
@@ -150,7 +151,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.DrainRequest, context: Context
     ) -> control_pb2.DrainResponse:
         self._authorize(context)
-        return control_pb2.DrainResponse(open_requests=await self._front.dispatcher.drain(request.deadline_s))
+        if not (math.isfinite(request.deadline_s) and request.deadline_s >= 0):
+            raise InvalidRequest(
+                f"deadline_s must be a number of seconds from now, 0 or more, got {request.deadline_s}",
+                field="deadline_s",
+            )
+        left = await self._front.dispatcher.drain(time.time() + request.deadline_s)
+        return control_pb2.DrainResponse(open_requests=left)
 
     def _authorize(self, context: Context) -> None:
         """Clients hold no cluster token, but not every client may stop the server: operators on this host may."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from router.answer_stream import AnswerStream
 from router.member import Member
@@ -22,6 +24,7 @@ class LinkPool:
         self._tasks = tasks
         self._links: dict[WorkerId, tuple[WorkerLink, asyncio.Task[None]]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._is_closed = False
 
     def to(self, member: Member) -> WorkerLink:
         """The link to this life; a new one where the last was lost."""
@@ -31,7 +34,10 @@ class LinkPool:
                 return link
             self.drop(member, "it is replaced")
         link = WorkerLink(member, self._router_id, self._token, self._metrics)
-        self._links[member.worker] = (link, self._tasks.create_task(_run(link), name=f"link {member.worker}"))
+        self._links[member.worker] = (
+            link,
+            self._tasks.create_task(_contained(link, link.run), name=f"link {member.worker}"),
+        )
         return link
 
     def drop(self, member: Member, reason: str) -> None:
@@ -43,8 +49,10 @@ class LinkPool:
 
     def close_later(self, link: WorkerLink, stream: AnswerStream) -> None:
         """Tell the worker without making anyone wait: whoever cancelled may be gone already."""
-        if link.lost is None:
-            closing = self._tasks.create_task(link.close(stream), name=f"close {stream.request_id}")
+        if link.lost is None and not self._is_closed:
+            closing = self._tasks.create_task(
+                _contained(link, partial(link.close, stream)), name=f"close {stream.request_id}"
+            )
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -53,10 +61,14 @@ class LinkPool:
         while self._closing:
             await asyncio.wait(self._closing)
 
+    def close(self) -> None:
+        """From here on nobody is told anything: the tasks that would do it are ending."""
+        self._is_closed = True
 
-async def _run(link: WorkerLink) -> None:
+
+async def _contained(link: WorkerLink, work: Callable[[], Awaitable[None]]) -> None:
     """A link's bug costs its own answers only."""
     try:
-        await link.run()
+        await work()
     except Exception:
         log.exception("link failed worker=%s epoch=%s", link.worker, link.epoch)

@@ -20,7 +20,7 @@ from router.policy import Decision, Snapshot, WorkerView
 from router.reservations import Share
 from router.worker_link import WorkerLink
 from twostroke.config import Role, RouterConfig
-from twostroke.errors import FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
+from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import WorkerId
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import Request
@@ -69,8 +69,8 @@ class Placer:
     async def place(self, request: Request, lifetime: Lifetime) -> Placed:
         """Returns once a worker has it; every worker asked counts as an attempt and gets its own number.
 
-        Raises Overloaded where every worker that could be asked is full, PeerLost where none came in time, and what a
-        worker says about the request itself.
+        Raises Overloaded where every worker that could be asked is full, Draining where all of them are leaving,
+        PeerLost where none came in time, and what a worker says about the request itself.
         """
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
@@ -80,6 +80,8 @@ class Placer:
             free = [m for m in serving if m.worker not in full]
             if serving and not free:
                 raise Overloaded(f"all {len(serving)} decode workers that serve are full; try again later")
+            if not free and self._fleet.is_leaving:
+                raise Draining("every decode worker drains and takes no new requests; try again later")
             if not free:
                 await self._wait(give_up_s)
                 unusable.clear()

@@ -21,7 +21,7 @@ from router.text import Text
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch
-from twostroke.rpc.server import RpcServer
+from twostroke.rpc.server import RpcServer, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, inference_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class RouterServer:
     ) -> None:
         self._dispatcher = dispatcher
         self._listener = bind_listener(config.host, config.http_port)
-        self.http_address = f"{config.host}:{self._listener.getsockname()[1]}"
+        self.http_address = host_port(config.host, self._listener.getsockname()[1])
         try:
             self._rpc = RpcServer(config.host, config.grpc_port, token=None, max_message_bytes=config.max_message_bytes)
         except ConfigError:
@@ -128,7 +128,7 @@ def bind_listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {host}:{port} (--http-port): {error.strerror}", field="http_port"
+            f"cannot listen on {host_port(host, port)} (--http-port): {error.strerror}", field="http_port"
         ) from error
     listener.setblocking(False)
     return listener

@@ -17,7 +17,7 @@ import grpc.aio
 from router.answer_stream import AnswerStream
 from router.member import Member
 from router.metrics import RouterMetrics
-from twostroke.errors import PeerLost, ServeError, StaleEpoch
+from twostroke.errors import NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import RequestId
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
@@ -215,7 +215,7 @@ class WorkerLink:
             await self._attach(stream)
         except ServeError as error:
             if connection == self._connections and self._up.is_set():
-                stream.fail(PeerLost(f"decode worker {self.worker} no longer has {stream.request_id}: {error}"))
+                stream.fail(PeerLost(f"decode worker {self.worker} no longer sends {stream.request_id}: {error}"))
         finally:
             if connection == self._connections:
                 self._repairing.discard((stream.request_id, stream.attempt))
@@ -229,7 +229,12 @@ class WorkerLink:
             router_id=self._router_id,
             from_position=stream.next_position,
         )
-        await self._answer_to(self._decode.Attach(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S))
+        try:
+            await self._answer_to(
+                self._decode.Attach(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
+            )
+        except NotFound as error:
+            raise PeerLost(f"decode worker {self.worker} no longer has {stream.request_id}") from error
         self._metrics.attached_requests_total.inc()
         log.info(
             "attached request=%s attempt=%d worker=%s position=%d",

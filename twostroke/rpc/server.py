@@ -145,10 +145,10 @@ class RpcServer:
             ],
         )
         try:
-            bound = self.server.add_insecure_port(f"{host}:{port}")
+            bound = self.server.add_insecure_port(host_port(host, port))
         except RuntimeError as error:
             raise _cannot_listen(host, port) from error
-        self.address = f"{host}:{bound}"
+        self.address = host_port(host, bound)
         self.health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
 
@@ -167,6 +167,11 @@ class RpcServer:
         await self.server.stop(grace_s)
 
 
+def host_port(host: str, port: int) -> str:
+    """As an address is written: IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _check_can_listen(host: str, port: int) -> None:
     """Asked before there is a server: one that was never started hangs when it is collected after its event loop."""
     try:
@@ -180,5 +185,6 @@ def _check_can_listen(host: str, port: int) -> None:
 
 def _cannot_listen(host: str, port: int) -> ConfigError:
     return ConfigError(
-        f"cannot listen on {host}:{port}: the port is in use or the address is not this machine's", field="port"
+        f"cannot listen on {host_port(host, port)}: the port is in use or the address is not this machine's",
+        field="port",
     )

@@ -54,6 +54,7 @@ class ScriptedDispatcher:
     """Tokens of each choice before `failure` is raised or, with `stalls`, before nothing more comes."""
     stalls: bool = False
     is_draining: bool = False
+    drained_until_s: float | None = None
     requests: list[GenerationRequest] = field(default_factory=list)
     early: list[tuple[str, int]] = field(default_factory=list)
     open_ids: set[str] = field(default_factory=set)
@@ -125,7 +126,7 @@ class ScriptedDispatcher:
         yield control_pb2.KvEventBatch(worker_id=request.worker_id, snapshot=True)
 
     async def drain(self, deadline_s: float) -> int:
-        del deadline_s
+        self.drained_until_s = deadline_s
         self.is_draining = True
         return len(self.open_ids)
 

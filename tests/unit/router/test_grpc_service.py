@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 import grpc.aio
@@ -169,7 +170,8 @@ async def test_abort_ends_the_stream_of_that_request_alone(doors):
     assert error_of(repeated, "router").field == "request_id"
     assert (await stub.Abort(inference_pb2.AbortRequest(request_id="one"))).found
     assert (await calls[0]).code() is grpc.StatusCode.CANCELLED
-    assert doors.dispatcher.open_ids == {"two"}
+    (left,) = doors.dispatcher.open_ids
+    assert left.startswith("two~")
     assert not (await stub.Abort(inference_pb2.AbortRequest(request_id="three"))).found
     assert (await stub.Abort(inference_pb2.AbortRequest(request_id="two"))).found
     await calls[1]
@@ -222,3 +224,21 @@ async def test_reflection_lists_the_services(doors):
     async for answer in stub.ServerReflectionInfo(iter([ask_list])):
         names = {service.name for service in answer.list_services_response.service}
     assert {"twostroke.v1.Inference", "twostroke.v1.Control", "grpc.health.v1.Health"} <= names
+
+
+async def test_the_deadline_of_a_drain_is_counted_from_now(doors):
+    stub = control_pb2_grpc.ControlStub(doors.channel)
+    before_s = time.time()
+    await stub.Drain(control_pb2.DrainRequest(deadline_s=100))
+    assert doors.dispatcher.drained_until_s is not None
+    assert before_s + 100 <= doors.dispatcher.drained_until_s <= time.time() + 100
+
+
+@pytest.mark.parametrize("deadline_s", [-1.0, float("nan"), float("inf")])
+async def test_a_drain_without_a_sensible_deadline_is_refused(doors, deadline_s):
+    stub = control_pb2_grpc.ControlStub(doors.channel)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await stub.Drain(control_pb2.DrainRequest(deadline_s=deadline_s))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error_of(refused.value, "router").field == "deadline_s"
+    assert not doors.dispatcher.is_draining

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 
+import httpx
 import pytest
 from openai import APIError, BadRequestError, NotFoundError, OpenAI
 
+from router.front import Front
+from router.http_app import build_http_app
+from router.metrics import RouterMetrics
+from router.text import ByteText
 from twostroke.errors import Overloaded
 from twostroke.request import FinishReason, SampledToken
 
@@ -119,6 +124,15 @@ async def test_the_text_of_a_stop_token_is_left_out(doors):
         model="toy", prompt="x", extra_body={**body, "include_stop_str_in_output": True}
     )
     assert answer.choices[0].text == "ab!"
+
+
+async def test_the_text_of_the_end_of_sequence_token_is_left_out_unless_it_ends_nothing(doors):
+    doors.dispatcher.script = lambda request, index: [*tokens("ab"), SampledToken(299)]
+    doors.dispatcher.reason = FinishReason.STOP
+    answer = await doors.openai.completions.create(model="toy", prompt="x")
+    assert (answer.choices[0].text, answer.usage.completion_tokens) == ("ab", 3)
+    answer = await doors.openai.completions.create(model="toy", prompt="x", extra_body={"ignore_eos": True})
+    assert answer.choices[0].text == "ab<299>"
 
 
 async def test_several_choices_stop_one_by_one(doors):
@@ -427,7 +441,7 @@ async def test_the_request_id_of_the_client_comes_back_and_names_the_request(doo
     answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.json()["id"] == "cmpl-mine-1"
-    assert doors.dispatcher.requests[0].request_id == "mine-1"
+    assert doors.dispatcher.requests[0].request_id.startswith("mine-1~")
     drawn = await doors.http.get("/live")
     assert drawn.headers["x-request-id"]
     refused = await doors.http.get("/live", headers={"x-request-id": "x" * 300})
@@ -445,6 +459,17 @@ async def test_two_open_requests_with_one_id_are_told_apart(doors):
         ask.cancel()
     await doors.dispatcher.all_closed.wait()
     assert len({request.request_id for request in doors.dispatcher.requests}) == 2
+
+
+async def test_the_id_a_client_gave_means_another_request_at_the_workers_of_every_router(app):
+    dispatcher, _ = app
+    for _ in range(2):
+        front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", seed=1)
+        transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
+            body, headers = {"prompt": ["a", "b"]}, {"x-request-id": "same"}
+            assert (await http.post(TEXT, json=body, headers=headers)).status_code == 200
+    assert len({request.request_id for request in dispatcher.requests}) == 4
 
 
 async def test_models_are_listed(doors):

@@ -90,3 +90,35 @@ def test_a_config_that_is_none_is_said():
     )
     assert done.returncode == 2
     assert "unknown keys ['http_prt']" in done.stderr
+
+
+def test_a_router_whose_core_fails_ends_with_a_status_that_says_so():
+    script = """
+import asyncio, sys
+from router import fleet
+from router.__main__ import main
+
+async def fail(self):
+    await asyncio.sleep(0.3)
+    raise RuntimeError("the fleet view broke")
+
+fleet.Fleet.run = fail
+sys.exit(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, to_json(config())], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["http"]
+    assert "the fleet view broke" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: the router failed")
+
+
+def test_it_listens_on_ipv6_and_names_addresses_that_can_be_used():
+    with router_process(config(host="::1")) as process:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        with urllib.request.urlopen(f"http://{told['http']}/live", timeout=10) as answer:
+            assert answer.status == 200
+        assert told["grpc"].startswith("[::1]:")
+        socket.create_connection(("::1", int(told["grpc"].rpartition(":")[2])), timeout=10).close()

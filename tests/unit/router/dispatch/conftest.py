@@ -62,12 +62,15 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         self.worker_id, self.role = worker_id, role
         self.fleet = fleet
         self.fingerprint = "toy/1"
+        self.pool_pages = 500
         self.hold_at: int | None = None
         """No answer gets a token at or after this position while it is set."""
         self.refusal: ServeError | None = None
         self.may_open = asyncio.Event()
         self.may_open.set()
         self.fail_answers: ServeError | None = None
+        self.forgets = 0
+        """Answers to come that are accepted and not kept."""
         self.step_s = 0.001
         self.load = control_pb2.Load(pages_free=500, pages_total=500, seconds_per_token=1e-4, seconds_per_step=1e-3)
         self.opens: list[worker_pb2.OpenRequest] = []
@@ -124,6 +127,9 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
             raise self.refusal
         if request.worker_epoch != str(self.epoch):
             raise StaleEpoch(f"this is life {self.epoch}")
+        if self.forgets:
+            self.forgets -= 1
+            return worker_pb2.OpenResponse()
         answer = OpenAnswer(request_from_message(request), request.source.worker_id)
         answer.first = len(answer.request.emitted)
         self.answers[request.request_id, request.attempt] = answer
@@ -227,7 +233,12 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
 
     async def GetModelInfo(self, request, context):  # noqa: N802
         return control_pb2.ModelInfo(
-            model="toy", max_model_len=4096, vocab_size=5000, block_size=BLOCK, page_bytes=1024, pool_pages=500
+            model="toy",
+            max_model_len=4096,
+            vocab_size=5000,
+            block_size=BLOCK,
+            page_bytes=1024,
+            pool_pages=self.pool_pages,
         )
 
     async def SubscribeKvEvents(self, request, context):  # noqa: N802

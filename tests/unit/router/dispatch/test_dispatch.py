@@ -302,3 +302,51 @@ async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
         assert Unauthenticated.__name__ in caplog.text or "twostroke-token" in caplog.text
     finally:
         await core.close()
+
+
+async def test_a_core_that_fails_says_so_and_its_clients_are_told(fleet, ask, monkeypatch):
+    await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+
+    def break_down(view, tasks):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(core._fleet, "_take", break_down)
+    fleet.show()
+    async with asyncio.timeout(10):
+        with pytest.raises(ExceptionGroup, match="TaskGroup"):
+            await core.ended()
+        with pytest.raises(Draining):
+            await answer.task
+    assert core.is_draining
+
+
+async def test_a_bug_while_closing_an_answer_costs_no_other_one(fleet, ask, soon, monkeypatch):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    other, leaving = ask(core, request_id="other"), ask(core, request_id="leaving")
+    await other.has(5)
+    await leaving.has(5)
+    closes = []
+
+    async def close(link, stream):
+        closes.append(stream.request_id)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("router.worker_link.WorkerLink.close", close)
+    leaving.task.cancel()
+    await soon(lambda: closes == ["leaving#0"])
+    worker.hold_at = None
+    async with asyncio.timeout(10):
+        assert (await other.task).is_right
+
+
+async def test_reuse_is_predicted_once_for_all_choices_of_a_prompt(fleet, ask, sampled):
+    await fleet.add("decode-0")
+    core = await fleet.core()
+    await ask(core).task
+    answer = await ask(core, n=3).task
+    assert {finish.cached_tokens for finish in answer.finishes.values()} == {6 * 16}
+    assert sampled(core, "predicted_cached_tokens_total") == 6 * 16

@@ -10,10 +10,10 @@ import pytest
 from router.dispatch import RouterCore
 from router.metrics import RouterMetrics
 from twostroke.config import RouterConfig
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
-from twostroke.rpc.v1 import control_pb2
+from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
 CHAIN = name_blocks(list(range(320)), 16)
 
@@ -296,3 +296,83 @@ async def test_the_blocks_of_a_worker_that_left_are_forgotten(fleet, soon):
     await fleet.remove("decode-0")
     await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-1": 4})
     assert len(core._fleet.index) == 4
+
+
+async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, ask, standing, soon):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    worker.load.state = control_pb2.WORKER_STATE_DRAINING
+    await soon(lambda: standing(core)["decode-0"] == "draining")
+    with pytest.raises(Draining, match="every decode worker drains"):
+        async with asyncio.timeout(10):
+            await ask(core, request_id="new").task
+    worker.hold_at = None
+    assert (await answer.task).is_right
+
+
+async def test_while_one_worker_drains_and_another_starts_a_request_waits_for_that_one(fleet, ask, standing, soon):
+    draining = await fleet.add("decode-0")
+    core = await fleet.core()
+    fleet.members["decode-1"] = starting_member("decode-1")
+    fleet.show()
+    draining.load.state = control_pb2.WORKER_STATE_DRAINING
+    await soon(lambda: standing(core)["decode-0"] == "draining")
+    answer = ask(core)
+    await soon(lambda: "r" in core._open)
+    await fleet.add("decode-1")
+    assert (await answer.task).is_right
+    assert draining.opens == []
+
+
+async def test_a_supervisor_that_does_not_know_its_workers_yet_moves_no_answer(fleet, ask, standing, soon, sampled):
+    worker = await fleet.add("decode-0", hold_at=5)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    known = fleet.members["decode-0"]
+    fleet.members["decode-0"] = starting_member("decode-0")
+    seen = await fleet.add("decode-1")
+    await soon(lambda: standing(core) == {"decode-0": "serving", "decode-1": "serving"})
+    fleet.members["decode-0"] = known
+    fleet.show()
+    worker.hold_at = None
+    assert (await answer.task).is_right
+    assert seen.opens == []
+    assert sampled(core, "reopened_requests_total") == 0
+
+
+async def test_a_subscriber_is_told_when_a_worker_leaves(fleet, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    worker.log.stored(CHAIN[0])
+    worker.publish()
+    await soon(lambda: len(core._fleet.index) == 1)
+    events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
+    assert (await anext(events)).stored == CHAIN[0]
+    await fleet.remove("decode-0")
+    async with asyncio.timeout(10):
+        while not (last := await anext(events)).snapshot:
+            pass
+    assert (last.worker_id, last.epoch, last.stored, last.block_count) == ("decode-0", str(worker.epoch), b"", 0)
+    await events.aclose()
+
+
+async def test_what_can_be_promised_follows_the_workers_that_are_there(fleet, soon, standing):
+    await fleet.add("decode-0", pool_pages=300)
+    await fleet.add("decode-1", pool_pages=200)
+    core = await fleet.core()
+    assert core.facts.pool_pages == 200
+    await fleet.add("decode-2", pool_pages=100, fingerprint="toy/2")
+    await soon(lambda: standing(core).get("decode-2") == "refused")
+    await fleet.add("decode-3", pool_pages=250)
+    await soon(lambda: standing(core).get("decode-3") == "serving")
+    assert core.facts.pool_pages == 200
+    await fleet.remove("decode-1")
+    await soon(lambda: "decode-1" not in standing(core))
+    assert core.facts.pool_pages == 250
+
+
+def starting_member(worker_id: str) -> fleet_pb2.Member:
+    return fleet_pb2.Member(worker_id=worker_id, role="decode", state=control_pb2.WORKER_STATE_STARTING)

@@ -166,3 +166,20 @@ async def test_another_life_behind_the_same_address_is_not_mistaken_for_the_one_
     worker.hold_at = None
     assert (await answer.task).is_right
     assert worker.attached == []
+
+
+async def test_an_answer_lost_between_its_opening_and_a_new_token_stream_is_opened_again(fleet, ask, soon):
+    worker = await fleet.add("decode-0")
+    core = await fleet.core()
+    await ask(core, tokens=1, request_id="first").task
+    worker.may_open.clear()
+    answer = ask(core)
+    await soon(lambda: len(worker.opens) == 2)
+    link, _ = core._links._links["decode-0"]
+    before = link._connections
+    await worker.break_tokens()
+    await soon(lambda: link._connections > before)
+    worker.forgets = 1
+    worker.may_open.set()
+    assert (await answer.task).is_right
+    assert len(worker.opens) == 3
