@@ -39,7 +39,7 @@ class AnswerBook(RoleServices):
     # What routers ask for
 
     def open(self, request: Request, source: worker_pb2.PageSource | None) -> None:
-        """Queue a request. A later attempt replaces an earlier one of the same id.
+        """Queue a request. It replaces an earlier attempt of the same id, and any that has ended.
 
         Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing is left behind.
         """
@@ -47,7 +47,7 @@ class AnswerBook(RoleServices):
         admission.check(request, host.facts, time.time())
         earlier = self._answers.get(request.request_id)
         if earlier is not None:
-            if earlier.request.attempt >= request.attempt:
+            if earlier.request.attempt >= request.attempt and not earlier.has_ended:
                 raise InvalidRequest(
                     f"request {request.request_id} is open already, as attempt {earlier.request.attempt}; "
                     f"attempt {request.attempt} comes too late",

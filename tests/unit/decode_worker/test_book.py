@@ -112,6 +112,14 @@ async def test_a_duplicate_or_late_attempt_is_refused_and_harms_nobody(attempt: 
         assert got.tokens == expected_tokens(PROMPT, 10)
 
 
+async def test_an_id_can_be_used_again_once_its_answer_has_ended() -> None:
+    """A restarted router counts attempts from the start again, while the ended answer is still kept for attaching."""
+    async with decode() as worker, router_to(worker) as router:
+        first = await router.answer(PROMPT, 6, request_id="same", attempt=5)
+        again = await router.answer(PROMPT, 6, request_id="same", attempt=1)
+        assert again.tokens == first.tokens == expected_tokens(PROMPT, 6)
+
+
 async def test_another_life_is_refused_and_counted() -> None:
     async with decode() as worker, router_to(worker) as router:
         with pytest.raises(StaleEpoch, match=f"{worker.info.epoch}.*7.7"):
