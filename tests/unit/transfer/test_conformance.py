@@ -92,7 +92,7 @@ async def test_a_page_that_is_reused_while_it_is_copied_fails_the_pull(make_read
     for generation in range(20):  # the copy may end before this thread gets to reuse the page: then once more
         reader.memory.data[:] = 0
         transfer = reader.transport.pull(peer, [PageCopy(PageId(0), PageId(0), generation)], 20.0)
-        while not reader.memory.data[0, 0]:  # noqa: ASYNC110  # memory has no events
+        while not reader.memory.data[0, 0]:  # memory has no events
             await asyncio.sleep(0)
         owner.memory.begin_new_generation(PageId(0))
         result = await reader.transport.wait(transfer)
@@ -175,7 +175,7 @@ async def begin_big_pull(kind: str, make_reader: Make, start_owner: Make, deadli
         transfer = reader.transport.pull(
             peer, [PageCopy(PageId(remote), PageId(local), 0) for remote, local in pairs], deadline_s
         )
-        while not reader.page(pairs[0][1]).any():  # noqa: ASYNC110  # memory has no events
+        while not reader.page(pairs[0][1]).any():  # memory has no events
             await asyncio.sleep(0)
         owner.freeze()
         if kind == "shm" or not reader.page(pairs[-1][1]).any():
