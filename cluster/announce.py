@@ -18,6 +18,8 @@ from twostroke.config import ClusterConfig
 from twostroke.models.fetch import fetch
 
 QUESTION = "Why is the sky blue?"
+LINE_PERCENT = 25
+"""Of a step of fetching, for each line in a log."""
 
 
 class Announcer:
@@ -74,9 +76,15 @@ def program() -> str:
     return min(os.path.relpath(beside), str(beside), key=len)
 
 
-def fetch_with_progress(model: str, dtype: str) -> Path:
+def fetch_with_progress(model: str, dtype: str, console: Console | None = None) -> Path:
+    """Bars on a terminal; elsewhere, where bars would only show when all is over, plain lines."""
+    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    return _fetch_with_bars(model, dtype, console) if console.is_terminal else _fetch_with_lines(model, dtype, console)
+
+
+def _fetch_with_bars(model: str, dtype: str, console: Console) -> Path:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with Progress(*columns, console=console) as progress:
         bars = {"": progress.add_task(f"fetching {model}", total=1.0)}
 
         def on_progress(label: str, fraction: float) -> None:
@@ -86,3 +94,17 @@ def fetch_with_progress(model: str, dtype: str) -> Path:
             progress.update(bars[label], description=label, completed=fraction)
 
         return fetch(model, dtype, on_progress)
+
+
+def _fetch_with_lines(model: str, dtype: str, console: Console) -> Path:
+    told: dict[str, int] = {}
+    """Step -> the last share of it that was told."""
+
+    def on_progress(label: str, fraction: float) -> None:
+        percent = int(100 * fraction) // LINE_PERCENT * LINE_PERCENT
+        if told.get(label) != percent:
+            told[label] = percent
+            console.print(f"{label} {percent} %", markup=False)
+
+    console.print(f"fetching {model}", markup=False)
+    return fetch(model, dtype, on_progress)

@@ -14,7 +14,7 @@ from cluster.announce import Announcer
 from cluster.plan import Stage, backoff_s
 from cluster.router_process import tail_of
 from cluster.supervisor import SHUTDOWN_S, Snapshot, Worker
-from twostroke.errors import ConfigError, ServeError
+from twostroke.errors import ConfigError, PeerLost, ServeError
 
 log = logging.getLogger(__name__)
 
@@ -29,17 +29,28 @@ class Attendant:
         self._announcer = announcer
         self._known: dict[str, Worker] = {}
         self._all_serve = asyncio.Event()
+        self._is_gone = False
 
     async def keep_supervisor(self) -> None:
-        """Ends only by failure."""
-        while True:
-            try:
-                await self._supervisor.run.remote()
-            except ray.exceptions.RayTaskError as error:
-                raise _cause(error) from None
-            except ray.exceptions.RayActorError:
+        """Ends only by failure: the fleet's own, or because somebody else took it down."""
+        try:
+            while not await self._has_ended():
                 self._announcer.warn("the supervisor died; Ray starts it again, and it finds its workers")
                 await ray_session.wait_until_alive(self._supervisor)
+        except ray.exceptions.RayActorError:
+            pass  # for good: Ray does not start it again
+        self._is_gone = True
+        raise PeerLost("the fleet was taken down by somebody else")
+
+    async def _has_ended(self) -> bool:
+        """Watches one life of the supervisor: True once it was told to stop, False if it died."""
+        try:
+            await self._supervisor.run.remote()
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from None
+        except ray.exceptions.RayActorError:
+            return False
+        return True
 
     async def fleet_address(self) -> str:
         return str(await self._supervisor.address.options(max_task_retries=-1).remote())
@@ -65,6 +76,8 @@ class Attendant:
 
     async def stop_fleet(self) -> None:
         """Workers end, then the supervisor."""
+        if self._is_gone:
+            return
         try:
             await asyncio.wait_for(self._supervisor.stop.remote(), SHUTDOWN_S + 2.0)
         except (TimeoutError, ray.exceptions.RayError) as error:

@@ -13,8 +13,8 @@ from typing import Self
 
 from cluster import janitor, state_file
 
-LONGEST_BASE = 36
-"""Characters. Ray puts sockets about 70 characters below, and a socket's path may have 107."""
+LONGEST_BASE = 27
+"""Characters. A socket's path may have 107, of which Ray takes up to 64 below its folder, and we 16 above it."""
 JANITOR_S = janitor.PATIENCE_S + 5.0
 
 
@@ -24,6 +24,8 @@ class Home:
         self.folder = Path(tempfile.mkdtemp(prefix="ts-", dir=base if len(base) <= LONGEST_BASE else "/tmp"))
         self.log_dir = self.folder / "logs"
         self.log_dir.mkdir()
+        # Ray opens the folder that it is given to everybody; the one around it stays this user's alone.
+        self.ray_dir = self.folder / "ray"
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__, str(self.folder), str(state_file.path_of(os.getpid()))],
             stdin=subprocess.PIPE,

@@ -86,7 +86,7 @@ class _Launch:
             self._announcer.say("starting Ray" if is_local else f"joining Ray at {self._config.address}")
             try:
                 if self._config.address is None:
-                    ray_session.start_local(self._home.folder)
+                    ray_session.start_local(self._home.ray_dir)
                 else:
                     ray_session.join(self._config.address)
                 self._announcer.say("starting workers")

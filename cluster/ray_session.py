@@ -34,6 +34,7 @@ def start_local(folder: Path) -> None:
         logging_level=logging.ERROR,
         _temp_dir=str(folder),
     )
+    _silence()
 
 
 def join(address: str) -> None:
@@ -41,6 +42,7 @@ def join(address: str) -> None:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
+    _silence()
 
 
 def leave() -> None:
@@ -83,3 +85,10 @@ def remove(supervisor: Any) -> None:
 
 async def wait_until_alive(supervisor: Any) -> None:
     await supervisor.snapshot.options(max_task_retries=-1).remote()
+
+
+def _silence() -> None:
+    """Whatever `log_to_driver` says, Ray prints paragraphs of advice for each death; we tell of it in our own words."""
+    worker = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()

@@ -9,7 +9,7 @@ import sys
 import time
 
 from cluster import ray_environment, state_file
-from twostroke.errors import ConfigError
+from twostroke.errors import PeerLost
 
 POLL_S = 0.05
 
@@ -54,8 +54,8 @@ def _remove_fleet(address: str) -> int:
         supervisor = ray_session.find_supervisor()
         try:
             ray.get(supervisor.stop.remote(), timeout=30.0)
-        except ray.exceptions.GetTimeoutError as error:
-            raise ConfigError(f"the supervisor at {address} does not answer: {error}") from error
+        except ray.exceptions.RayError as error:
+            raise PeerLost(f"the supervisor at {address} does not answer: {error}") from error
         ray_session.remove(supervisor)
     finally:
         ray_session.leave()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import grpc
 from rich import box
@@ -15,26 +13,23 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster import state_file
-from cluster.commands.rpc import describe, status_of
+from cluster.commands.rpc import describe
 from cluster.router_process import reachable
 from twostroke.errors import PeerLost
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
-SNAPSHOT_S = 2.0
-"""Longest wait for the first event of every worker, whose heartbeat is shorter than that."""
-
-
 PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
     worker_id: str
+    role: str
+    """Empty, as epoch and metrics_address, until the worker has introduced itself to the router."""
     state: str
     epoch: str
-    blocks: int | None
-    """Named blocks that it holds; None if it has not said."""
+    metrics_address: str
     running: int
     waiting: int
     queued_tokens: int
@@ -59,10 +54,9 @@ def run(args: argparse.Namespace) -> int:
         try:
             model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S)
             loads = control.GetLoad(control_pb2.GetLoadRequest(), timeout=ANSWER_S)
-            told = _events(control, {entry.worker_id for entry in loads.workers})
         except grpc.RpcError as error:
             raise PeerLost(f"{address}: {describe(error)}") from error
-    lines = [_line(entry, told.get(entry.worker_id)) for entry in loads.workers]
+    lines = [_line(entry) for entry in loads.workers]
     if args.json:
         print(json.dumps({"address": address, "model": model.model, "workers": [asdict(line) for line in lines]}))
     else:
@@ -70,35 +64,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _events(control: Any, expected: set[str]) -> dict[str, control_pb2.KvEventBatch]:
-    """The first event batch of each worker: it begins with a snapshot, which carries the epoch."""
-    told: dict[str, control_pb2.KvEventBatch] = {}
-    if not expected:
-        return told
-    stream: Iterator[control_pb2.KvEventBatch] = control.SubscribeKvEvents(
-        control_pb2.SubscribeKvEventsRequest(), timeout=SNAPSHOT_S
-    )
-    try:
-        for batch in stream:
-            told.setdefault(batch.worker_id, batch)
-            if expected <= told.keys():
-                break
-    except grpc.RpcError as error:
-        # A worker that is down says nothing until the time is over; its line shows that.
-        if status_of(error) is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise
-    finally:
-        stream.cancel()  # type: ignore[attr-defined]  # a call is an iterator, says the stub, and no more
-    return told
-
-
-def _line(entry: control_pb2.WorkerLoad, told: control_pb2.KvEventBatch | None) -> WorkerLine:
+def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
     load = entry.load
+    # A worker that has not reported yet has no state of its own.
+    state = load.state or control_pb2.WORKER_STATE_STARTING
     return WorkerLine(
         worker_id=entry.worker_id,
-        state=control_pb2.WorkerState.Name(load.state).removeprefix("WORKER_STATE_").lower(),
-        epoch=told.epoch if told else "",
-        blocks=told.block_count if told else None,
+        role=entry.server.role,
+        state=control_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower(),
+        epoch=entry.server.epoch,
+        metrics_address=entry.server.metrics_address,
         running=load.running,
         waiting=load.waiting,
         queued_tokens=load.queued_tokens,

@@ -86,6 +86,19 @@ def test_what_a_killed_launcher_left_is_refused_by_the_next_and_taken_down_by_na
     assert owner.actors() == ""
 
 
+def test_a_fleet_taken_down_by_somebody_else_ends_its_launcher_in_one_line(owner: Owner, tmp_path: Path) -> None:
+    join = [*SMALL, "--prefill", "0", "--address", owner.address]
+    with starting(tmp_path, *join, **owner.environment) as server:
+        server.until_printed("Ctrl-C ends it")
+        server.command("down", "--address", owner.address)
+        assert server.process.wait(PATIENCE_S) == 2
+        assert "Traceback" not in server.printed
+        assert "died" not in server.printed
+        last = server.printed.rstrip().splitlines()[-1]
+    assert last == "twostroke: the fleet was taken down by somebody else"
+    assert owner.actors() == ""
+
+
 def test_without_the_clusters_token_it_is_refused_in_one_line(owner: Owner, tmp_path: Path) -> None:
     wrong = {"RAY_AUTH_TOKEN": "6" * 64}
     with starting(tmp_path, *SMALL, "--address", owner.address, **wrong) as server:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,8 @@ def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> N
     for worker in workers.values():
         assert worker["state"] == "serving"
         assert re.fullmatch(r"\d+\.[0-9a-f]{16}", worker["epoch"])
+        with urllib.request.urlopen(f"http://{worker['metrics_address']}/metrics") as answer:
+            assert f'role="{worker["role"]}"' in answer.read().decode()
         assert worker["pages_free"] + worker["pages_cached"] == worker["pages_total"] > 0
     table = server.command("status", "--grpc-address", server.address("gRPC"))
     assert all(worker["epoch"] in table for worker in workers.values())
@@ -79,6 +82,7 @@ def test_a_killed_decode_worker_comes_back_in_a_new_life(server: Server) -> None
     assert int(after["decode-0"].partition(".")[0]) > int(before["decode-0"].partition(".")[0])
     assert after["prefill-0"] == before["prefill-0"]
     assert server.command("chat", "Still there?", "--max-tokens", "3").strip()
+    assert "raylet" not in server.printed
 
 
 def test_a_killed_router_comes_back_on_its_ports(server: Server) -> None:
@@ -92,24 +96,46 @@ def is_answered(server: Server) -> bool:
     return subprocess.run(asked, env=server.environment, capture_output=True, check=False).returncode == 0
 
 
+def supervisor_of(server: Server) -> int | None:
+    titles = {process.pid: " ".join(cmdline_of(process)) for process in server.processes()}
+    return next((pid for pid, title in titles.items() if "ray::Supervisor" in title), None)
+
+
+def router_metric(server: Server, name: str) -> float:
+    with urllib.request.urlopen(f"http://{server.address('HTTP')}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+
 def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
-    before = server.epochs()
-    os.kill(server.worker_pid("ray::Supervisor"), signal.SIGKILL)
+    before, moved = server.epochs(), router_metric(server, "twostroke_reopened_requests_total")
+    supervisor = server.worker_pid("ray::Supervisor")
+    os.kill(supervisor, signal.SIGKILL)
     server.until_printed("the supervisor died")
-    assert server.command("chat", "Anybody?", "--max-tokens", "3").strip()
+    chats_since = 0
+    while chats_since < 2:  # until the new one has had time to find its workers, there is always an open stream
+        assert len(server.command("chat", "Anybody?", "--max-tokens", "950").rstrip()) > 900
+        chats_since += supervisor_of(server) not in (None, supervisor)
     assert server.epochs() == before
+    assert router_metric(server, "twostroke_reopened_requests_total") == moved
     os.kill(server.worker_pid("ray::PrefillWorker"), signal.SIGKILL)
     wait_until(lambda: server.epochs().get("prefill-0", "") not in ("", before["prefill-0"]), lambda: server.printed)
 
 
 def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server) -> None:
     (folder,) = server.temporary.glob("ts-*")
-    assert (folder / "session_latest").exists()
+    assert (folder / "ray" / "session_latest").exists()
     worker = psutil.Process(server.worker_pid("ray::Supervisor"))
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
     assert "RAY_ADDRESS" not in worker.environ()
     commands = " ".join(" ".join(cmdline_of(process)) for process in server.processes())
-    assert worker.environ()["RAY_AUTH_TOKEN"] not in commands
+    token = worker.environ()["RAY_AUTH_TOKEN"]
+    assert token not in commands
+    assert token not in server.printed
+    assert folder.stat().st_mode & 0o077 == 0
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 5
+    assert not [path for path in files if token.encode() in path.read_bytes()]
 
 
 def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:

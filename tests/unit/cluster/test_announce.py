@@ -1,0 +1,42 @@
+"""What people read while something is fetched: bars on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from cluster import announce
+
+
+def fetch_in_two_steps(model: str, dtype: str, on_progress: Callable[[str, float], None]) -> Path:
+    for step in ("downloading", "converting"):
+        for percent in range(0, 101, 5):
+            on_progress(step, percent / 100)
+    return Path("/the/model")
+
+
+@pytest.fixture(autouse=True)
+def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(announce, "fetch", fetch_in_two_steps)
+
+
+def test_without_a_terminal_progress_is_a_few_plain_lines_as_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
+    assert announce.fetch_with_progress("toy", "bfloat16") == Path("/the/model")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fetching toy"
+    shares = [f"{percent} %" for percent in (0, 25, 50, 75, 100)]
+    assert lines[1:] == [f"{step} {share}" for step in ("downloading", "converting") for share in shares]
+
+
+def test_on_a_terminal_there_is_a_bar_for_each_step() -> None:
+    screen = Console(file=io.StringIO(), force_terminal=True, width=100)
+    assert announce.fetch_with_progress("toy", "bfloat16", screen) == Path("/the/model")
+    assert isinstance(screen.file, io.StringIO)
+    printed = screen.file.getvalue()
+    assert "downloading" in printed
+    assert "converting" in printed
+    assert "100%" in printed
