@@ -50,7 +50,6 @@ class PlainWorker(Protocol):
 
     async def run(self, incarnation: int) -> None: ...
     async def ready(self) -> ReadyInfo: ...
-    async def drain(self, deadline_s: float) -> int: ...
     async def shutdown(self) -> None: ...
 
 
@@ -92,9 +91,6 @@ class MountedWorker:
     async def ready(self) -> Serving:
         info = await self._worker.ready()
         return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address)
-
-    async def drain(self, deadline_s: float) -> int:
-        return await self._worker.drain(deadline_s)
 
     async def shutdown(self) -> None:
         await self._worker.shutdown()

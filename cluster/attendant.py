@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ from cluster.plan import Stage, backoff_s
 from cluster.router_process import tail_of
 from cluster.supervisor import SHUTDOWN_S, Snapshot, Worker
 from twostroke.errors import ConfigError, PeerLost, ServeError
-
-log = logging.getLogger(__name__)
 
 CRASHES_TO_GIVE_UP = 3
 """A worker that died this often without ever having served will not serve by trying again."""

@@ -24,16 +24,19 @@ OBJECT_STORE_BYTES = 80_000_000
 def start_local(folder: Path) -> None:
     """A Ray cluster of our own, with all its files below `folder`. Its processes die with this process."""
     # No CPUs: our actors ask for none, and Ray starts an idle process for each one that it has.
-    ray.init(
-        address="local",
-        num_cpus=0,
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _temp_dir=str(folder),
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=0,
+            object_store_memory=OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=str(folder),
+        )
+    except Exception as error:  # a node that does not come up raises all kinds, bare Exception among them
+        raise ConfigError(f"Ray cannot be started on this machine: {error}") from error
     _silence()
 
 

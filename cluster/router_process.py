@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -54,10 +53,6 @@ class RouterProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(to_json(config).encode())
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     async def addresses(self) -> Addresses:
         """Where it listens, as soon as it does."""
@@ -121,10 +116,7 @@ def reachable(address: str) -> str:
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
 
-async def until_ready(http_address: str, pause_s: float = 0.1) -> float:
-    """Seconds it took."""
-    started_s = time.monotonic()
+async def until_ready(http_address: str, pause_s: float = 0.1) -> None:
     # Polled: readiness of another process has no event here.
     while not await asyncio.to_thread(is_ready, http_address):  # noqa: ASYNC110
         await asyncio.sleep(pause_s)
-    return time.monotonic() - started_s

@@ -59,6 +59,9 @@ def running() -> list[ServeState]:
     states = []
     for path in sorted(folder().glob("*.json")):
         with contextlib.suppress(OSError, ConfigError):
+            # In a folder that all may write to, a file of somebody else's could send our chats to them.
+            if path.stat().st_uid != os.getuid():
+                continue
             state = from_json(ServeState, path.read_text())
             if started_ticks(state.pid) == state.started_ticks:
                 states.append(state)

@@ -9,6 +9,10 @@ FLOWING   tokens come over the worker's shared stream, in order, and go to the c
           stream broken: attached again at the next position
 DONE      the worker said its last word, or was told that no more is wanted: stop string, cancel, deadline
 
+The doors are `http_app` (with `openai_schema`, `openai_http`, `openai_reply`) and `grpc_service`. Behind both is
+`front`, which hands token ids to `dispatch` and makes text of what comes back (`text`, `detokenize`, `chat_template`);
+`generation` is the interface between these two halves.
+
 `dispatch` owns open requests, `answer` one choice, `placement` one attempt, `worker_link` the connection to one decode
 worker. `fleet` knows who is alive, `prefix_index` who holds what, `policies` choose.
 """

@@ -15,7 +15,7 @@ from router.answer_stream import Arrival
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
 from router.link_pool import LinkPool
 from router.metrics import RouterMetrics
-from router.placement import WORKER_FAULTS, Placed, Placer
+from router.placement import Placed, Placer, may_go_elsewhere
 from router.reservations import Reservations
 from twostroke.errors import DeadlineExceeded, InternalError, ServeError
 from twostroke.ids import BlockName, RequestId
@@ -108,7 +108,7 @@ class Answer:
                 return await self._relay(placed)
             except ServeError as error:
                 losses = losses + 1 if len(self._emitted) == before else 1
-                if not (error.retryable or isinstance(error, WORKER_FAULTS)) or losses > MAX_LOSSES:
+                if not may_go_elsewhere(error) or losses > MAX_LOSSES:
                     raise
                 self._around.metrics.reopened_requests_total.inc()
                 log.warning(

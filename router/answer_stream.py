@@ -21,7 +21,6 @@ class Arrival:
     finish: FinishReason | None
     cached_tokens: int
     """Prompt tokens that were not computed for this attempt; told with its first entry."""
-    local_tokens: int
     lifetime: dict[str, float]
 
 
@@ -60,7 +59,6 @@ class AnswerStream:
                 tuple(token_from_message(token) for token in fresh),
                 finish,
                 entry.cached_tokens,
-                entry.local_tokens,
                 dict(entry.lifetime),
             )
         )

@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
 """A worker that could not be reached may be back without the fleet having noticed anything."""
-WORKER_FAULTS = (StaleEpoch, FingerprintMismatch)
-"""Errors that say something about the worker, not about the request: another one may take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ class Placer:
                 type(error).__name__,
                 error,
             )
-            if error.retryable or isinstance(error, WORKER_FAULTS):
+            if may_go_elsewhere(error):
                 return _Refusal(decode.worker, error)
             raise
         finally:
@@ -205,6 +203,11 @@ class Placer:
         member = self._fleet.member(decision.source)
         assert member is not None, "chosen from the fleet's own members, without an await in between"
         return worker_pb2.PageSource(worker_id=member.worker, address=member.address, epoch=str(member.epoch))
+
+
+def may_go_elsewhere(error: ServeError) -> bool:
+    """It says something about the worker or the way to it, not about the request: another worker may take that."""
+    return error.retryable or isinstance(error, StaleEpoch | FingerprintMismatch)
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:

@@ -171,7 +171,8 @@ class WorkerLink:
             async with asyncio.timeout(REACH_TIMEOUT_S) as limit:
                 batch = await call.read()
                 limit.reschedule(None)
-                self._begin_connection(tasks)
+                if isinstance(batch, worker_pb2.TokenBatch):
+                    self._begin_connection(tasks)
                 while isinstance(batch, worker_pb2.TokenBatch):
                     self._deliver(batch, tasks)
                     batch = await call.read()

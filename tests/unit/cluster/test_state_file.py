@@ -72,3 +72,10 @@ def test_of_several_servers_one_has_to_be_named() -> None:
         assert state_file.the_one_running(os.getpid()).pid == os.getpid()
         assert other.stdin is not None
         other.stdin.close()
+
+
+def test_a_file_that_another_user_put_there_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    state_file.write(own())
+    other = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: other)
+    assert state_file.running() == []
