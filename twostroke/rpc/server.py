@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import inspect
 import logging
@@ -85,8 +86,9 @@ class Funnel(grpc.aio.ServerInterceptor):
                 if inspect.isawaitable(responses):  # a handler that writes its responses itself
                     await responses
                     return
-                async for response in responses:
-                    yield response
+                async with contextlib.aclosing(responses):  # a call that ends here ends what serves it
+                    async for response in responses:
+                        yield response
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
