@@ -11,6 +11,7 @@ import asyncio
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Coroutine
 from typing import Any
 
@@ -53,6 +54,7 @@ def main() -> int:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
     except Exception as error:
+        traceback.print_exc()
         print(f"error: the router failed: {_cause(error)!r}", file=sys.stderr)
         return 1
     return 0

@@ -151,6 +151,7 @@ def test_ctrl_c_ends_everything_and_nothing_is_left(tmp_path: Path) -> None:
         server.until_printed("Ctrl-C ends it")
         processes = server.processes()
         assert server.end(signal.SIGINT) == 0
+        assert "\x1b" not in server.printed, "plain lines where there is no terminal"
         assert not alive(processes)
         assert not list(server.temporary.iterdir())
     assert set(os.listdir("/dev/shm")) == shared_memory

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import zlib
-from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from router.dispatch import RouterCore
 from router.event_relay import message_of
-from router.generation import FinishEvent, GenerationRequest, TokenEvent
+from router.generation import GenerationRequest
 from router.metrics import RouterMetrics
+from tests.unit.router.dispatch.asking import Ask, eventually, next_token
 from twostroke.config import RouterConfig
 from twostroke.errors import NotFound, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId
@@ -27,18 +25,6 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2
 TOKEN = "secret"
 BLOCK = 16
 HEARTBEAT_S = 0.03
-
-
-def next_token(known: list[int]) -> int:
-    return zlib.crc32(array("I", known).tobytes()) % 5000
-
-
-def expected_tokens(prompt: tuple[int, ...], count: int, choice: int = 0) -> list[int]:
-    """What any worker answers; another choice begins with another token."""
-    known = [*prompt, choice]
-    for _ in range(count):
-        known.append(next_token(known))
-    return known[len(prompt) + 1 :]
 
 
 @dataclass
@@ -326,45 +312,6 @@ def standings(core: RouterCore) -> dict[str, str]:
 
 def all_serving(core: RouterCore) -> bool:
     return set(standings(core).values()) == {"serving"}
-
-
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # any state of any fake may be what is waited for
-            await asyncio.sleep(0.005)
-
-
-class Ask:
-    """A client: runs `generate` in a task and keeps what came."""
-
-    def __init__(self, core: RouterCore, request: GenerationRequest) -> None:
-        self.core, self.request = core, request
-        self.tokens: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
-        self.positions: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
-        self.finishes: dict[int, FinishEvent] = {}
-        self.task = asyncio.create_task(self._run())
-
-    async def _run(self) -> Ask:
-        async with contextlib.aclosing(self.core.generate(self.request)) as events:
-            async for event in events:
-                if isinstance(event, TokenEvent):
-                    self.tokens[event.index].append(event.token.token)
-                    self.positions[event.index].append(event.position)
-                else:
-                    self.finishes[event.index] = event
-        return self
-
-    async def has(self, count: int, index: int = 0) -> None:
-        await eventually(lambda: len(self.tokens[index]) >= count or self.task.done())
-        assert len(self.tokens[index]) >= count, self.task
-
-    @property
-    def is_right(self) -> bool:
-        return all(
-            self.tokens[i] == expected_tokens(self.request.prompt, self.request.sampling[i].max_tokens, i)
-            and self.positions[i] == list(range(self.request.sampling[i].max_tokens))
-            for i in self.tokens
-        )
 
 
 @pytest.fixture

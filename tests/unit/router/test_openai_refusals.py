@@ -1,0 +1,205 @@
+"""What the HTTP door refuses, and what it does about clients, deadlines and workers that end an answer early."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from openai import APIError, BadRequestError, NotFoundError
+
+from twostroke.errors import Overloaded
+
+ASK = [{"role": "user", "content": "hi"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, {"prompt": ""}, "prompt"),
+        (TEXT, {"prompt": []}, "prompt"),
+        (TEXT, {"prompt": [[]]}, "prompt"),
+        (TEXT, {}, "prompt"),
+        (TEXT, {"prompt": [1, "a"]}, "prompt"),
+        (TEXT, {"prompt": [300]}, "prompt"),
+        (TEXT, {"prompt": [-1]}, "prompt"),
+        (TEXT, {"prompt": [True]}, "prompt"),
+        (TEXT, {"prompt": "a" * 256}, "prompt"),
+        (TEXT, {"prompt": "a\ud800"}, "prompt"),
+        (TEXT, {"prompt": "a", "max_tokens": 256}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": "5"}, "max_tokens"),
+        (TEXT, {"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "min_tokens"),
+        (TEXT, {"prompt": "a", "temperature": -0.1}, "temperature"),
+        (TEXT, {"prompt": "a", "temperature": 10**400}, "temperature"),
+        (TEXT, {"prompt": "a", "temperature": True}, "temperature"),
+        (TEXT, {"prompt": "a", "top_p": 0}, "top_p"),
+        (TEXT, {"prompt": "a", "top_p": 1.1}, "top_p"),
+        (TEXT, {"prompt": "a", "top_k": -2}, "top_k"),
+        (TEXT, {"prompt": "a", "n": 0}, "n"),
+        (TEXT, {"prompt": "a", "n": 129}, "n"),
+        (TEXT, {"prompt": "a", "n": 1.5}, "n"),
+        (TEXT, {"prompt": ["a"] * 9, "n": 128}, "n"),
+        (TEXT, {"prompt": ["a"] * 1025}, "prompt"),
+        (TEXT, {"prompt": "a", "stop": ["x"] * 17}, "stop"),
+        (TEXT, {"prompt": "a", "stop": [""]}, "stop"),
+        (TEXT, {"prompt": "a", "stop": [1]}, "stop"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [300]}, "stop_token_ids"),
+        (TEXT, {"prompt": "a", "stop_token_ids": list(range(65))}, "stop_token_ids"),
+        (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
+        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "stream": "yes"}, "stream"),
+        (TEXT, {"prompt": "a", "timeout": -1}, "timeout"),
+        (TEXT, {"prompt": "a", "echo": True}, "echo"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
+        (TEXT, {"prompt": "a", "best_of": 2}, "best_of"),
+        (TEXT, {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {}, "messages"),
+        (CHAT, {"messages": ["hi"]}, "messages[0]"),
+        (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        (CHAT, {"messages": ASK, "tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"messages": ASK, "response_format": {"type": "json_object"}}, "response_format"),
+        (CHAT, {"messages": ASK, "audio": {"voice": "x"}}, "audio"),
+        (CHAT, {"messages": ASK, "top_logprobs": 3}, "top_logprobs"),
+        (CHAT, {"messages": ASK, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (
+            CHAT,
+            {"messages": ASK, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+        ),
+    ],
+)
+async def test_bad_fields_are_refused_by_name(app, path, body, param):
+    dispatcher, http = app
+    answer = await http.post(path, content=json.dumps(body))
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert param in error["message"]
+    assert dispatcher.requests == []
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"prompt": "\xff"}', b'{"prompt": ' + b"[" * 5000, b"1" * 5000, b""])
+async def test_bodies_that_are_not_json_objects_are_refused(app, body):
+    answer = await app[1].post(TEXT, content=body)
+    assert answer.status_code == 400
+    assert "the body" in answer.json()["error"]["message"]
+
+
+async def test_fields_that_ask_for_nothing_and_unknown_fields_are_accepted(doors):
+    body = {
+        "messages": ASK,
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "user": "me",
+        "store": False,
+        "temperature": None,
+        "n": None,
+    }
+    assert (await doors.http.post(CHAT, json=body)).status_code == 200
+
+
+async def test_a_prompt_larger_than_the_pool_is_told_how_much_fits(doors):
+    doors.limit(max_model_len=4096, pool_tokens=64)
+    with pytest.raises(BadRequestError, match="page pool fits 64") as refused:
+        await doors.openai.completions.create(model="toy", prompt="a" * 64)
+    assert refused.value.param == "prompt"
+    with pytest.raises(BadRequestError, match="page pool fits 64") as refused:
+        await doors.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=5)
+    assert refused.value.param == "max_tokens"
+    await doors.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=4)
+
+
+async def test_an_unknown_model_is_not_found(doors):
+    with pytest.raises(NotFoundError) as refused:
+        await doors.openai.chat.completions.create(model="gpt", messages=ASK)
+    assert refused.value.code == "model_not_found"
+    with pytest.raises(NotFoundError):
+        await doors.openai.models.retrieve("gpt")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_oversized_body_is_refused_with_413(doors, chunked):
+    async def in_pieces():
+        for _ in range(40):
+            yield b"x" * 4096
+
+    answer = await doors.http.post(TEXT, content=in_pieces() if chunked else b"x" * (40 * 4096))
+    assert answer.status_code == 413
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+
+
+async def test_an_overloaded_worker_shows_as_429_that_may_be_retried(doors):
+    doors.dispatcher.failure = Overloaded("1024 requests are waiting")
+    for stream in (False, True):
+        answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": stream})
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["error"]["code"] == "overloaded"
+
+
+async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(doors):
+    doors.dispatcher.failure, doors.dispatcher.failure_after = Overloaded("gone"), 2
+    stream = await doors.openai.completions.create(model="toy", prompt="a", stream=True)
+    texts = []
+
+    async def read() -> None:
+        async for chunk in stream:
+            texts.append(chunk.choices[0].text)
+
+    with pytest.raises(APIError, match="gone"):
+        await read()
+    assert texts == ["h", "e"]
+
+
+async def test_a_deadline_that_has_passed_is_504(doors):
+    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": "0"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["type"] == "timeout_error"
+    assert doors.dispatcher.requests == []
+
+
+async def test_a_deadline_ends_an_answer_before_its_first_token_and_in_mid_stream(doors):
+    doors.dispatcher.stalls = True
+    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
+    assert answer.status_code == 504
+    doors.dispatcher.failure_after = 2
+    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
+    assert answer.status_code == 200
+    events = answer.text.strip().split("\n\n")
+    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
+    assert len(events) == 3
+    assert doors.dispatcher.open_ids == set()
+    assert doors.dispatcher.requests[-1].deadline_s is not None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tokens_before", [0, 2])
+async def test_a_client_that_goes_away_frees_its_request(doors, stream, tokens_before):
+    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
+    ask = asyncio.create_task(doors.http.post(TEXT, json={"prompt": ["a", "b"], "n": 2, "stream": stream}))
+    await doors.dispatcher.stalled.wait()
+    assert doors.dispatcher.open_ids
+    ask.cancel()
+    await doors.dispatcher.all_closed.wait()
+    assert doors.dispatcher.open_ids == set()
+
+
+async def test_a_client_that_goes_away_before_its_body_is_complete_leaves_nothing(doors):
+    host, port = doors.url.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+    assert len(doors.dispatcher.requests) == 1
