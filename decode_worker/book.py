@@ -93,7 +93,7 @@ class AnswerBook(RoleServices):
         outbox = self._outboxes.get(router_id)
         if outbox is None:
             grace_s = self._host.config.orphan_grace_s
-            outbox = self._outboxes[router_id] = Outbox(grace_s, lambda: self._abandon(router_id))
+            outbox = self._outboxes[router_id] = Outbox(grace_s, lambda answers: self._abandon(router_id, answers))
         return outbox
 
     # What the scheduler tells
@@ -186,12 +186,12 @@ class AnswerBook(RoleServices):
     def _expire(self, answer: Answer) -> None:
         self._fail(answer, DeadlineExceeded("the request's deadline has passed"))
 
-    def _abandon(self, router_id: str) -> None:
-        """No stream of this router came back within the grace period."""
-        del self._outboxes[router_id]
-        abandoned = [answer for answer in self._answers.values() if answer.request.router_id == router_id]
-        log.info("abandoned router=%s requests=%d", router_id, len(abandoned))
-        for answer in abandoned:
+    def _abandon(self, router_id: str, answers: list[Answer]) -> None:
+        """Nobody asked for these answers within the grace period."""
+        if not self._outboxes[router_id].is_connected:
+            self._outboxes.pop(router_id).close()
+        log.info("abandoned router=%s requests=%d", router_id, len(answers))
+        for answer in answers:
             self._drop(answer, Cancelled("its router went away"))
 
     def _fail(self, answer: Answer, error: ServeError) -> None:

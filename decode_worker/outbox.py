@@ -13,22 +13,29 @@ class Outbox:
     """What one router has been told of its answers, and what it is to be told next.
 
     A stream that breaks parks its answers: nobody knows what arrived, so they are silent until the router attaches
-    them, from the position that it names. Where no stream begins within `grace_s`, `on_abandoned` is called.
+    them, from the position that it names. `on_abandoned` is called with those that are still parked after `grace_s`,
+    and with all of them where no stream has begun by then.
     """
 
-    def __init__(self, grace_s: float, on_abandoned: Callable[[], None]) -> None:
+    def __init__(self, grace_s: float, on_abandoned: Callable[[list[Answer]], None]) -> None:
         self._grace_s = grace_s
         self._on_abandoned = on_abandoned
         self._positions: dict[Answer, int] = {}
         """The next to be sent, of every answer that is not parked."""
+        self._parked: dict[Answer, None] = {}
         self._news: dict[Answer, None] = {}
         """Of these, the answers with something to tell, in the order in which they got it."""
         self._stream: asyncio.Event | None = None
         """Set when there is news for the stream that is connected; a newer stream brings its own."""
         self._grace = self._begin_grace()
 
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
     def carry(self, answer: Answer, position: int) -> None:
         """From now on, send an answer's tokens from `position` on."""
+        self._parked.pop(answer, None)
         self._positions[answer] = position
         if position < answer.end_position or answer.has_ended:
             self.tell(answer)
@@ -41,6 +48,7 @@ class Outbox:
                 self._stream.set()
 
     def drop(self, answer: Answer) -> None:
+        self._parked.pop(answer, None)
         self._positions.pop(answer, None)
         self._news.pop(answer, None)
 
@@ -59,24 +67,27 @@ class Outbox:
             if self._stream is mine:
                 self._stream = None
                 self._park()
-                self._grace = self._begin_grace()
 
     def close(self) -> None:
         self._grace.cancel()
 
     def _begin_stream(self) -> asyncio.Event:
-        self._grace.cancel()
         older, self._stream = self._stream, asyncio.Event()
         if older is not None:
             self._park()
             older.set()
         elif self._news:
             self._stream.set()
+        if not self._parked:
+            self._grace.cancel()
         return self._stream
 
     def _park(self) -> None:
+        self._parked.update(dict.fromkeys(self._positions))
         self._positions.clear()
         self._news.clear()
+        self._grace.cancel()
+        self._grace = self._begin_grace()
 
     def _take_news(self) -> list[Answer]:
         answers = list(self._news)
@@ -89,4 +100,8 @@ class Outbox:
         return entry
 
     def _begin_grace(self) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self._grace_s, self._on_abandoned)
+        return asyncio.get_running_loop().call_later(self._grace_s, self._abandon)
+
+    def _abandon(self) -> None:
+        unheard = [] if self.is_connected else list(self._positions)
+        self._on_abandoned([*self._parked, *unheard])

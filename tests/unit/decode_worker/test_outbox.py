@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
+from decode_worker.answer import Answer
 from decode_worker.outbox import Outbox
 from tests.unit.decode_worker.answers import an_answer, grow
 from twostroke.request import FinishReason
@@ -21,14 +22,17 @@ async def connected(outbox: Outbox) -> AsyncGenerator[TokenBatch, None]:
     return stream
 
 
-@pytest.fixture
-def abandoned() -> asyncio.Event:
-    return asyncio.Event()
+Abandoned = asyncio.Queue[list[Answer]]
 
 
 @pytest.fixture
-async def outbox(abandoned: asyncio.Event) -> AsyncGenerator[Outbox, None]:
-    outbox = Outbox(0.05, abandoned.set)
+def abandoned() -> Abandoned:
+    return asyncio.Queue()
+
+
+@pytest.fixture
+async def outbox(abandoned: Abandoned) -> AsyncGenerator[Outbox, None]:
+    outbox = Outbox(0.05, abandoned.put_nowait)
     yield outbox
     outbox.close()
 
@@ -109,7 +113,7 @@ async def test_a_dropped_answer_is_never_heard_of_again(outbox: Outbox) -> None:
     assert told(await anext(stream)) == [("kept", 0, [7])]
 
 
-async def test_a_newer_stream_ends_the_older_one(outbox: Outbox, abandoned: asyncio.Event) -> None:
+async def test_a_newer_stream_ends_the_older_one(outbox: Outbox, abandoned: Abandoned) -> None:
     older = await connected(outbox)
     parked, fresh = an_answer("parked"), an_answer("fresh")
     outbox.carry(parked, 0)
@@ -122,29 +126,49 @@ async def test_a_newer_stream_ends_the_older_one(outbox: Outbox, abandoned: asyn
         grow(answer, 7)
         outbox.tell(answer)
     assert told(await anext(newer)) == [("fresh", 0, [7])]
-    await asyncio.sleep(0.1)
-    assert not abandoned.is_set(), "the end of the older stream is not the end of the router"
+    assert await asyncio.wait_for(abandoned.get(), 5) == [parked], "the others are the newer stream's"
+    assert outbox.is_connected
 
 
 async def test_a_router_that_does_not_come_back_is_given_up_after_the_grace(
-    outbox: Outbox, abandoned: asyncio.Event
+    outbox: Outbox, abandoned: Abandoned
 ) -> None:
     stream = await connected(outbox)
+    answer = an_answer()
+    outbox.carry(answer, 0)
     await asyncio.sleep(0.1)
-    assert not abandoned.is_set()
+    assert abandoned.empty()
     await stream.aclose()
-    assert not abandoned.is_set()
-    await asyncio.wait_for(abandoned.wait(), 5)
+    assert abandoned.empty()
+    assert await asyncio.wait_for(abandoned.get(), 5) == [answer]
+    assert not outbox.is_connected
 
 
-async def test_a_router_that_never_came_is_given_up_too(outbox: Outbox, abandoned: asyncio.Event) -> None:
-    assert outbox is not None
-    await asyncio.wait_for(abandoned.wait(), 5)
+async def test_a_router_that_never_came_is_given_up_too(outbox: Outbox, abandoned: Abandoned) -> None:
+    answer = an_answer()
+    outbox.carry(answer, 0)
+    assert await asyncio.wait_for(abandoned.get(), 5) == [answer]
 
 
-async def test_a_new_stream_within_the_grace_keeps_everything(outbox: Outbox, abandoned: asyncio.Event) -> None:
+async def test_a_router_that_comes_back_keeps_what_it_attaches_and_no_more(
+    outbox: Outbox, abandoned: Abandoned
+) -> None:
+    wanted, forgotten = an_answer("wanted"), an_answer("forgotten")
+    stream = await connected(outbox)
+    outbox.carry(wanted, 0)
+    outbox.carry(forgotten, 0)
+    await stream.aclose()
+    stream = await connected(outbox)
+    outbox.carry(wanted, 0)
+    assert await asyncio.wait_for(abandoned.get(), 5) == [forgotten]
+    await stream.aclose()
+
+
+async def test_a_new_stream_within_the_grace_with_nothing_parked_ends_the_grace(
+    outbox: Outbox, abandoned: Abandoned
+) -> None:
     await (await connected(outbox)).aclose()
     stream = await connected(outbox)
     await asyncio.sleep(0.1)
     await stream.aclose()
-    assert not abandoned.is_set()
+    assert abandoned.empty()
