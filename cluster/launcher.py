@@ -16,6 +16,7 @@ import socket
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from cluster import ports, ray_environment, state_file
@@ -25,6 +26,7 @@ from cluster.router_process import Addresses, RouterProcess, until_ready
 from cluster.spec import LOOPBACK, fleet_spec, router_config
 from twostroke.config import ClusterConfig, RouterConfig
 from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
@@ -42,22 +44,45 @@ def serve(config: ClusterConfig) -> int:
     ports.check(config.host, "--grpc-port", config.grpc_port)
     if config.http_port == config.grpc_port != 0:
         raise ConfigError(f"--http-port and --grpc-port are both {config.http_port}", field="--grpc-port")
-    if config.address is not None:
+    if config.address is None:
+        _check_memory(config)
+    else:
         _check_reachable(config.address)
     config = _with_absolute_model(config)
     model_dir = _model_dir(config)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupts = Interrupts()
     try:
         with Home() as home:
-            return _Launch(config, model_dir, home, announcer).run()
+            return _Launch(config, model_dir, home, announcer, interrupts).run()
     except (KeyboardInterrupt, SystemExit):
         announcer.say("interrupted while starting")
         return INTERRUPTED
 
 
+class Interrupts:
+    """Ctrl-C and SIGTERM while starting. Remembered, because a library may swallow the exception: Ray's start does."""
+
+    def __init__(self) -> None:
+        self.came = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    def check(self) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.came = True
+        raise KeyboardInterrupt
+
+
 class _Launch:
-    def __init__(self, config: ClusterConfig, model_dir: str, home: Home, announcer: Announcer) -> None:
+    def __init__(
+        self, config: ClusterConfig, model_dir: str, home: Home, announcer: Announcer, interrupts: Interrupts
+    ) -> None:
         self._config = config
+        self._interrupts = interrupts
         self._home = home
         self._announcer = announcer
         self._token = secrets.token_hex(32)
@@ -89,6 +114,7 @@ class _Launch:
                     ray_session.start_local(self._home.ray_dir)
                 else:
                     ray_session.join(self._config.address)
+                self._interrupts.check()
                 self._announcer.say("starting workers")
                 spec = fleet_spec(self._config, token=self._token, port=self._fleet_port)
                 attendant = Attendant(ray_session.create_supervisor(spec), self._announcer)
@@ -101,6 +127,8 @@ class _Launch:
 
     async def _attend(self, attendant: Attendant) -> int:
         stop = self._stop_on_signal()
+        if self._interrupts.came:
+            stop.set()
         tasks = [
             asyncio.create_task(attendant.keep_supervisor()),
             asyncio.create_task(attendant.follow_fleet()),
@@ -192,6 +220,18 @@ def _model_dir(config: ClusterConfig) -> str:
     if model.is_paced:
         return ""
     return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
+
+
+def _check_memory(config: ClusterConfig) -> None:
+    """Workers that start side by side would each find enough for itself, and none would be left for the last."""
+    workers = config.prefill + config.decode
+    wanted, available = workers * config.cache.kv_cache_memory_bytes, available_memory_bytes()
+    if wanted > available:
+        raise ConfigError(
+            f"--kv-cache-memory: {workers} workers with {config.cache.kv_cache_memory_bytes} bytes of pages each need "
+            f"{wanted}, but only {available} are available",
+            field="--kv-cache-memory",
+        )
 
 
 def _check_reachable(address: str) -> None:

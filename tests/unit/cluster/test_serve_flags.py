@@ -10,6 +10,7 @@ import pytest
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from, memory_bytes, size_text
 from twostroke.config import ClusterConfig
+from twostroke.kv_cache.memory import available_memory_bytes
 
 
 def config_of(*flags: str) -> ClusterConfig:
@@ -75,6 +76,7 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--block-size", "17"], "--block-size"),
         (["--kv-cache-memory", "0"], "--kv-cache-memory"),
         (["--max-model-len", "-5"], "--max-model-len"),
+        (["--kv-cache-memory", "1000T"], "--kv-cache-memory"),
         (["--threads", "0"], "--threads"),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--host", "203.0.113.1"], "--host"),
@@ -100,6 +102,13 @@ def test_a_port_in_use_is_refused_before_anything_starts(flag: str, capsys: pyte
         port = taken.getsockname()[1]
         assert main(["serve", "--http-port", "0", "--grpc-port", "0", flag, str(port)]) == USAGE_ERROR
     assert f"{flag} {port} is in use" in capsys.readouterr().err
+
+
+def test_pools_that_fit_one_by_one_but_not_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    size_bytes = available_memory_bytes() * 3 // 4
+    flags = ["--http-port", "0", "--grpc-port", "0", "--model", "paced:", "--kv-cache-memory", str(size_bytes)]
+    assert main(["serve", *flags]) == USAGE_ERROR
+    assert "--kv-cache-memory: 2 workers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [["--dtype", "int3"], ["--policy", "best"], ["--kv-cache-memory", "much"]])
