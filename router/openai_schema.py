@@ -13,6 +13,9 @@ from router.text import checked_utf8
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 
+MAX_ID_DIGITS = 20
+"""Of a token id that comes as text; Python refuses to read numbers of some thousands."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAIRequest:
@@ -187,8 +190,8 @@ def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
 def _logit_bias(entries: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     bias = []
     for key, value in entries.items():
-        if not key.isdecimal():
-            raise InvalidRequest(f"logit_bias: {key!r} is not a token id", field="logit_bias")
+        if not key.isdecimal() or len(key) > MAX_ID_DIGITS:
+            raise InvalidRequest(f"logit_bias: {key[:MAX_ID_DIGITS]!r} is not a token id", field="logit_bias")
         bias.append((int(key), as_number(value, "logit_bias")))
     return tuple(bias)
 

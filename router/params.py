@@ -172,13 +172,15 @@ def sampling_params(
     check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
     check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
     seed = seeds.getrandbits(64) if options.seed is None else options.seed % (1 << 64)
+    # More than all tokens is all tokens; a client's number may be larger than any message can carry.
+    top_k = None if options.top_k is None else min(options.top_k, facts.vocab_size)
     return tuple(
         SamplingParams(
             seed=seed,
             max_tokens=max_tokens,
             choice=choice,
             temperature=options.temperature,
-            top_k=options.top_k,
+            top_k=top_k,
             top_p=options.top_p,
             min_p=options.min_p,
             presence_penalty=options.presence_penalty,

@@ -101,14 +101,14 @@ class Placer:
         lifetime.mark(Instant.ROUTED)
         decode = next(member for member in free if member.worker == decision.decode)
         link, stream = self._links.to(decode), AnswerStream(request.request_id, request.attempt, len(request.emitted))
-        message = request_to_message(
-            request,
-            fingerprint=self._fleet.facts.fingerprint,
-            worker_epoch=str(decode.epoch),
-            source=self._source(decision),
-        )
         is_open, may_be_open = False, True
         try:
+            message = request_to_message(
+                request,
+                fingerprint=self._fleet.facts.fingerprint,
+                worker_epoch=str(decode.epoch),
+                source=self._source(decision),
+            )
             await link.open(message, stream)
             is_open = True
         except ServeError as error:

@@ -189,6 +189,12 @@ async def test_sampling_fields_reach_the_worker(doors):
     assert request.salt == b"tenant"
 
 
+async def test_a_top_k_past_the_vocabulary_is_the_vocabulary(doors):
+    for top_k in (300, 2**40, 1e300):
+        await doors.http.post("/v1/completions", json={"prompt": "abc", "top_k": top_k})
+    assert [request.sampling[0].top_k for request in doors.dispatcher.requests] == [300, 300, 300]
+
+
 async def test_requests_without_a_seed_get_different_ones(doors):
     for _ in range(2):
         await doors.openai.completions.create(model="toy", prompt="abc")

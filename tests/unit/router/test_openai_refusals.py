@@ -50,6 +50,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
         (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias"),
         (TEXT, {"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, "logit_bias"),
         (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias"),
         (TEXT, {"prompt": "a", "stream": "yes"}, "stream"),
         (TEXT, {"prompt": "a", "timeout": -1}, "timeout"),

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from router.generation import GenerationRequest
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -18,6 +19,7 @@ from twostroke.errors import (
     Unauthenticated,
 )
 from twostroke.kv_cache.block import name_blocks
+from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
 
 
@@ -126,6 +128,16 @@ async def test_a_client_that_leaves_while_nobody_serves_leaves_nothing(fleet, as
     await soon(lambda: "r" in core._open)
     answer.task.cancel()
     await soon(lambda: not core._open)
+    assert len(core._fleet.reservations) == 0
+
+
+async def test_a_request_that_no_message_can_carry_leaves_nothing(fleet):
+    await fleet.add("decode-0")
+    core = await fleet.core()
+    params = SamplingParams(seed=1, max_tokens=2, top_k=2**40)
+    with pytest.raises(InternalError, match="out of range"):
+        await anext(core.generate(GenerationRequest(request_id="r", prompt=(1,), sampling=(params,), deadline_s=None)))
+    assert not core._open
     assert len(core._fleet.reservations) == 0
 
 
