@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 
 from twostroke.errors import FingerprintMismatch, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch
-from twostroke.transfer.base import Endpoint, Identity, Peer
+from twostroke.transfer.base import Endpoint, Identity, PageCopy, Peer
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Welcome, mismatch
+from twostroke.transfer.pulls import Pull
 from twostroke.transfer.threads import off_loop
 
 _GRACE_S = 0.02
@@ -39,6 +40,10 @@ class LanePeer(Peer, abc.ABC):
     @abc.abstractmethod
     def start_hello(self, deadline: Deadline) -> Future[Welcome]:
         """Make sure on the peer's thread that it can be reached: connects where no connection is alive."""
+
+    @abc.abstractmethod
+    def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
+        """Queue a pull for the peer's threads."""
 
     @abc.abstractmethod
     def end(self) -> None:

@@ -16,84 +16,45 @@ import os
 import secrets
 import socket
 import time
-from collections import Counter
-from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
 from twostroke.errors import ConfigError, InvalidRequest, PeerLost, ServeError
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageTransport, Peer, Transfer, TransferResult
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Gate, Welcome, introduce
 from twostroke.transfer.host import host_id
-from twostroke.transfer.peers import LanePeer, PeerBook, refuse_other_layouts
-from twostroke.transfer.pulls import Pull, Tally, check_copies, fence_off, wait_for
-from twostroke.transfer.threads import Lanes, Listener, hang_up, has_hung_up, off_loop
+from twostroke.transfer.lane_transport import BACKLOG, LaneTransport
+from twostroke.transfer.peers import LanePeer
+from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.threads import Lanes, Listener, hang_up, has_hung_up
 
 _HELLO_S = 5.0
 """Within this time a new connection must have said who it is."""
-_BACKLOG = 128
 
 
-class ShmTransport(PageTransport):
+class ShmTransport(LaneTransport["_ShmPeer"]):
     """Reaches workers of the same host and network namespace."""
 
     name = "shm"
 
-    def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()
-        """Readers refused at the hello, by error class."""
-        self._peers: PeerBook[_ShmPeer] = PeerBook()
-        self._listener: Listener | None = None
-        self._memory: PageMemory | None = None
-        self._identity: Identity | None = None
-
-    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
-        assert self._memory is None, "opened twice"
-        self._memory, self._identity = memory, identity
-        gate = Gate(identity, memory.pages, memory.page_bytes, self.refused)
-        address = f"twostroke-pages-{secrets.token_hex(16)}"
-        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listening.bind(_abstract(address))
-        listening.listen(_BACKLOG)
-        self._listener = Listener("pages-shm", listening, lambda sock: _hand_over(sock, gate, memory))
-        return Endpoint(
-            self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
-        )
-
     def reaches(self, endpoint: Endpoint) -> bool:
         return endpoint.transport == self.name and endpoint.host_id == host_id()
 
-    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
-        assert self._memory is not None, "connect before open"
-        assert self._identity is not None
-        refuse_other_layouts(endpoint, self._identity, self._memory.page_bytes)
+    async def listen(self, gate: Gate, memory: PageMemory) -> tuple[str, Listener]:
+        address = f"twostroke-pages-{secrets.token_hex(16)}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(_abstract(address))
+        listening.listen(BACKLOG)
+        return address, Listener("pages-shm", listening, lambda sock: _hand_over(sock, gate, memory))
+
+    async def reach(self, endpoint: Endpoint, identity: Identity, memory: PageMemory, deadline_s: float) -> _ShmPeer:
         known = self._peers.find(endpoint)
         if known is not None and not known.is_gone:
             return known
-        return await self._peers.reach(_ShmPeer(endpoint, self._identity, self._memory), deadline_s)
-
-    def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
-        assert isinstance(peer, _ShmPeer)
-        assert self._memory is not None, "pull before open"
-        check_copies(copies, peer.endpoint, self._memory)
-        return peer.start(tuple(copies), Deadline.after(deadline_s))
-
-    async def wait(self, transfer: Transfer) -> TransferResult:
-        assert isinstance(transfer, Pull)
-        return await wait_for(transfer)
-
-    async def fence(self, transfer: Transfer) -> None:
-        assert isinstance(transfer, Pull)
-        await fence_off(transfer)
-
-    async def close(self) -> None:
-        await self._peers.close()
-        if self._listener is not None:
-            await off_loop(self._listener.close)
-            self._listener = None
+        return await self._peers.reach(_ShmPeer(endpoint, identity, memory), deadline_s)
 
 
 class _ShmPeer(LanePeer):

@@ -1,0 +1,73 @@
+"""What the transports that copy on threads have in common: the owner's door, a book of peers, pulls and their fence."""
+
+from __future__ import annotations
+
+import abc
+from collections import Counter
+from collections.abc import Sequence
+from typing import Generic
+
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer.base import Endpoint, Identity, PageCopy, PageTransport, Peer, Transfer, TransferResult
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import Gate
+from twostroke.transfer.host import host_id
+from twostroke.transfer.peers import AnyPeer, LanePeer, PeerBook, refuse_other_layouts
+from twostroke.transfer.pulls import Pull, check_copies, fence_off, wait_for
+from twostroke.transfer.threads import Listener, off_loop
+
+BACKLOG = 128
+"""Readers that may knock at once."""
+
+
+class LaneTransport(PageTransport, abc.ABC, Generic[AnyPeer]):
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()
+        """Readers refused at the hello, by error class."""
+        self._peers: PeerBook[AnyPeer] = PeerBook()
+        self._listener: Listener | None = None
+        self._memory: PageMemory | None = None
+        self._identity: Identity | None = None
+
+    @abc.abstractmethod
+    async def listen(self, gate: Gate, memory: PageMemory) -> tuple[str, Listener]:
+        """Open the door to `memory`: the address that peers are told, and what answers there."""
+
+    @abc.abstractmethod
+    async def reach(self, endpoint: Endpoint, identity: Identity, memory: PageMemory, deadline_s: float) -> AnyPeer:
+        """A peer that answers; `memory` is where its pages will go."""
+
+    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
+        assert self._memory is None, "opened twice"
+        gate = Gate(identity, memory.pages, memory.page_bytes, self.refused)
+        address, self._listener = await self.listen(gate, memory)
+        self._memory, self._identity = memory, identity
+        return Endpoint(
+            self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
+        )
+
+    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+        assert self._memory is not None, "connect before open"
+        assert self._identity is not None
+        refuse_other_layouts(endpoint, self._identity, self._memory.page_bytes)
+        return await self.reach(endpoint, self._identity, self._memory, deadline_s)
+
+    def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
+        assert isinstance(peer, LanePeer)
+        assert self._memory is not None, "pull before open"
+        check_copies(copies, peer.endpoint, self._memory)
+        return peer.start(tuple(copies), Deadline.after(deadline_s))
+
+    async def wait(self, transfer: Transfer) -> TransferResult:
+        assert isinstance(transfer, Pull)
+        return await wait_for(transfer)
+
+    async def fence(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, Pull)
+        await fence_off(transfer)
+
+    async def close(self) -> None:
+        await self._peers.close()
+        if self._listener is not None:
+            await off_loop(self._listener.close)
+            self._listener = None
