@@ -5,6 +5,5 @@ shm       same host: the peer's memfd   tcp       own sockets (tcp_owner, tcp_re
 fake      injects faults, for tests
 
 Beneath shm and tcp: lane_transport (what they share), hello (who may read), peers (one per life of a worker), pulls
-(deadline and fence), threads,
-frames, host.
+(deadline and fence), threads, frames, host.
 """
