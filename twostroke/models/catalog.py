@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ CATALOG: Final = {
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 """Any one of them; from the others transformers makes a tokenizer.json (see models.fetch)."""
+
+SHARD_INDEX: Final = "model.safetensors.index.json"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -92,6 +95,22 @@ def check_files(directory: Path) -> None:
         raise ConfigError(
             f"model directory {directory} has no *.safetensors weights (other formats are not loaded)", field="model"
         )
+    for shard in _shards(directory):
+        if not (directory / shard).is_file():
+            raise ConfigError(
+                f"model directory {directory} has no {shard}, which its {SHARD_INDEX} names", field="model"
+            )
+
+
+def _shards(directory: Path) -> list[str]:
+    """The weight files that the index of a sharded model names."""
+    index = directory / SHARD_INDEX
+    if not index.is_file():
+        return []
+    try:
+        return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is not an index of weight files: {error!r}", field="model") from error
 
 
 def catalog_dir(model: str, dtype: str) -> Path:

@@ -151,6 +151,20 @@ def test_a_directory_that_misses_a_file_is_told_which(tmp_path: Path, present: t
             ask()
 
 
+def test_a_sharded_model_that_misses_a_shard_is_told_which(tmp_path: Path) -> None:
+    index, first, second = (f"model{part}" for part in (".safetensors.index.json", "-1.safetensors", "-2.safetensors"))
+    for name in ("config.json", "tokenizer.json", first):
+        (tmp_path / name).touch()
+    (tmp_path / index).write_text(json.dumps({"weight_map": {"a": first, "b": second}}))
+    with pytest.raises(ConfigError, match=second):
+        locate(str(tmp_path), "float32")
+    (tmp_path / second).touch()
+    assert locate(str(tmp_path), "float32") == tmp_path
+    (tmp_path / index).write_text("[]")
+    with pytest.raises(ConfigError, match=index):
+        locate(str(tmp_path), "float32")
+
+
 def test_a_complete_directory_is_served_where_it_lies(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "model-00001-of-00002.safetensors"):
         (tmp_path / name).touch()
