@@ -7,12 +7,14 @@ TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
 
-.PHONY: help serve test lint proto proto-check gpu clean
+.PHONY: help serve test lint proto proto-check clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
-	@echo "make proto             regenerate twostroke/rpc/v1 from proto/"
+	@echo "make lint              of the gate: format, lint, types, contracts"
+	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
+	@echo "make clean             remove .venv and the tools' caches"
 
 # torch first and pinned: a machine with an NVIDIA driver takes the CUDA build; one without takes a CPU build, from
 # wherever pip is told to look, else from PyTorch's own index of CPU builds. Never gigabytes of CUDA by accident.

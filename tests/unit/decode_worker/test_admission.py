@@ -1,3 +1,5 @@
+"""What a decode worker refuses at once, and what it queues."""
+
 from __future__ import annotations
 
 import time

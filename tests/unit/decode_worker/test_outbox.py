@@ -1,3 +1,5 @@
+"""Tokens on their way to one router: order, attaching again, the grace of a broken stream."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""Every pair of stages: allowed by the table, or refused."""
+
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,5 @@
+"""The event log as its subscribers see it: snapshot, replay, heartbeat, digest."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""What the steps so far say of the cost of a token and of a step."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,5 @@
+"""Pulling pages from peers that are right, slow, damaged, dead or of another life."""
+
 from __future__ import annotations
 
 import asyncio
