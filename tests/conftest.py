@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from twostroke.config import DEFAULT_MODEL
 from twostroke.models.fetch import fetch
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the first channel: tests that kill servers are noisy else
 
 
 @pytest.fixture(scope="session")

@@ -48,4 +48,5 @@ class Lifetime:
         return self._at_s[end] - self._at_s[start]
 
     def as_dict(self) -> dict[str, float]:
-        return {instant.value: when for instant, when in self._at_s.items()}
+        """Instant -> seconds, in the order of their happening."""
+        return {instant.value: when for instant, when in sorted(self._at_s.items(), key=lambda entry: entry[1])}
