@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from twostroke.errors import ConfigError
 from twostroke.kernels.linear import Linear, make_linear
+from twostroke.models.files import TensorFiles
 from twostroke.models.spec import ModelSpec
 
 
@@ -40,7 +37,7 @@ class ModelWeights:
 
 def load_weights(directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_head: bool) -> ModelWeights:
     """Raises ConfigError naming a tensor that is missing or has another shape than the config says."""
-    with _Files(directory, dtype) as files:
+    with TensorFiles(directory, dtype) as files:
         embedding = files.take("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
         layers = tuple(_load_layer(files, f"model.layers.{layer}", spec) for layer in range(spec.layers))
         norm = files.take("model.norm.weight", spec.hidden_size)
@@ -51,7 +48,7 @@ def load_weights(directory: Path, spec: ModelSpec, dtype: torch.dtype, *, with_h
         return ModelWeights(embedding, layers, norm, head)
 
 
-def _load_layer(files: _Files, prefix: str, spec: ModelSpec) -> LayerWeights:
+def _load_layer(files: TensorFiles, prefix: str, spec: ModelSpec) -> LayerWeights:
     hidden, inner = spec.hidden_size, spec.intermediate_size
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
@@ -59,46 +56,20 @@ def _load_layer(files: _Files, prefix: str, spec: ModelSpec) -> LayerWeights:
     gate_up = [(f"{mlp}.{part}_proj", inner) for part in ("gate", "up")]
     return LayerWeights(
         attention_norm=files.take(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=files.take_linear(qkv, hidden, has_bias=spec.qkv_bias),
+        qkv=_take_linear(files, qkv, hidden, has_bias=spec.qkv_bias),
         q_norm=files.take(f"{attention}.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
         k_norm=files.take(f"{attention}.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
-        attention_output=files.take_linear(
-            [(f"{attention}.o_proj", hidden)], q_rows, has_bias=spec.attention_output_bias
+        attention_output=_take_linear(
+            files, [(f"{attention}.o_proj", hidden)], q_rows, has_bias=spec.attention_output_bias
         ),
         mlp_norm=files.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=files.take_linear(gate_up, hidden, has_bias=spec.mlp_bias),
-        down=files.take_linear([(f"{mlp}.down_proj", hidden)], inner, has_bias=spec.mlp_bias),
+        gate_up=_take_linear(files, gate_up, hidden, has_bias=spec.mlp_bias),
+        down=_take_linear(files, [(f"{mlp}.down_proj", hidden)], inner, has_bias=spec.mlp_bias),
     )
 
 
-class _Files(ExitStack):
-    """All safetensors files of a directory as one name space, read lazily."""
-
-    def __init__(self, directory: Path, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._directory = directory
-        self._dtype = dtype
-        self._file_of: dict[str, Any] = {}
-        for path in sorted(directory.glob("*.safetensors")):
-            try:
-                file = self.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
-            self._file_of.update(dict.fromkeys(file.keys(), file))
-
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        if name not in self._file_of:
-            raise ConfigError(f"weights in {self._directory} have no tensor {name}", field="model")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
-        if tensor.shape != shape:
-            raise ConfigError(
-                f"{self._directory}: tensor {name} has shape {tuple(tensor.shape)}, the config says {shape}",
-                field="model",
-            )
-        return tensor.to(self._dtype)
-
-    def take_linear(self, parts: list[tuple[str, int]], columns: int, *, has_bias: bool) -> Linear:
-        """One product for several projections of the same input, stacked in the order given."""
-        weight = torch.cat([self.take(f"{name}.weight", rows, columns) for name, rows in parts])
-        bias = torch.cat([self.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
-        return make_linear(weight, bias)
+def _take_linear(files: TensorFiles, parts: list[tuple[str, int]], columns: int, *, has_bias: bool) -> Linear:
+    """One product for several projections of the same input, stacked in the order given."""
+    weight = torch.cat([files.take(f"{name}.weight", rows, columns) for name, rows in parts])
+    bias = torch.cat([files.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
+    return make_linear(weight, bias)

@@ -1,0 +1,41 @@
+"""All safetensors files of a model directory as one name space of tensors, read lazily."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from twostroke.errors import ConfigError
+
+
+class TensorFiles(ExitStack):
+    """Raises ConfigError naming the file that cannot be read, or a tensor that is missing or misshapen."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype, device: torch.device | None = None) -> None:
+        super().__init__()
+        self._directory = directory
+        self._dtype = dtype
+        self._device = device
+        self._file_of: dict[str, Any] = {}
+        for path in sorted(directory.glob("*.safetensors")):
+            try:
+                file = self.enter_context(safe_open(path, framework="pt"))
+            except (SafetensorError, OSError) as error:
+                raise ConfigError(f"{path} cannot be read: {error}", field="model") from error
+            self._file_of.update(dict.fromkeys(file.keys(), file))
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor of this name, on the device and in the dtype asked for."""
+        if name not in self._file_of:
+            raise ConfigError(f"weights in {self._directory} have no tensor {name}", field="model")
+        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        if tensor.shape != shape:
+            raise ConfigError(
+                f"{self._directory}: tensor {name} has shape {tuple(tensor.shape)}, the config says {shape}",
+                field="model",
+            )
+        return tensor.to(self._device, self._dtype)
