@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -11,6 +12,8 @@ from twostroke.engine.pages import pool_tensor
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.cpu.build import load_kernels
+from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
 from twostroke.models.spec import ModelSpec
@@ -38,16 +41,16 @@ class ModelRunner:
         torch.set_num_threads(threads)
         kind: torch.dtype = getattr(torch, dtype)
         pool = pool_tensor(memory, spec, block_size, kind)
-        backend = choose_attention(
-            pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels_dir=cache_dir() / "kernels"
-        )
+        kernels = load_kernels(cache_dir() / "kernels")
+        self._team = None if kernels is None else Team(kernels, tuple(range(threads)))
+        backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, team=self._team)
         weights = load_weights(model_dir, spec, kind, with_head=with_head)
         self._model = Transformer(spec, weights, backend)
         self._cosines, self._sines = rope_tables(spec.rope, max_model_len or spec.max_position_embeddings)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
-        with torch.inference_mode():
+        with torch.inference_mode(), nullcontext() if self._team is None else self._team.step():
             logits = self.logits(batch)
             tokens = () if logits is None else sample(logits, batch.samples)
         return StepResult(tokens, time.perf_counter() - started_s)
@@ -71,3 +74,5 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of weights and of the view of the pages, so that the page memory can be unmapped."""
         del self._model
+        if self._team is not None:
+            self._team.close()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.attention import DTYPES, NativeAttention
-from twostroke.kernels.cpu.build import load_kernels
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.torch_attention import TorchAttention
 
 
-def choose_attention(pool: torch.Tensor, *, heads: int, scale: float, kernels_dir: Path) -> AttentionBackend:
-    """The native kernel on a CPU where one can be built, else torch. Built libraries are kept in `kernels_dir`."""
-    if pool.device.type == "cpu" and pool.dtype in DTYPES:
-        library = load_kernels(kernels_dir)
-        if library is not None:
-            return NativeAttention(pool, heads, scale, library)
+def choose_attention(
+    pool: torch.Tensor, *, heads: int, scale: float, kernels: Kernels | None, team: Team | None = None
+) -> AttentionBackend:
+    """The native kernel on a CPU that has one (`load_kernels`), on the threads of `team`; else torch."""
+    if kernels is not None and pool.device.type == "cpu" and pool.dtype in DTYPES:
+        return NativeAttention(pool, heads, scale, kernels, team)
     return TorchAttention(pool, heads, scale)

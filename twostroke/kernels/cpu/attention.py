@@ -8,6 +8,8 @@ from typing import Final
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.team import Team
 from twostroke.kernels.torch_attention import Span, TorchAttention, span_of
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -48,12 +50,19 @@ class NativeStep(ctypes.Structure):
 class NativeAttention:
     """Over a contiguous pool in one of `DTYPES`."""
 
-    def __init__(self, pool: torch.Tensor, heads: int, scale: float, library: ctypes.CDLL) -> None:
+    def __init__(
+        self, pool: torch.Tensor, heads: int, scale: float, kernels: Kernels, team: Team | None = None
+    ) -> None:
         assert pool.is_contiguous(), "the kernel assumes a whole pool"
         self.pool = pool
         self.heads = heads
         self.scale = scale
-        self.library = library
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self.native_store = kernels.function(
+            "twostroke_store", (pointer, number, pointer, number, pointer, number, pointer, number)
+        )
+        self.native_attend = kernels.function("twostroke_attend", (pointer, number, pointer, number, pointer))
+        self.team = team
         self.torch = TorchAttention(pool, heads, scale)
 
     def begin(self, batch: RaggedBatch) -> NativeAttentionStep:
@@ -85,7 +94,7 @@ class NativeAttentionStep:
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._native.head_dim
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
-        self._backend.library.twostroke_store(
+        self._backend.native_store(
             self._address, layer, q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
         )
         return q
@@ -93,7 +102,7 @@ class NativeAttentionStep:
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         if self._has_rows:
-            self._backend.library.twostroke_attend(self._address, layer, q.data_ptr(), q.stride(0), out.data_ptr())
+            self._backend.native_attend(self._address, layer, q.data_ptr(), q.stride(0), out.data_ptr())
         for span in self._spans:
             self._backend.torch.attend_span(layer, span, q, out)
         return out.flatten(1)

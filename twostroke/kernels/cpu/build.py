@@ -8,36 +8,102 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from twostroke.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-SOURCE: Final = Path(__file__).with_name("attention.cpp")
+SOURCES: Final = Path(__file__).with_name("native")
+"""Every .cpp in it goes into the library."""
 
-FLAGS: Final = (
-    "-O3 -std=c++17 -shared -fPIC -fopenmp-simd -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math"
-)
-"""Sums may be reordered, which vectors need; infinities keep their meaning."""
-
-TUNING: Final = ("-march=native -mprefer-vector-width=512", "-march=native", "")
-"""Tried in turn: not every compiler knows every machine."""
+FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math"
+"""Sums keep their written order: a row's result must not depend on which loop a compiler made of it."""
 
 COMPILE_TIMEOUT_S: Final = 120.0
 
+OVERRIDE: Final = "TWOSTROKE_CPU_KERNELS"
+"""Names a variant, or `TORCH`, in place of the best one. For tests and comparisons."""
 
-def load_kernels(folder: Path) -> ctypes.CDLL | None:
+TORCH: Final = "torch"
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One build of all kernels for one family of CPUs."""
+
+    name: str
+    flags: str
+    needs: frozenset[str]
+    """As /proc/cpuinfo spells them."""
+
+
+VARIANTS: Final = (
+    Variant(
+        "avx512_bf16",
+        "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx2 -mfma -mf16c -mprefer-vector-width=512",
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx2", "fma", "f16c"}),
+    ),
+    Variant("avx2", "-mavx2 -mfma -mf16c", frozenset({"avx2", "fma", "f16c"})),
+    Variant("portable", "", frozenset()),
+)
+"""Best first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernels:
+    """A loaded library. Each kernel's own module declares the functions that it calls."""
+
+    library: ctypes.CDLL
+    variant: str
+
+    def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
+        """The exported C function `name`, which from here on checks and converts its arguments."""
+        function = self.library[name]
+        function.argtypes = list(arguments)
+        function.restype = result
+        return function
+
+
+def load_kernels(folder: Path) -> Kernels | None:
     """The library, built if `folder` does not hold it yet. None, and one warning, where it cannot be built."""
-    library = folder / f"attention-{_key()}.so"
-    if not library.exists():
+    said = ""
+    for variant in chosen_variants():
+        library = folder / f"kernels-{variant.name}-{_key(variant)}.so"
         try:
-            _compile(library)
+            if not library.exists():
+                _compile(library, variant)
+            return Kernels(ctypes.CDLL(str(library)), variant.name)
         except (OSError, subprocess.SubprocessError) as error:
-            log.warning("no native attention, decode will be slow: error=%s", error)
-            return None
-    return _declare(ctypes.CDLL(str(library)))
+            said = said or str(error)
+            if isinstance(error, subprocess.TimeoutExpired):
+                break
+    if said:
+        log.warning("no native kernels, the engine will be slow: error=%s", said)
+    return None
+
+
+def chosen_variants() -> tuple[Variant, ...]:
+    """What to try in turn: all that this CPU can run, or what `OVERRIDE` asks for; nothing where it asks for torch."""
+    features = set(_cpu_features().split())
+    able = tuple(variant for variant in VARIANTS if variant.needs <= features)
+    asked = os.environ.get(OVERRIDE)
+    if not asked:
+        return able
+    if asked == TORCH:
+        return ()
+    chosen = tuple(variant for variant in able if variant.name == asked)
+    if not chosen:
+        choices = ", ".join([*(variant.name for variant in able), TORCH])
+        raise ConfigError(f"{OVERRIDE}={asked} is not what this CPU can run; it can run: {choices}", field=OVERRIDE)
+    return chosen
 
 
 def compiler() -> list[str] | None:
@@ -48,10 +114,15 @@ def compiler() -> list[str] | None:
     return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
 
 
-def _key() -> str:
-    """A library serves exactly this source, these flags and this kind of CPU."""
-    facts = (SOURCE.read_text(encoding="utf-8"), FLAGS, *TUNING, _cpu_features())
+def _key(variant: Variant) -> str:
+    """A library serves exactly these sources, these flags and this kind of CPU."""
+    sources = [path.name + "\0" + path.read_text(encoding="utf-8") for path in _sources("*.h") + _sources("*.cpp")]
+    facts = (*sources, FLAGS, variant.flags, _cpu_features())
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+
+
+def _sources(pattern: str) -> list[Path]:
+    return sorted(SOURCES.glob(pattern))
 
 
 def _cpu_features() -> str:
@@ -60,32 +131,40 @@ def _cpu_features() -> str:
         return next((line for line in lines if line.lower().startswith(("flags", "features"))), os.uname().machine)
 
 
-def _compile(library: Path) -> None:
+def _compile(library: Path, variant: Variant) -> None:
     """Compile beside the final place and rename, so that concurrent builders each leave a whole file."""
     command = compiler()
     if command is None:
         raise FileNotFoundError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
+        flags = [*FLAGS.split(), *variant.flags.split()]
+        sources = _sources("*.cpp")
+        objects = [str(Path(scratch) / f"{source.stem}.o") for source in sources]
+        jobs = [
+            [*command, *flags, "-c", str(source), "-o", made] for source, made in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
+            list(workers.map(_run, jobs))
         built = Path(scratch) / library.name
-        said = ""
-        for tuning in TUNING:
-            arguments = [*command, *FLAGS.split(), *tuning.split(), str(SOURCE), "-o", str(built)]
-            result = subprocess.run(
-                arguments, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False, cwd=scratch
-            )
-            if result.returncode == 0:
-                built.rename(library)
-                log.info("native kernels built path=%s flags=%s", library, tuning)
-                return
-            said = result.stderr.strip()
-        raise OSError(f"{shlex.join(command)} failed: {said[-500:]}")
+        _run([*command, *flags, "-shared", *objects, "-o", str(built)])
+        built.rename(library)
+        log.info("native kernels built path=%s variant=%s", library, variant.name)
 
 
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.twostroke_store.argtypes = [pointer, number, pointer, number, pointer, number, pointer, number]
-    library.twostroke_store.restype = None
-    library.twostroke_attend.argtypes = [pointer, number, pointer, number, pointer]
-    library.twostroke_attend.restype = None
-    return library
+def _run(arguments: list[str]) -> None:
+    """Run to the end. A compiler that hangs goes together with the passes that it started."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
+        try:
+            code = process.wait(COMPILE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        if code != 0:
+            said.seek(0)
+            tail = said.read().decode(errors="replace").strip()[-500:]
+            raise OSError(f"{shlex.join(arguments)} failed: {tail}")

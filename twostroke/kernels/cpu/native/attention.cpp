@@ -246,7 +246,7 @@ void attend_any(const Step &s, int64_t layer, const void *q, int64_t q_stride, v
 
 extern "C" {
 
-void twostroke_store(const Step *s, int64_t layer, void *q, int64_t q_stride, const void *k, int64_t k_stride,
+__attribute__((visibility("default"))) void twostroke_store(const Step *s, int64_t layer, void *q, int64_t q_stride, const void *k, int64_t k_stride,
                      const void *v, int64_t v_stride) {
     switch (s->dtype) {
         case 0:
@@ -260,7 +260,7 @@ void twostroke_store(const Step *s, int64_t layer, void *q, int64_t q_stride, co
     }
 }
 
-void twostroke_attend(const Step *s, int64_t layer, const void *q, int64_t q_stride, void *out) {
+__attribute__((visibility("default"))) void twostroke_attend(const Step *s, int64_t layer, const void *q, int64_t q_stride, void *out) {
     switch (s->dtype) {
         case 0: return attend_any<float>(*s, layer, q, q_stride, out);
         case 1: return attend_any<BFloat16>(*s, layer, q, q_stride, out);

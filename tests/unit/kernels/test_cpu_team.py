@@ -1,0 +1,170 @@
+"""The thread team: every part runs once, idle threads cost nothing, and a borrowed core goes back when it is wanted."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from twostroke.errors import ConfigError
+from twostroke.kernels.cpu.build import Kernels, load_kernels
+from twostroke.kernels.cpu.team import Team
+
+
+@contextmanager
+def team_of(*arguments: object, **options: object) -> Iterator[Team]:
+    team = Team(*arguments, **options)  # type: ignore[arg-type]  # passed on
+    try:
+        yield team
+    finally:
+        team.close()
+
+
+def probe(kernels: Kernels, team: Team, units: int = 64, spins: int = 0) -> list[int]:
+    """Who ran each unit of one region: its part, from 1."""
+    run = kernels.function(
+        "twostroke_team_probe", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int64
+    )
+    who = (ctypes.c_int32 * units)()
+    parts = run(team.address, who, units, spins)
+    assert list(who) == [unit % parts + 1 for unit in range(units)], "each unit once, by the part it belongs to"
+    return list(who)
+
+
+def parts_of(kernels: Kernels, team: Team) -> int:
+    return max(probe(kernels, team))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_the_parts_of_a_region_cover_all_work_exactly_once(kernels: Kernels, threads: int) -> None:
+    with team_of(kernels, tuple(range(threads))) as team:
+        for _ in range(30):
+            with team.step():
+                assert team.threads_now == threads
+                for _ in range(20):
+                    assert parts_of(kernels, team) == threads
+
+
+def test_outside_a_step_the_caller_works_alone(kernels: Kernels) -> None:
+    with team_of(kernels, (0, 1)) as team:
+        assert team.threads_now == 0
+        assert parts_of(kernels, team) == 1
+
+
+def test_no_thread_spins_while_no_step_is_open(kernels: Kernels) -> None:
+    with team_of(kernels, (0, 1, 2)) as team:
+        with team.step():
+            parts_of(kernels, team)
+        time.sleep(0.05)
+        before_s = time.process_time()
+        time.sleep(0.4)
+        assert time.process_time() - before_s < 0.1
+
+
+def test_a_helper_that_parked_within_a_long_step_is_woken_for_work(kernels: Kernels) -> None:
+    with team_of(kernels, (0, 1)) as team, team.step():
+        for _ in range(3):
+            time.sleep(0.05)
+            assert parts_of(kernels, team) == 2
+
+
+def test_an_idle_core_is_borrowed_and_given_back_within_one_region(kernels: Kernels, tmp_path: Path) -> None:
+    with (
+        team_of(kernels, (0,), (1,), tmp_path, borrow_after_us=1_000_000) as borrower,
+        team_of(kernels, (1,), (0,), tmp_path) as owner,
+    ):
+        with borrower.step():
+            assert parts_of(kernels, borrower) == 2
+            held: list[int] = []
+            waiting = Thread(target=lambda: hold_once(owner, held))
+            waiting.start()
+            while parts_of(kernels, borrower) == 2:
+                assert waiting.is_alive() or not held, "the owner cannot run before the core is given back"
+            assert borrower.threads_now == 1
+            waiting.join()
+            assert held == [1], "the other core was busy: its owner had a step open"
+        with borrower.step():
+            assert borrower.threads_now == 1, "the owner was busy a moment ago"
+
+
+def hold_once(team: Team, held: list[int]) -> None:
+    with team.step():
+        held.append(team.threads_now)
+
+
+def test_a_core_is_borrowed_again_once_its_owner_has_been_idle(kernels: Kernels, tmp_path: Path) -> None:
+    with (
+        team_of(kernels, (0,), (1,), tmp_path, borrow_after_us=1) as borrower,
+        team_of(kernels, (1,), (), tmp_path) as owner,
+    ):
+        with owner.step(), borrower.step():
+            assert borrower.threads_now == 1
+        time.sleep(0.001)
+        with borrower.step():
+            assert borrower.threads_now == 2
+
+
+def lend_and_hang(folder: Path, leases: Path, says: Connection) -> None:
+    kernels = load_kernels(folder)
+    assert kernels is not None
+    team = Team(kernels, (0,), (1,), leases)
+    with team.step():
+        says.send(team.threads_now)
+        time.sleep(60)
+
+
+def test_a_borrower_that_is_killed_frees_the_core(kernels: Kernels, tmp_path: Path) -> None:
+    folder = Path(kernels.library._name).parent
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    borrower = spawn.Process(target=lend_and_hang, args=(folder, tmp_path, theirs))
+    borrower.start()
+    assert borrower.pid is not None
+    try:
+        assert ours.poll(60)
+        assert ours.recv() == 2
+        with team_of(kernels, (1,), (), tmp_path) as owner:
+            held: list[int] = []
+            waiting = Thread(target=lambda: hold_once(owner, held))
+            waiting.start()
+            waiting.join(0.1)
+            assert not held, "the borrower runs no region, so it holds on"
+            os.kill(borrower.pid, signal.SIGKILL)
+            waiting.join(10)
+            assert held == [1]
+    finally:
+        borrower.kill()
+        borrower.join()
+
+
+def test_pinned_threads_run_on_their_cores(kernels: Kernels) -> None:
+    core = min(os.sched_getaffinity(0))
+    seen: list[set[int]] = []
+
+    def work() -> None:
+        with team_of(kernels, (core,), pin=True) as team, team.step():
+            seen.append(os.sched_getaffinity(0))
+
+    in_thread(work)
+    assert seen == [{core}]
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    """Affinity belongs to a thread; this one ends with its own."""
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_a_lease_directory_that_is_missing_is_named(kernels: Kernels, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gone/core-0"):
+        Team(kernels, (0,), (), tmp_path / "gone")

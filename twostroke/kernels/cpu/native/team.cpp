@@ -1,0 +1,190 @@
+#include "team.h"
+
+#include <cstdio>
+#include <exception>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace twostroke {
+namespace {
+
+constexpr int SPINS = 20000;           // about half a millisecond; then a helper parks, be the step open or not
+constexpr int SPINS_BEFORE_YIELD = 2000;  // the caller, whose helper may share a core with somebody
+
+void pause_core() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+void futex(std::atomic<uint32_t> &word, int operation, uint32_t value) {
+    syscall(SYS_futex, &word, operation, value, nullptr, nullptr, 0);
+}
+
+void pin_this_thread(int core) {
+    cpu_set_t cores;
+    CPU_ZERO(&cores);
+    CPU_SET(core, &cores);
+    sched_setaffinity(0, sizeof cores, &cores);
+}
+
+}  // namespace
+
+Team::Team(TeamCores cores) : cores_(std::move(cores)) {
+    const bool has_leases = !cores_.folder.empty();
+    auto add = [&](int core, bool is_home) {
+        seats_.push_back(std::make_unique<Seat>());
+        seats_.back()->core = core;
+        seats_.back()->is_home = is_home;
+        if (has_leases) seats_.back()->lease = std::make_unique<Lease>(cores_.folder, core);
+    };
+    for (int core : cores_.home) add(core, true);
+    if (has_leases)
+        for (int core : cores_.borrowable) add(core, false);
+    active_.reserve(seats_.size());
+    for (size_t i = 1; i < seats_.size(); i++) seats_[i]->helper = std::thread([this, i] { serve(*seats_[i]); });
+}
+
+Team::~Team() {
+    quit_ = true;
+    for (size_t i = 1; i < seats_.size(); i++) {
+        tell(*seats_[i], false);
+        seats_[i]->helper.join();
+    }
+}
+
+void Team::begin() {
+    if (cores_.pin && pinned_caller_ != std::this_thread::get_id()) {
+        pin_this_thread(seats_[0]->core);
+        pinned_caller_ = std::this_thread::get_id();
+    }
+    for (auto &seat : seats_) {
+        if (!acquire(*seat)) continue;
+        active_.push_back(seat.get());
+        if (seat != seats_[0]) {
+            seat->may_spin.store(true, std::memory_order_relaxed);
+            tell(*seat, false);
+        }
+    }
+}
+
+void Team::end() {
+    for (Seat *seat : active_) release(*seat);
+    active_.clear();
+}
+
+bool Team::acquire(Seat &seat) {
+    if (!seat.lease) return true;
+    if (!seat.is_home) return seat.lease->borrow(cores_.owner_idle_ns);
+    seat.lease->take_home();
+    return true;
+}
+
+void Team::release(Seat &seat) {
+    seat.may_spin.store(false, std::memory_order_relaxed);
+    if (!seat.lease) return;
+    if (seat.is_home)
+        seat.lease->release_home();
+    else
+        seat.lease->release();
+}
+
+void Team::yield_wanted() {
+    size_t kept = 0;
+    for (Seat *seat : active_) {
+        if (!seat->is_home && seat->lease->wanted_back())
+            release(*seat);
+        else
+            active_[kept++] = seat;
+    }
+    active_.resize(kept);
+}
+
+void Team::run(Work work, void *context) {
+    yield_wanted();
+    if (active_.size() <= 1) return work(context, 0, 1);
+    work_ = work;
+    context_ = context;
+    parts_ = int(active_.size());
+    pending_.store(parts_ - 1, std::memory_order_relaxed);
+    for (int part = 1; part < parts_; part++) {
+        active_[part]->part = part;
+        tell(*active_[part], true);
+    }
+    work(context, 0, parts_);
+    for (int spins = 0; pending_.load(std::memory_order_acquire) != 0; spins++) {
+        if (spins < SPINS_BEFORE_YIELD)
+            pause_core();
+        else
+            sched_yield();
+    }
+}
+
+// A ticket's lowest bit says whether there is work. Work is never overwritten, since the caller waits for it to be done.
+void Team::tell(Seat &seat, bool has_work) {
+    const uint32_t next = (seat.ticket.load(std::memory_order_relaxed) | 1) + 1 + (has_work ? 1 : 0);
+    seat.ticket.store(next, std::memory_order_seq_cst);
+    if (seat.parked.load(std::memory_order_seq_cst)) futex(seat.ticket, FUTEX_WAKE_PRIVATE, 1);
+}
+
+void Team::serve(Seat &seat) {
+    if (cores_.pin) pin_this_thread(seat.core);
+    uint32_t seen = 0;
+    while (true) {
+        for (int spins = 0; spins < SPINS && seat.may_spin.load(std::memory_order_relaxed); spins++) {
+            if (seat.ticket.load(std::memory_order_acquire) != seen) break;
+            pause_core();
+        }
+        if (seat.ticket.load(std::memory_order_acquire) == seen) {
+            seat.parked.store(1, std::memory_order_seq_cst);
+            while (seat.ticket.load(std::memory_order_seq_cst) == seen) futex(seat.ticket, FUTEX_WAIT_PRIVATE, seen);
+            seat.parked.store(0, std::memory_order_relaxed);
+        }
+        seen = seat.ticket.load(std::memory_order_acquire);
+        if (quit_) return;
+        if (!(seen & 1)) continue;
+        work_(context_, seat.part, parts_);
+        pending_.fetch_sub(1, std::memory_order_release);
+    }
+}
+
+}  // namespace twostroke
+
+using twostroke::Team;
+
+// Null, and a message in `error`, where the leases cannot be opened or the threads not started.
+TWOSTROKE_EXPORT Team *twostroke_team_new(const int32_t *home, int64_t homes, const int32_t *borrowable,
+                                          int64_t borrowables, const char *folder, int64_t owner_idle_us, int32_t pin,
+                                          char *error, int64_t error_size) {
+    try {
+        return new Team({{home, home + homes}, {borrowable, borrowable + borrowables}, folder, owner_idle_us * 1000,
+                         pin != 0});
+    } catch (const std::exception &problem) {
+        snprintf(error, size_t(error_size), "%s", problem.what());
+        return nullptr;
+    }
+}
+
+TWOSTROKE_EXPORT void twostroke_team_begin(Team *team) { team->begin(); }
+
+TWOSTROKE_EXPORT void twostroke_team_end(Team *team) { team->end(); }
+
+TWOSTROKE_EXPORT int64_t twostroke_team_threads_now(const Team *team) { return team->threads_now(); }
+
+TWOSTROKE_EXPORT void twostroke_team_free(Team *team) { delete team; }
+
+// One kernel that only says who ran: `who[unit]` is the part that had it, and each part busies itself `spins` rounds.
+TWOSTROKE_EXPORT int64_t twostroke_team_probe(Team *team, int32_t *who, int64_t units, int64_t spins) {
+    int64_t ran = 1;
+    twostroke::run_parts(team, [&](int part, int parts) {
+        if (part == 0) ran = parts;
+        for (volatile int64_t i = 0; i < spins; i = i + 1) {
+        }
+        for (int64_t unit = part; unit < units; unit += parts) who[unit] += part + 1;
+    });
+    return ran;
+}

@@ -1,0 +1,87 @@
+// A team of threads that run the parts of one kernel side by side, on cores that are this worker's or borrowed.
+//
+// Helpers spin only while a step is open, and park between steps: a kernel starts and ends within a microsecond, yet an
+// idle worker costs nothing. How many parts there are is decided per kernel, since borrowed cores go back in between.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lease.h"
+
+#define TWOSTROKE_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace twostroke {
+
+struct TeamCores {
+    std::vector<int> home, borrowable;
+    std::string folder;  // of the leases; empty: the home cores are taken without asking
+    int64_t owner_idle_ns;
+    bool pin;
+};
+
+class Team {
+  public:
+    explicit Team(TeamCores cores);
+    ~Team();
+    Team(const Team &) = delete;
+    Team &operator=(const Team &) = delete;
+
+    void begin();
+    void end();
+    int threads_now() const { return int(active_.size()); }
+
+    // f(part, parts) for every part, the caller's included; returns when all are done.
+    template <class F>
+    void run_parts(F f) {
+        run([](void *context, int part, int parts) { (*static_cast<F *>(context))(part, parts); }, &f);
+    }
+
+  private:
+    using Work = void (*)(void *context, int part, int parts);
+
+    // One core of the team. The first is the caller's, the others have a helper thread.
+    struct alignas(64) Seat {
+        std::atomic<uint32_t> ticket{0};  // what the helper was told last; it waits for the next
+        std::atomic<uint32_t> parked{0};
+        std::atomic<bool> may_spin{false};
+        int part = 0;
+        int core = 0;
+        bool is_home = false;
+        std::unique_ptr<Lease> lease;
+        std::thread helper;
+    };
+
+    void run(Work work, void *context);
+    void serve(Seat &seat);
+    void tell(Seat &seat, bool has_work);
+    void yield_wanted();
+    bool acquire(Seat &seat);
+    void release(Seat &seat);
+
+    const TeamCores cores_;
+    std::vector<std::unique_ptr<Seat>> seats_;
+    std::vector<Seat *> active_;  // of the open step, the caller's first
+    std::thread::id pinned_caller_;
+    Work work_ = nullptr;
+    void *context_ = nullptr;
+    int parts_ = 0;
+    std::atomic<bool> quit_{false};
+    alignas(64) std::atomic<int> pending_{0};
+};
+
+// Kernels work with no team too, or with one that has no step open: then the caller does it all.
+template <class F>
+void run_parts(Team *team, F f) {
+    if (team)
+        team->run_parts(f);
+    else
+        f(0, 1);
+}
+
+}  // namespace twostroke
