@@ -12,7 +12,7 @@ from twostroke.config import PACED_PREFIX, Role, WorkerConfig
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.schedule.batch import Runner
 
 LAYOUT = "page:layer,kv,head,token,dim"
@@ -40,7 +40,7 @@ class LoadedModel:
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
     model: LoadedModel
-    memory: PageMemory
+    memory: Pages
     runner: Runner
 
     def close(self) -> None:

@@ -1,17 +1,14 @@
-"""The bytes behind a pool's pages, and a generation per page.
+"""The bytes behind a pool's pages, wherever they lie, and a generation per page.
 
-The memory is one memfd: it has no name, so nothing is left behind when its owner dies, and another process on the
-same host can map it once it was handed the descriptor. Layout: `generations` (one u64 per page), padding to the
-system's page size, then the pages, each `page_bytes` long. A page's generation counts how often it was given to a new
-writer: a reader that sees the same generation before and after its copy has read one page, not two. Once mapped, the
-memfd is sealed: whoever gets the descriptor can read the pages, but neither write nor resize them.
+A page's generation counts how often it was given to a new writer: a reader that sees the same generation before and
+after its copy has read one page, not two. `Pages` is what whoever moves or checks pages needs of them; `PageMemory`
+keeps them in host memory, `twostroke.device.memory` on a device.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
+import abc
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,65 +16,55 @@ import numpy.typing as npt
 
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
+from twostroke.kv_cache.shared import SharedMemory, generation_bytes
 
 SCRATCH_PAGES = 1
 """One page past the last is never handed out: writes that nobody wants go there."""
-_SEAL_FUTURE_WRITE = 0x0010
-"""F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl does not name it yet."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
-class PageMemory:
-    """`pages` pages of `page_bytes` bytes, plus one scratch page, pre-faulted and shareable.
+class Window(abc.ABC):
+    """One thread's way from the host to the bytes of pages; threads do not share one."""
 
-    Raises ConfigError where the machine's memory cannot hold it.
-    """
+    @abc.abstractmethod
+    def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
+        """The bytes of the pages, batch by batch; a batch's views hold until the next one is asked for."""
 
-    def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None) -> None:
-        self.pages = pages
-        self.page_bytes = page_bytes
-        self._header_bytes = _header_bytes(pages)
-        self.total_bytes = self._header_bytes + (pages + SCRATCH_PAGES) * page_bytes
-        owner = fd is None
-        if owner:
-            _refuse_what_cannot_fit(self.total_bytes)
-            self.fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            os.ftruncate(self.fd, self.total_bytes)
-        else:
-            assert fd is not None
-            self.fd = fd
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if owner else 0)
-        prot = mmap.PROT_READ | (mmap.PROT_WRITE if owner else 0)
-        self._map = mmap.mmap(self.fd, self.total_bytes, flags=flags, prot=prot)
-        if owner:
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._map, np.uint64, count=pages)
-        self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8, offset=self._header_bytes).reshape(
-            pages + SCRATCH_PAGES, page_bytes
-        )
+    @abc.abstractmethod
+    def landing(self, pages: Sequence[int]) -> list[memoryview]:
+        """Where to put the bytes that are meant for these pages. Ends with a call of `landed`."""
 
-    @classmethod
-    def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
-        """Map another process's memory, read-only, from a descriptor it handed over, and take the descriptor over.
+    @abc.abstractmethod
+    def landed(self) -> None:
+        """The last landing is complete: its bytes go into their pages, soon."""
 
-        Raises ConfigError where it is not such a memory; the descriptor then stays the caller's.
-        """
-        expected = _header_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
-        actual = os.fstat(fd).st_size
-        if actual != expected:
-            raise ConfigError(f"shared page memory is {actual} bytes, expected {expected}")
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-            raise ConfigError("shared page memory is not sealed: its owner could shrink it under a reader")
-        return cls(pages, page_bytes, fd=fd)
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """After this returns, what has landed is in its pages, and they change no more."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of the memory."""
+
+
+class Pages(abc.ABC):
+    """`pages` pages of `page_bytes` bytes, plus one scratch page."""
+
+    pages: int
+    page_bytes: int
+    generations: npt.NDArray[np.uint64]
+    """In host memory, wherever the pages are."""
+
+    @abc.abstractmethod
+    def window(self, batch_pages: int) -> Window:
+        """A new way to the bytes, for at most `batch_pages` pages at a time."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give the memory back."""
 
     @property
     def scratch(self) -> PageId:
         return PageId(self.pages)
-
-    def page(self, page: PageId) -> npt.NDArray[np.uint8]:
-        """The bytes of one page, as a view."""
-        view: npt.NDArray[np.uint8] = self.data[page]
-        return view
 
     def generation(self, page: PageId) -> int:
         return int(self.generations[page])
@@ -86,18 +73,73 @@ class PageMemory:
         """Call before a page is given to a new writer."""
         self.generations[page] += np.uint64(1)
 
+
+class PageMemory(Pages):
+    """Pages in one sealed memfd, pre-faulted, which other processes of the host can map.
+
+    Layout: `generations` (one u64 per page), padding to the system's page size, then the pages.
+    Raises ConfigError where the machine's memory cannot hold it.
+    """
+
+    def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None) -> None:
+        self.pages = pages
+        self.page_bytes = page_bytes
+        self.total_bytes = generation_bytes(pages) + (pages + SCRATCH_PAGES) * page_bytes
+        if fd is None:
+            _refuse_what_cannot_fit(self.total_bytes)
+            self._memory = SharedMemory(self.total_bytes)
+        else:
+            self._memory = SharedMemory.attach(fd, self.total_bytes)
+        self.fd = self._memory.fd
+        self.generations = np.frombuffer(self._memory.map, np.uint64, count=pages)
+        self.data: npt.NDArray[np.uint8] = np.frombuffer(
+            self._memory.map, np.uint8, offset=generation_bytes(pages)
+        ).reshape(pages + SCRATCH_PAGES, page_bytes)
+
+    @classmethod
+    def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
+        """Map another process's memory, read-only, from a descriptor it handed over, and take the descriptor over.
+
+        Raises ConfigError where it is not such a memory; the descriptor then stays the caller's.
+        """
+        return cls(pages, page_bytes, fd=fd)
+
+    def window(self, batch_pages: int) -> Window:
+        return _HostWindow(self.data)
+
+    def page(self, page: PageId) -> npt.NDArray[np.uint8]:
+        """The bytes of one page, as a view."""
+        view: npt.NDArray[np.uint8] = self.data[page]
+        return view
+
     def close(self) -> None:
         """Drop the mapping. Views that others still hold keep it alive until they go."""
         del self.generations, self.data  # first, so that a second close cannot reach a descriptor of somebody else's
-        os.close(self.fd)
-        try:
-            self._map.close()
-        except BufferError:
-            del self._map
+        self._memory.close()
 
 
-def _header_bytes(pages: int) -> int:
-    return -(-pages * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+class _HostWindow(Window):
+    """The bytes themselves: nothing is copied."""
+
+    def __init__(self, data: npt.NDArray[np.uint8]) -> None:
+        self._size = data.shape[1]
+        self._pool = data.reshape(-1).data
+
+    def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
+        return map(self.landing, batches)
+
+    def landing(self, pages: Sequence[int]) -> list[memoryview]:
+        size = self._size
+        return [self._pool[page * size : (page + 1) * size] for page in pages]
+
+    def landed(self) -> None:
+        """The bytes were put into their pages."""
+
+    def settle(self) -> None:
+        """They are there."""
+
+    def close(self) -> None:
+        self._pool.release()
 
 
 def _refuse_what_cannot_fit(total_bytes: int) -> None:

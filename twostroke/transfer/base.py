@@ -20,7 +20,7 @@ import xxhash
 
 from twostroke.errors import InvalidRequest
 from twostroke.ids import Epoch, PageId
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class PageTransport(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
+    async def open(self, memory: Pages, identity: Identity) -> Endpoint:
         """Make `memory` readable by peers that show the token and name this epoch and fingerprint. Called once."""
 
     @abc.abstractmethod
@@ -145,6 +145,6 @@ class PageTransport(abc.ABC):
         """End all connections and threads, ours and served ones."""
 
 
-def digest(page: npt.NDArray[np.uint8] | bytes) -> bytes:
+def digest(page: npt.NDArray[np.uint8] | bytes | memoryview) -> bytes:
     """Checksum of one page's bytes (XXH3, 64 bits): detects what a wire or a stale page does, not an attacker."""
     return xxhash.xxh3_64_digest(page.data if isinstance(page, np.ndarray) else page)

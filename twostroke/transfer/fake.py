@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import PeerLost
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import (
     Endpoint,
     Identity,
@@ -110,7 +110,8 @@ class FakeTransport(PageTransport):
         self._memory: PageMemory | None = None
         self._late_writers: set[_FakeTransfer] = set()
 
-    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
+    async def open(self, memory: Pages, identity: Identity) -> Endpoint:
+        assert isinstance(memory, PageMemory), "faults are injected into host memory"
         self._memory = memory
         return await self._inner.open(memory, identity)
 

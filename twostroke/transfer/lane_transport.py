@@ -5,9 +5,10 @@ from __future__ import annotations
 import abc
 from collections import Counter
 from collections.abc import Sequence
-from typing import Generic
+from typing import Generic, TypeVar
 
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity, PageCopy, PageTransport, Peer, Transfer, TransferResult
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Gate
@@ -19,26 +20,35 @@ from twostroke.transfer.threads import Listener, off_loop
 BACKLOG = 128
 """Readers that may knock at once."""
 
+AnyPages = TypeVar("AnyPages", bound=Pages)
 
-class LaneTransport(PageTransport, abc.ABC, Generic[AnyPeer]):
-    def __init__(self) -> None:
+
+class LaneTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
+    def __init__(self, moves: type[AnyPages]) -> None:
+        self._moves = moves
         self.refused: Counter[str] = Counter()
         """Readers refused at the hello, by error class."""
         self._peers: PeerBook[AnyPeer] = PeerBook()
         self._listener: Listener | None = None
-        self._memory: PageMemory | None = None
+        self._memory: AnyPages | None = None
         self._identity: Identity | None = None
 
     @abc.abstractmethod
-    async def listen(self, gate: Gate, memory: PageMemory) -> tuple[str, Listener]:
+    async def listen(self, gate: Gate, memory: AnyPages) -> tuple[str, Listener]:
         """Open the door to `memory`: the address that peers are told, and what answers there."""
 
     @abc.abstractmethod
-    async def reach(self, endpoint: Endpoint, identity: Identity, memory: PageMemory, deadline_s: float) -> AnyPeer:
+    async def reach(self, endpoint: Endpoint, identity: Identity, memory: AnyPages, deadline_s: float) -> AnyPeer:
         """A peer that answers; `memory` is where its pages will go."""
 
-    async def open(self, memory: PageMemory, identity: Identity) -> Endpoint:
+    async def open(self, memory: Pages, identity: Identity) -> Endpoint:
         assert self._memory is None, "opened twice"
+        if not isinstance(memory, self._moves):
+            raise ConfigError(
+                f"page transport {self.name} moves pages of a {self._moves.__name__}, "
+                f"those of this worker are in a {type(memory).__name__}: leave it out of --transports",
+                field="transports",
+            )
         gate = Gate(identity, memory.pages, memory.page_bytes, self.refused)
         address, self._listener = await self.listen(gate, memory)
         self._memory, self._identity = memory, identity

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Outcome, PageCopy, Transfer, TransferResult
 from twostroke.transfer.frames import Deadline
 
@@ -45,7 +45,7 @@ class Tally:
         return TransferResult(outcome, self.copied_bytes, time.monotonic() - self._started, reason)
 
 
-def check_copies(copies: Sequence[PageCopy], endpoint: Endpoint, memory: PageMemory) -> None:
+def check_copies(copies: Sequence[PageCopy], endpoint: Endpoint, memory: Pages) -> None:
     """Raise InvalidRequest unless every page lies in its pool and no local page is written twice."""
     for copy in copies:
         if not 0 <= copy.remote < endpoint.pages:

@@ -35,10 +35,13 @@ _HELLO_S = 5.0
 """Within this time a new connection must have said who it is."""
 
 
-class ShmTransport(LaneTransport["_ShmPeer"]):
+class ShmTransport(LaneTransport["_ShmPeer", PageMemory]):
     """Reaches workers of the same host and network namespace."""
 
     name = "shm"
+
+    def __init__(self) -> None:
+        super().__init__(PageMemory)
 
     def reaches(self, endpoint: Endpoint) -> bool:
         return endpoint.transport == self.name and endpoint.host_id == host_id()

@@ -16,7 +16,7 @@ import ipaddress
 import socket
 
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.hello import Gate
 from twostroke.transfer.host import host_id
@@ -26,7 +26,7 @@ from twostroke.transfer.tcp_reader import TcpPeer
 from twostroke.transfer.threads import Listener, off_loop
 
 
-class TcpTransport(LaneTransport[TcpPeer]):
+class TcpTransport(LaneTransport[TcpPeer, Pages]):
     """Listens on `host`, which is also the address that peers are told.
 
     Raises ConfigError where `host` is no address that a peer could connect to.
@@ -37,7 +37,7 @@ class TcpTransport(LaneTransport[TcpPeer]):
     def __init__(self, host: str) -> None:
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(f"page transport tcp: peers cannot connect to {host!r}, give an interface's address")
-        super().__init__()
+        super().__init__(Pages)  # type: ignore[type-abstract]  # nobody makes one of it
         self._host = host
 
     def reaches(self, endpoint: Endpoint) -> bool:
@@ -45,13 +45,13 @@ class TcpTransport(LaneTransport[TcpPeer]):
             return False
         return endpoint.host_id == host_id() or not _is_loopback(endpoint.address)
 
-    async def listen(self, gate: Gate, memory: PageMemory) -> tuple[str, Listener]:
+    async def listen(self, gate: Gate, memory: Pages) -> tuple[str, Listener]:
         listening = await off_loop(self._listen)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"
         return address, Listener("pages-tcp", listening, lambda sock: serve_pages(sock, gate, memory))
 
-    async def reach(self, endpoint: Endpoint, identity: Identity, memory: PageMemory, deadline_s: float) -> TcpPeer:
+    async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> TcpPeer:
         known = self._peers.find(endpoint)
         if known is not None and known.is_busy:
             return known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import InvalidRequest
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send, send_frame
 from twostroke.transfer.hello import Gate
 
@@ -34,17 +35,17 @@ def batch_pages(page_bytes: int) -> int:
     return max(1, BATCH_BYTES // page_bytes)
 
 
-def serve_pages(sock: socket.socket, gate: Gate, memory: PageMemory) -> None:
+def serve_pages(sock: socket.socket, gate: Gate, memory: Pages) -> None:
     """Returns only by an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
     gate.admit(sock, Deadline.after(HELLO_S))
-    pool = memory.data.reshape(-1).data.toreadonly()
-    while True:
-        request = _read_request(receive_frame(sock, REQUEST_LIMIT_BYTES, None), memory)
-        _answer(sock, request, memory, pool)
+    with contextlib.closing(memory.window(batch_pages(memory.page_bytes))) as window:
+        while True:
+            request = _read_request(receive_frame(sock, REQUEST_LIMIT_BYTES, None), memory)
+            _answer(sock, request, memory, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class _Request:
     generations: npt.NDArray[np.uint64]
     """Which the reader expects, page by page."""
 
-    def changed(self, start: int, stop: int, memory: PageMemory) -> str:
+    def changed(self, start: int, stop: int, memory: Pages) -> str:
         """Why pages start..stop are not what the reader asked for; empty if they are."""
         pages, expected = self.pages[start:stop], self.generations[start:stop]
         actual = memory.generations[pages]
@@ -65,7 +66,7 @@ class _Request:
         return f"page {pages[first]} has generation {actual[first]}, generation {expected[first]} was asked for"
 
 
-def _read_request(fields: list[Any], memory: PageMemory) -> _Request:
+def _read_request(fields: list[Any], memory: Pages) -> _Request:
     check_fields(fields, (float, bytes, bytes))
     seconds, page_ids, generation_counts = fields
     if not 0 < seconds < float("inf"):
@@ -79,16 +80,18 @@ def _read_request(fields: list[Any], memory: PageMemory) -> _Request:
     return _Request(Deadline.after(min(seconds, MAX_REQUEST_S)), pages, generations)
 
 
-def _answer(sock: socket.socket, request: _Request, memory: PageMemory, pool: memoryview) -> None:
+def _answer(sock: socket.socket, request: _Request, memory: Pages, window: Window) -> None:
     """Send the pages; generations are looked at before a batch is sent and after its last byte was."""
-    size, step, count = memory.page_bytes, batch_pages(memory.page_bytes), len(request.pages)
+    step, count = batch_pages(memory.page_bytes), len(request.pages)
+    pages = request.pages.tolist()
+    batches = window.read(pages[start : start + step] for start in range(0, count, step))
     sent_from = 0
     for start in [*range(0, count, step), count]:
+        views = next(batches, [])
         stop = min(start + step, count)
         if reason := request.changed(sent_from, stop, memory):
             send(sock, [CHANGED], request.deadline)
             send_frame(sock, [reason], request.deadline)
             return
-        views = [pool[page * size : (page + 1) * size] for page in request.pages[start:stop].tolist()]
         send(sock, [KEPT, *views], request.deadline)
         sent_from = start

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import PeerLost, ServeError, TransferFailed
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline, check_fields, receive, receive_frame, receive_into, send_frame
 from twostroke.transfer.hello import Welcome, introduce
@@ -27,7 +27,7 @@ _REASON_LIMIT_BYTES = 4096
 class TcpPeer(LanePeer):
     """One life of one worker's pages, reached over `CONNECTIONS` connections."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: PageMemory) -> None:
+    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> None:
         super().__init__(endpoint)
         self._connections = [_Connection(endpoint, identity, memory) for _ in range(CONNECTIONS)]
         self._lanes = Lanes("pages-tcp-pull", self._connections)
@@ -61,11 +61,11 @@ class TcpPeer(LanePeer):
 class _Connection:
     """Only its thread sends, receives and closes; others may at most hang up, under the lock."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: PageMemory) -> None:
+    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> None:
         self._endpoint = endpoint
         self._identity = identity
         self._size = memory.page_bytes
-        self._pool = memory.data.reshape(-1).data
+        self._window = memory.window(batch_pages(memory.page_bytes))
         self._lock = threading.Lock()
         self._sock: socket.socket | None = None
         self._welcome: Welcome | None = None
@@ -89,6 +89,8 @@ class _Connection:
         try:
             for start in range(0, len(pull.copies), MAX_PAGES):
                 self._copy_part(pull.copies[start : start + MAX_PAGES], pull, tally)
+            self._window.settle()
+            return tally.result(Outcome.DONE)
         except TransferFailed as error:
             return tally.result(Outcome.FAILED, error.message)
         except TimeoutError as error:
@@ -98,9 +100,9 @@ class _Connection:
             self.drop()
             return tally.result(Outcome.FAILED, f"tcp {self._endpoint.address}: {error}")
         finally:
+            self._window.settle()
             with self._lock:
                 self._pull = None
-        return tally.result(Outcome.DONE)
 
     def interrupt(self, pull: Pull) -> None:
         with self._lock:
@@ -123,7 +125,7 @@ class _Connection:
     def forget(self) -> None:
         """After the thread has ended: keep neither the socket nor the pool's memory alive."""
         self.drop()
-        self._pool.release()
+        self._window.close()
 
     def _copy_part(self, copies: tuple[PageCopy, ...], pull: Pull, tally: Tally) -> None:
         deadline = pull.deadline
@@ -136,8 +138,9 @@ class _Connection:
         for start in range(0, len(copies), step):
             self._refuse_changed(sock, status, deadline)
             batch = copies[start : start + step]
-            views = [self._pool[copy.local * self._size : (copy.local + 1) * self._size] for copy in batch]
+            views = self._window.landing([copy.local for copy in batch])
             receive_into(sock, [*views, memoryview(status)], deadline)
+            self._window.landed()
             tally.copied_bytes += len(batch) * self._size
         self._refuse_changed(sock, status, deadline)
 

@@ -14,7 +14,7 @@ from twostroke.engine.loop import EngineThread
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.models.catalog import locate
 from twostroke.rpc.server import RpcServer
@@ -23,6 +23,7 @@ from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import open_transports
+from twostroke.worker.digests import PageDigests
 from twostroke.worker.events import EventFeed
 from twostroke.worker.gate import Gate
 from twostroke.worker.loop import WorkLoop
@@ -51,7 +52,7 @@ class ReadyInfo:
 class _PoolListener:
     """Tells the event log of blocks and the memory of new writers."""
 
-    def __init__(self, log: EventLog, memory: PageMemory) -> None:
+    def __init__(self, log: EventLog, memory: Pages) -> None:
         self.stored = log.stored
         self.removed = log.removed
         self._memory = memory
@@ -84,10 +85,11 @@ class WorkerHost:
         self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress)
         self.transports = open_transports(config.transports, config.host)
         self.endpoints: list[Endpoint] = []
+        self.digests = PageDigests(built.memory)
         self.pulls = PullClient(
             self.gate,
             self.pool,
-            self.memory,
+            self.digests,
             self.transports,
             self.metrics,
             cluster_token=config.cluster_token,
@@ -120,6 +122,7 @@ class WorkerHost:
         await self.pulls.close()
         for transport in self.transports:
             await transport.close()
+        await self.digests.close()
         await asyncio.to_thread(self.engine.close)
         await asyncio.to_thread(self._metrics_server.close)
         self.memory.close()

@@ -15,10 +15,10 @@ import grpc.aio
 
 from twostroke.errors import InvalidRequest, TransferFailed
 from twostroke.ids import BlockName, PageId
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.transfer.base import digest
+from twostroke.worker.digests import PageDigests
 from twostroke.worker.host import WorkerHost
 
 
@@ -41,20 +41,27 @@ class PageJobs(Protocol):
     def begin(self, request_id: str, tokens: Sequence[int], names: Sequence[BlockName]) -> PageJob: ...
 
 
-class PageDigests:
-    """Checksums of pages, computed once per life of a page."""
+class KnownDigests:
+    """Generations and checksums of pages, the latter computed once per life of a page."""
 
-    def __init__(self, memory: PageMemory) -> None:
+    def __init__(self, memory: Pages, digests: PageDigests) -> None:
         self._memory = memory
+        self._digests = digests
         self._known: dict[PageId, tuple[int, bytes]] = {}
 
-    def of(self, page: PageId) -> tuple[int, bytes]:
-        """(generation, digest) of a page that is filled and pinned."""
-        generation = self._memory.generation(page)
-        known = self._known.get(page)
-        if known is None or known[0] != generation:
-            known = self._known[page] = (generation, digest(self._memory.page(page)))
-        return known
+    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
+        """(generation, digest) of pages that are filled and pinned until this returns."""
+        generations = [self._memory.generation(page) for page in pages]
+        found = [self._known.get(page) for page in pages]
+        unknown = [
+            (page, generation)
+            for page, generation, known in zip(pages, generations, found, strict=True)
+            if known is None or known[0] != generation
+        ]
+        digests = await self._digests.of([page for page, _ in unknown])
+        for (page, generation), checksum in zip(unknown, digests, strict=True):
+            self._known[page] = (generation, checksum)
+        return [self._known[page] for page in pages]
 
 
 class PagesService(worker_pb2_grpc.PagesServicer):
@@ -64,7 +71,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._progress = host.progress
         self._metrics = host.metrics
         self._block_size = host.facts.block_size
-        self._digests = PageDigests(host.memory)
+        self._digests = KnownDigests(host.memory, host.digests)
         self._endpoints = [endpoint.pack() for endpoint in host.endpoints]
         self.open = 0
         """Pulls being served."""
@@ -106,18 +113,19 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             ticket = self._progress.ticket()
             ready, failure = _readable(job, pending)
             if ready:
-                yield self._message(job, ready)
+                yield await self._message(job, ready)
                 pending = [block for block in pending if block not in ready]
             if failure is not None:
                 raise failure
             if pending:
                 await ticket.wait()
 
-    def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
-        pages: list[worker_pb2.ReadyPage] = []
-        for block, page in ready.items():
-            generation, checksum = self._digests.of(page)
-            pages.append(worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=checksum))
+    async def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
+        known = await self._digests.of(list(ready.values()))
+        pages = [
+            worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=checksum)
+            for (block, page), (generation, checksum) in zip(ready.items(), known, strict=True)
+        ]
         self._metrics.served_pages.inc(len(pages))
         return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block in ready))
 

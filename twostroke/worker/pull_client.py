@@ -17,13 +17,13 @@ import grpc.aio
 
 from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError, StaleEpoch, TransferFailed
 from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
-from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, Transfer, digest
+from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, Transfer
 from twostroke.transfer.registry import choose
+from twostroke.worker.digests import PageDigests
 from twostroke.worker.gate import Gate
 from twostroke.worker.metrics import WorkerMetrics
 
@@ -77,7 +77,7 @@ class PullClient:
         self,
         gate: Gate,
         pool: BlockPool,
-        memory: PageMemory,
+        digests: PageDigests,
         transports: Sequence[PageTransport],
         metrics: WorkerMetrics,
         *,
@@ -87,7 +87,7 @@ class PullClient:
     ) -> None:
         self._gate = gate
         self._pool = pool
-        self._memory = memory
+        self._digests = digests
         self._transports = transports
         self._metrics = metrics
         self._token = cluster_token
@@ -223,16 +223,17 @@ class PullClient:
         report = session.report
         report.copied_bytes += result.copied_bytes
         pulled_before = report.pulled
+        digests = await self._digests.of([copy.local for copy in copies])
         try:
-            for page in announced:
-                self._commit(session, page)
+            for page, arrived in zip(announced, digests, strict=True):
+                self._commit(session, page, arrived)
         finally:
             report.computed += min(ready.computed, report.pulled - pulled_before)
             self._wake()
 
-    def _commit(self, session: _Session, announced: worker_pb2.ReadyPage) -> None:
+    def _commit(self, session: _Session, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
         page = session.remaining[announced.block]
-        if digest(self._memory.page(page)) != announced.digest:
+        if arrived != announced.digest:
             self._metrics.digest_mismatches.inc()
             log.warning("digest mismatch request=%s block=%d", session.spec.request_id, announced.block)
             raise TransferFailed(f"block {announced.block} arrived damaged")

@@ -1,0 +1,56 @@
+"""Page memory on a device: one tensor of bytes, and the generations beside it in host memory.
+
+A page may be given to a new writer only when no kernel that was launched before still reads it: copies to and from
+the device run on streams of their own, which wait for nothing that computes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from twostroke.device.staging import StagedWindow
+from twostroke.device.stream import copy_stream
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import SCRATCH_PAGES, Pages, Window, available_memory_bytes
+from twostroke.kv_cache.shared import GenerationTable
+
+
+class DeviceMemory(Pages):
+    """`tensor` is uint8 [pages + scratch, page_bytes] on `device`, zeros at first.
+
+    Raises ConfigError where the device cannot hold it, naming the bytes that are missing.
+    """
+
+    def __init__(self, pages: int, page_bytes: int, device: torch.device) -> None:
+        self.pages = pages
+        self.page_bytes = page_bytes
+        self.device = device
+        total_bytes = (pages + SCRATCH_PAGES) * page_bytes
+        refuse_what_cannot_fit(total_bytes, free_bytes(device), device)
+        self.tensor = torch.zeros((pages + SCRATCH_PAGES, page_bytes), dtype=torch.uint8, device=device)
+        self.table = GenerationTable(pages)
+        self.generations = self.table.generations
+
+    def window(self, batch_pages: int) -> Window:
+        return StagedWindow(self.tensor, batch_pages, copy_stream(self.device))
+
+    def close(self) -> None:
+        """Views that others still hold keep the memory alive until they go."""
+        del self.tensor, self.generations
+        self.table.close()
+
+
+def free_bytes(device: torch.device) -> int:
+    """What this process may still allocate there."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory_bytes()
+
+
+def refuse_what_cannot_fit(total_bytes: int, free: int, device: torch.device) -> None:
+    if total_bytes > free:
+        raise ConfigError(
+            f"--kv-cache-memory asks for {total_bytes} bytes of pages, but {device} has {free} free: "
+            f"{total_bytes - free} bytes too many",
+            field="kv_cache_memory",
+        )

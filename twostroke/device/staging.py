@@ -1,0 +1,83 @@
+"""Pages of a device to and from the host, through a ring of pinned buffers.
+
+While the host works on one batch in its buffer, the copy of the next one is under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from twostroke.device.stream import CopyStream, Mark
+from twostroke.kv_cache.memory import Window
+
+BUFFERS = 2
+"""One is worked on, one is being copied."""
+
+
+class StagedWindow(Window):
+    def __init__(self, pool: torch.Tensor, batch_pages: int, stream: CopyStream) -> None:
+        self._pool = pool
+        self._stream = stream
+        shape = (BUFFERS, batch_pages, pool.shape[1])
+        self._ring = torch.empty(shape, dtype=torch.uint8, pin_memory=pool.is_cuda)
+        self._views = [[page.data for page in buffer] for buffer in self._ring.numpy()]
+        self._marks: list[Mark | None] = [None] * BUFFERS
+        self._next = 0
+        self._landing: Sequence[int] = ()
+
+    def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
+        ahead: tuple[int, int] | None = None
+        for batch in batches:
+            fetched = (self._fetch(batch), len(batch))
+            if ahead is not None:
+                yield self._arrived(*ahead)
+            ahead = fetched
+        if ahead is not None:
+            yield self._arrived(*ahead)
+
+    def landing(self, pages: Sequence[int]) -> list[memoryview]:
+        assert not self._landing, "the last landing was not completed"
+        self._wait(self._next)
+        self._landing = pages
+        return self._views[self._next][: len(pages)]
+
+    def landed(self) -> None:
+        buffer = self._take()
+        for index, page in enumerate(self._landing):
+            self._stream.copy(self._pool[page], self._ring[buffer, index])
+        self._landing = ()
+        self._marks[buffer] = self._stream.mark()
+
+    def settle(self) -> None:
+        self._landing = ()
+        self._stream.settle()
+        self._marks = [None] * BUFFERS
+
+    def close(self) -> None:
+        self.settle()
+        del self._pool, self._views, self._ring
+
+    def _fetch(self, pages: Sequence[int]) -> int:
+        """Ask for the pages' bytes; the buffer that they will be in."""
+        buffer = self._take()
+        self._wait(buffer)
+        for index, page in enumerate(pages):
+            self._stream.copy(self._ring[buffer, index], self._pool[page])
+        self._marks[buffer] = self._stream.mark()
+        return buffer
+
+    def _arrived(self, buffer: int, pages: int) -> list[memoryview]:
+        self._wait(buffer)
+        return self._views[buffer][:pages]
+
+    def _take(self) -> int:
+        buffer = self._next
+        self._next = (buffer + 1) % BUFFERS
+        return buffer
+
+    def _wait(self, buffer: int) -> None:
+        mark, self._marks[buffer] = self._marks[buffer], None
+        if mark is not None:
+            mark()

@@ -1,0 +1,81 @@
+"""A memfd that its owner writes and others read.
+
+It has no name, so nothing is left behind when its owner dies, and another process on the same host can map it once it
+was handed the descriptor. Once mapped, it is sealed: whoever gets the descriptor can read it, but neither write to nor
+resize it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.errors import ConfigError
+
+_SEAL_FUTURE_WRITE = 0x0010
+"""F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl does not name it yet."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+
+
+class SharedMemory:
+    """`size_bytes` bytes, pre-faulted where they are ours, read-only where they were handed over."""
+
+    def __init__(self, size_bytes: int, *, fd: int | None = None) -> None:
+        if fd is None:
+            self.fd = os.memfd_create("twostroke-pages", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.fd, size_bytes)
+            both = mmap.PROT_READ | mmap.PROT_WRITE
+            self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=both)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        else:
+            self.fd = fd
+            self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+
+    @classmethod
+    def attach(cls, fd: int, size_bytes: int) -> SharedMemory:
+        """Map what another process handed over, and take its descriptor over.
+
+        Raises ConfigError where it is not such a memory; the descriptor then stays the caller's.
+        """
+        actual = os.fstat(fd).st_size
+        if actual != size_bytes:
+            raise ConfigError(f"shared page memory is {actual} bytes, expected {size_bytes}")
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise ConfigError("shared page memory is not sealed: its owner could shrink it under a reader")
+        return cls(size_bytes, fd=fd)
+
+    def close(self) -> None:
+        """Drop the mapping. Views that others still hold keep it alive until they go."""
+        os.close(self.fd)
+        try:
+            self.map.close()
+        except BufferError:
+            del self.map
+
+
+class GenerationTable:
+    """A generation per page in shared memory of its own: for pages whose bytes lie elsewhere."""
+
+    def __init__(self, pages: int, *, fd: int | None = None) -> None:
+        size_bytes = generation_bytes(pages)
+        self._memory = SharedMemory(size_bytes) if fd is None else SharedMemory.attach(fd, size_bytes)
+        self.fd = self._memory.fd
+        self.generations: npt.NDArray[np.uint64] = np.frombuffer(self._memory.map, np.uint64, count=pages)
+
+    @classmethod
+    def attach(cls, fd: int, pages: int) -> GenerationTable:
+        """What another process handed over. Raises ConfigError; the descriptor then stays the caller's."""
+        return cls(pages, fd=fd)
+
+    def close(self) -> None:
+        del self.generations  # first, so that a second close cannot reach a descriptor of somebody else's
+        self._memory.close()
+
+
+def generation_bytes(pages: int) -> int:
+    """One u64 per page, up to a page of the system."""
+    return -(-pages * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
