@@ -14,6 +14,7 @@ from decode_worker.outbox import Outbox
 from decode_worker.resident import ResidentJob
 from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
+from decode_worker.takeover import Takeover
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.ids import BlockName, PageId, RequestId
 from twostroke.lifetime import Instant
@@ -35,6 +36,7 @@ class AnswerBook(RoleServices):
         self._answers: dict[RequestId, Answer] = {}
         self._by_sequence: dict[Sequence, Answer] = {}
         self._outboxes: dict[str, Outbox] = {}
+        self._takeover = Takeover(host)
 
     # What routers ask for
 
@@ -111,6 +113,10 @@ class AnswerBook(RoleServices):
         else:
             answer.move_to(Stage.RUNNING)
 
+    def planning(self) -> None:
+        if self._host.config.schedule.takeover:
+            self._takeover.consider(self._by_sequence.values())
+
     def preempted(self, sequence: Sequence) -> None:
         self._by_sequence[sequence].move_to(Stage.WAITING)
         self._host.pulls.prune()
@@ -147,6 +153,7 @@ class AnswerBook(RoleServices):
     def close(self) -> None:
         for answer in list(self._answers.values()):
             self._drop(answer, Cancelled("the worker shuts down"))
+        self._takeover.close()
         for outbox in self._outboxes.values():
             outbox.close()
 

@@ -63,6 +63,9 @@ class BuildJobs(RoleServices):
         """Runs before any block of the job is computed."""
         self._open[admission.sequence].missing = frozenset(admission.missing)
 
+    def planning(self) -> None:
+        """Whatever was asked for is computed here."""
+
     def failed(self, sequences: list[BuildSequence], error: Exception) -> None:
         for sequence in sequences:
             self._open[sequence].error = error

@@ -78,15 +78,20 @@ class ScheduleConfig:
     max_num_seqs: int = 64
     """Sequences that hold pages at once on one worker."""
     max_num_batched_tokens: int = 512
-    """Tokens in one step. On a decode worker this bounds how long a local prefill chunk delays running streams."""
+    """Tokens in one step."""
+    step_target_s: float = 0.04
+    """Length of a step in which streams run: as many prompt tokens as fit run beside them (and never none)."""
     max_waiting: int = 1024
     """Requests (or pulls) that may wait without pages; one more is refused as Overloaded."""
     max_passes: int = 4
     """How often shorter pulls may be started before a longer one that does not fit yet."""
+    takeover: bool = True
+    """A decode worker with room computes prompts itself that would wait at their page source."""
 
     def __post_init__(self) -> None:
         _positive("--max-num-seqs", self.max_num_seqs)
         _positive("--max-num-batched-tokens", self.max_num_batched_tokens)
+        _positive("--step-target-ms", self.step_target_s)
         _positive("max_waiting", self.max_waiting)
 
     def check_budget(self) -> None:

@@ -15,8 +15,9 @@ class EngineThread:
         self._runner = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
 
-    async def run(self, batch: Batch) -> StepResult:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, batch)
+    def start(self, batch: Batch) -> asyncio.Future[StepResult]:
+        """The step is on its way before this returns."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, batch)
 
     def close(self) -> None:
         """Wait for the step in flight, then close the runner on the thread that used it."""

@@ -99,6 +99,9 @@ class BlockPool:
     def is_wanted(self, page: PageId) -> bool:
         return self._pages[page].refs > 0
 
+    def is_shared(self, page: PageId) -> bool:
+        return self._pages[page].refs > 1
+
     def writer(self, page: PageId) -> SessionId | None:
         return self._pages[page].writer
 

@@ -10,8 +10,10 @@ engine thread; sequences that end meanwhile keep their pages until it has settle
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 
 from twostroke.config import ScheduleConfig
@@ -21,6 +23,7 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken
 from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import BatchBuilder, Chunk, Step
+from twostroke.schedule.cost import Budget
 from twostroke.schedule.sequence import Sequence
 
 ADMISSION_LOOKAHEAD = 16
@@ -111,12 +114,15 @@ class Scheduler:
         self._waiting.extendleft(reversed(passed))
         return admitted
 
-    def plan(self) -> Step | None:
-        """The next step, or None where every sequence waits for pages that others write (or there is none)."""
+    def plan(self, budget: Budget | None = None) -> Step | None:
+        """The next step, or None where every sequence waits for pages that others write (or there is none).
+
+        Where streams run, `budget` says how many prompt tokens may run beside them.
+        """
         assert not self._in_flight, "a step is in flight"
         for sequence in self._running:
             self._catch_up(sequence)
-        chunks = self._choose()
+        chunks = self._choose(budget)
         if not chunks:
             return None
         self._in_flight = frozenset(chunk.sequence for chunk in chunks)
@@ -182,22 +188,29 @@ class Scheduler:
 
     # Choosing
 
-    def _choose(self) -> list[Chunk]:
-        """Sequences that need one token go first, all of them; the rest of the budget goes by order of admission."""
-        budget = self._config.max_num_batched_tokens
+    def _choose(self, budget: Budget | None) -> list[Chunk]:
+        """Sequences that need one token go first, all of them; then ends of prompts; then the rest as admitted."""
+        left = self._config.max_num_batched_tokens
         chunks: list[Chunk] = []
-        for sequence in sorted(self._running, key=lambda each: self._runnable_end(each, 2) - each.first_query > 1):
+        for sequence in sorted(self._running, key=self._urgency):
             if sequence not in self._running:
                 continue  # preempted for one of those before it
+            if budget is not None and self._urgency(sequence):
+                left, budget = min(left, _beside(chunks, budget)), None
             start = sequence.first_query
-            end = self._align(sequence, self._runnable_end(sequence, budget))
+            end = self._align(sequence, self._runnable_end(sequence, left))
             if end <= start or not self._grow(sequence, end):
                 continue
-            budget -= end - start
+            left -= end - start
             samples = sequence.sampling is not None and end == len(sequence.known)
             chunks.append(Chunk(sequence, start, end, samples))
             self._become_writer(chunks[-1])
         return chunks
+
+    def _urgency(self, sequence: Sequence) -> int:
+        """0: one token; 1: less than a block, as after a pull: next to nothing, and an answer begins; 2: all else."""
+        tokens = len(sequence.known) - sequence.first_query
+        return 0 if tokens <= 1 else 1 if tokens < self._limits.block_size else 2
 
     def _runnable_end(self, sequence: Sequence, most: int) -> int:
         """`most` tokens can be run, up to the first block that is filled already or that somebody else is writing."""
@@ -297,3 +310,9 @@ class Scheduler:
         if sequence.answer_tokens >= params.max_tokens or len(sequence.known) >= self._limits.max_model_len:
             return FinishReason.LENGTH
         return None
+
+
+def _beside(chunks: ListOf[Chunk], budget: Budget) -> int:
+    """Prompt tokens that may run beside the streams among `chunks`."""
+    contexts = [chunk.end for chunk in chunks if chunk.samples]
+    return budget.prompt_tokens(len(contexts), sum(contexts)) if contexts else sys.maxsize

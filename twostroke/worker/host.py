@@ -82,7 +82,7 @@ class WorkerHost:
         self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
         self.progress = News()
         self.engine = EngineThread(built.runner)
-        self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress)
+        self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s)
         self.transports = open_transports(config.transports, config.host)
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(built.memory)

@@ -1,7 +1,7 @@
 """Admit, plan, run, settle: as long as there is work; asleep otherwise.
 
 Bookkeeping happens on the event loop, in microseconds; only `run` is on the engine thread. While a step runs, the loop
-serves rpcs; what they change is seen by the next plan.
+tells the tokens of the one before and serves rpcs; what they change is seen by the next plan.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ import logging
 from typing import Protocol
 
 from twostroke.engine.loop import EngineThread
-from twostroke.schedule.batch import Batch
+from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import Step
+from twostroke.schedule.cost import Budget
 from twostroke.schedule.scheduler import Admission, Emission, Scheduler
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.news import News
+from twostroke.worker.rates import Rates
 
 log = logging.getLogger(__name__)
-
-SMOOTHING = 0.2
-"""Weight of the newest step in the reported rates: about the last ten steps count."""
 
 
 class Role(Protocol):
     """What a role does when the scheduler has news for it."""
 
     def admitted(self, admission: Admission) -> None: ...
+
+    def planning(self) -> None:
+        """The next step is about to be chosen: the moment to change what is computed here."""
 
     def preempted(self, sequence: Sequence) -> None: ...
 
@@ -36,41 +38,16 @@ class Role(Protocol):
     def failed(self, sequences: list[Sequence], error: Exception) -> None: ...
 
 
-class Rates:
-    """Cost of recent steps, for routers that predict; 0 while unknown."""
-
-    def __init__(self) -> None:
-        self.seconds_per_step = 0.0
-        """Of a step in which every sequence runs one token and samples the next."""
-        self._prefill_s = 0.0
-        self._prefill_tokens = 0.0
-
-    @property
-    def seconds_per_token(self) -> float:
-        """Of prefill. Long chunks count more than the short tails of prompts, whose time is mostly the step's own."""
-        return max(0.0, self._prefill_s / self._prefill_tokens) if self._prefill_tokens else 0.0
-
-    def observe(self, batch: Batch, seconds: float) -> None:
-        prefill_tokens = len(batch.tokens) - len(batch.samples)
-        if not prefill_tokens:
-            self.seconds_per_step = _smooth(self.seconds_per_step, seconds)
-        elif self.seconds_per_step or not batch.samples:
-            sampling_s = self.seconds_per_step if batch.samples else 0.0
-            self._prefill_s = (1 - SMOOTHING) * self._prefill_s + seconds - sampling_s
-            self._prefill_tokens = (1 - SMOOTHING) * self._prefill_tokens + prefill_tokens
-
-
-def _smooth(old: float, new: float) -> float:
-    return new if not old else old + SMOOTHING * (new - old)
-
-
 class WorkLoop:
-    def __init__(self, scheduler: Scheduler, engine: EngineThread, metrics: WorkerMetrics, progress: News) -> None:
+    def __init__(
+        self, scheduler: Scheduler, engine: EngineThread, metrics: WorkerMetrics, progress: News, step_target_s: float
+    ) -> None:
         self._scheduler = scheduler
         self._engine = engine
         self._metrics = metrics
         self._progress = progress
         """Told after every step and every arrival: blocks may have become readable."""
+        self._step_target_s = step_target_s
         self._wake = asyncio.Event()
         self.rates = Rates()
 
@@ -78,37 +55,46 @@ class WorkLoop:
         """Something changed that the next plan should see."""
         self._wake.set()
 
+    @property
+    def budget(self) -> Budget:
+        """Of the next step in which streams run."""
+        return self.rates.budget(self._step_target_s)
+
     async def run(self, role: Role) -> None:
+        emissions: list[Emission] = []
         while True:
             self._wake.clear()
             step = self._plan(role)
-            if step is not None:
-                await self._run(step, role)
+            running = None if step is None else self._engine.start(step.batch)
+            # While the engine is at the next step already, the last one's tokens go out.
+            role.settled(emissions)
+            self._progress.tell()
+            if step is not None and running is not None:
+                emissions = await self._settle(step, running, role)
             else:
+                emissions = []
                 await self._wake.wait()
 
     def _plan(self, role: Role) -> Step | None:
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
             role.admitted(admission)
-        step = self._scheduler.plan()
+        role.planning()
+        step = self._scheduler.plan(self.budget)
         for sequence in self._scheduler.take_preempted():
             self._metrics.preemptions.inc()
             log.info("preempted request=%s known=%d", sequence.request_id, len(sequence.known))
             role.preempted(sequence)
             self.wake()  # its pages may admit others
-        self._progress.tell()
         return step
 
-    async def _run(self, step: Step, role: Role) -> None:
+    async def _settle(self, step: Step, running: asyncio.Future[StepResult], role: Role) -> list[Emission]:
         try:
-            result = await self._engine.run(step.batch)
+            result = await running
         except Exception as error:
             log.exception("step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens))
             role.failed(self._scheduler.forsake(), error)
-            self._progress.tell()
-            return
+            return []
         self.rates.observe(step.batch, result.seconds)
         self._metrics.stepped(step, result.seconds)
-        role.settled(self._scheduler.settle(step, result))
-        self._progress.tell()
+        return self._scheduler.settle(step, result)

@@ -35,6 +35,7 @@ class WorkerMetrics:
         self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
         self._hits = counter("prefix_cache_hits_total", "Tokens found in the prefix cache.").labels(role_name)
         self.preemptions = counter("preemptions_total", "Sequences that gave their pages back.").labels(role_name)
+        self.takeovers = counter("takeovers_total", "Prompts computed here instead of waiting.").labels(role_name)
         self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
         self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
         self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")

@@ -55,13 +55,31 @@ class PullReport:
     failure: ServeError | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenPull:
+    """A pull that has not ended."""
+
+    spec: PullSpec
+    started_s: float
+    """On the event loop's clock."""
+    missing_blocks: int
+    has_begun: bool
+    """Its source has announced pages."""
+    is_computable: bool
+    """All blocks before the first missing one are here, and nobody else waits for those that are missing."""
+    is_left: bool
+    """It has been stopped and is about to end."""
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
     spec: PullSpec
+    started_s: float
     remaining: dict[int, PageId]
     report: PullReport = field(default_factory=PullReport)
+    has_begun: bool = False
     is_stopped: bool = False
-    """Nobody wants its pages any more: its task is cancelled, once."""
+    """Its pages are wanted no more, or wanted from elsewhere: its task is cancelled, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +121,7 @@ class PullClient:
         """
         for page in spec.pages.values():
             self._pool.assign_writer(page, spec.session)
-        session = _Session(spec, dict(spec.pages))
+        session = _Session(spec, asyncio.get_running_loop().time(), dict(spec.pages))
         task = self._sessions[session] = tasks.create_task(self._run(session))
         # Not in `_run`: a task that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._ended(session))
@@ -115,6 +133,14 @@ class PullClient:
             if not any(map(self._pool.is_wanted, session.remaining.values())):
                 self._stop(session)
 
+    def open_pulls(self) -> list[OpenPull]:
+        """In the order of their start."""
+        return [self._open_pull(session) for session in self._sessions if session.remaining]
+
+    def leave(self, pull: SessionId) -> None:
+        """Stop a pull whose pages are wanted: whoever waits for them computes them."""
+        self._stop(next(session for session in self._sessions if session.spec.session == pull))
+
     def stop(self) -> None:
         """Stop all pulls."""
         for session in self._sessions:
@@ -123,6 +149,20 @@ class PullClient:
     async def close(self) -> None:
         for link in self._links.values():
             await link.channel.close()
+
+    def _open_pull(self, session: _Session) -> OpenPull:
+        spec, pool = session.spec, self._pool
+        first = min(session.remaining)
+        is_reached = not first or pool.find(spec.names[first - 1]) is not None
+        is_computable = is_reached and not any(map(pool.is_shared, session.remaining.values()))
+        return OpenPull(
+            spec,
+            session.started_s,
+            len(session.remaining),
+            session.has_begun,
+            is_computable,
+            session.is_stopped,
+        )
 
     def _stop(self, session: _Session) -> None:
         if not session.is_stopped:
@@ -179,6 +219,7 @@ class PullClient:
                 accepted = (await anext(responses)).accepted
                 transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
                 async for response in responses:
+                    session.has_begun = True
                     await self._copy(session, transport, peer, response.ready)
                     if not session.remaining:
                         return

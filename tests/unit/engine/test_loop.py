@@ -33,7 +33,7 @@ async def test_every_step_and_the_end_run_on_one_thread_of_its_own() -> None:
     engine = EngineThread(recorder)
     batch = step([(Stream([1, 2], [0]), 1)])
     for _ in range(3):
-        await engine.run(batch)
+        await engine.start(batch)
     engine.close()
     assert len(recorder.threads) == 4
     assert set(recorder.threads) == {"engine_0"}
@@ -45,7 +45,7 @@ async def test_a_failed_step_is_raised_where_it_was_awaited_and_the_thread_goes_
     batch = step([(Stream([1, 2], [0]), 1)])
     recorder.fails = True
     with pytest.raises(ValueError, match="no such page"):
-        await engine.run(batch)
+        await engine.start(batch)
     recorder.fails = False
-    assert (await engine.run(batch)).tokens == ()
+    assert (await engine.start(batch)).tokens == ()
     engine.close()

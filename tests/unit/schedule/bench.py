@@ -6,6 +6,7 @@ from tests.unit.schedule.symbolic import SymbolicMemory, SymbolicRunner, answeri
 from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
+from twostroke.schedule.cost import Budget
 from twostroke.schedule.scheduler import Admission, Emission, Limits, Scheduler
 from twostroke.schedule.sequence import Sequence
 
@@ -53,9 +54,9 @@ class Bench:
         self.pool.check_integrity()
         return emissions
 
-    def planned(self) -> list[tuple[Sequence, int, int]]:
+    def planned(self, budget: Budget | None = None) -> list[tuple[Sequence, int, int]]:
         """The next step's chunks, which are run and settled too."""
-        step = self.scheduler.plan()
+        step = self.scheduler.plan(budget)
         assert step is not None
         self.scheduler.settle(step, self.runner.run(step))
         self.pool.check_integrity()

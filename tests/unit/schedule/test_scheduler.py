@@ -12,6 +12,7 @@ from tests.unit.schedule.symbolic import (
 )
 from twostroke.errors import Overloaded
 from twostroke.request import FinishReason, SamplingParams
+from twostroke.schedule.cost import MIN_PROMPT_TOKENS, Budget, StepCost
 
 # Admission
 
@@ -132,6 +133,35 @@ def test_running_answers_come_before_chunks_of_prompts() -> None:
     late = bench.answer([3])
     bench.admit()
     assert bench.planned() == [(talker, 2, 3), (late, 0, 1), (reader, 0, 6)]
+
+
+def test_prompts_are_limited_only_while_a_stream_runs() -> None:
+    bench = Bench(max_num_batched_tokens=64)
+    budget = Budget(0.0, StepCost(step_s=1.0, prompt_token_s=1.0), 64)
+    reader = bench.answer(tokens(100, token=2))
+    bench.admit()
+    assert bench.planned(budget) == [(reader, 0, 64)]
+    talker = bench.answer([3])
+    bench.admit()
+    assert bench.planned(budget) == [(talker, 0, 1), (reader, 64, 64 + MIN_PROMPT_TOKENS)]
+    bench.scheduler.end(talker)
+    assert bench.planned(budget) == [(reader, 80, 100)]
+
+
+def test_chunks_of_several_prompts_share_what_streams_leave() -> None:
+    bench = Bench()
+    budget = Budget(1.0, StepCost(step_s=0.4, stream_s=0.1, prompt_token_s=0.02), 512)
+    talker, one, other = bench.answer([1]), bench.answer(tokens(20, token=2)), bench.answer(tokens(30, token=3))
+    bench.admit()
+    assert bench.planned(budget) == [(talker, 0, 1), (one, 0, 20), (other, 0, 5)]
+
+
+def test_the_last_tokens_of_a_prompt_pass_longer_ones() -> None:
+    """After a pull only the tail is left: its answer does not wait for another prompt's chunks."""
+    bench = Bench(max_num_batched_tokens=8)
+    reader, tail = bench.answer(tokens(30, token=2)), bench.answer(tokens(3, token=3))
+    bench.admit()
+    assert bench.planned() == [(tail, 0, 3), (reader, 0, 5)]
 
 
 def test_aligned_chunks_end_on_block_boundaries_whatever_the_budget_leaves() -> None:

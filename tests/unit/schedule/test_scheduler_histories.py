@@ -26,6 +26,7 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import Step
+from twostroke.schedule.cost import Budget, StepCost
 from twostroke.schedule.scheduler import Admission, Scheduler
 from twostroke.schedule.sequence import Sequence
 
@@ -48,18 +49,36 @@ class Flight:
     result: StepResult | None = None
 
 
+class Tight(Budget):
+    """As few prompt tokens beside streams as the history likes."""
+
+    def prompt_tokens(self, streams: int, context_tokens: int) -> int:
+        assert streams
+        assert context_tokens >= streams
+        return self.most_prompt_tokens
+
+
 class SchedulerHistory(RuleBasedStateMachine):
     @initialize(
         block_size=st.sampled_from([1, 2, 4]),
         pages=st.integers(4, 14),
         budget=st.integers(1, 24),
+        beside=st.none() | st.integers(1, 8),
         max_num_seqs=st.integers(1, 6),
         max_passes=st.integers(0, 3),
         align_chunks=st.booleans(),
     )
     def begin(
-        self, block_size: int, pages: int, budget: int, max_num_seqs: int, max_passes: int, align_chunks: bool
+        self,
+        block_size: int,
+        pages: int,
+        budget: int,
+        beside: int | None,
+        max_num_seqs: int,
+        max_passes: int,
+        align_chunks: bool,
     ) -> None:
+        self.beside = None if beside is None else Tight(0.0, StepCost(), beside)
         self.block_size = block_size
         self.memory = SymbolicMemory(pages, block_size)
         self.pool = BlockPool(pages, self.memory)
@@ -166,7 +185,7 @@ class SchedulerHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.flight is None)
     @rule(runs_at_once=st.booleans())
     def begin_step(self, runs_at_once: bool) -> None:
-        step = self.scheduler.plan()
+        step = self.scheduler.plan(self.beside)
         for sequence in self.scheduler.take_preempted():
             assert not sequence.pages
             self.seen["preempted"] += 1
@@ -174,6 +193,10 @@ class SchedulerHistory(RuleBasedStateMachine):
             return
         budget = self.scheduler._config.max_num_batched_tokens
         assert 0 < len(step.batch.tokens) <= budget
+        streams = [chunk for chunk in step.chunks if chunk.samples and chunk.end - chunk.start == 1]
+        if self.beside is not None and streams:
+            singles = sum(chunk.end - chunk.start == 1 for chunk in step.chunks)
+            assert len(step.batch.tokens) - singles <= self.beside.most_prompt_tokens
         self.flight = Flight(step)
         if runs_at_once:
             self.runner.write(step)
@@ -347,7 +370,8 @@ def busy_history(seed: int, events: int) -> Counter[str]:
     """One long life of a scheduler under load, most of it work and some of it mishap."""
     draw = random.Random(seed)
     history = SchedulerHistory()
-    history.begin(draw.choice([1, 2, 4]), draw.randint(8, 14), draw.randint(2, 16), 5, 2, draw.random() < 0.5)
+    beside = draw.choice([None, 1, 2, 5])
+    history.begin(draw.choice([1, 2, 4]), draw.randint(8, 14), draw.randint(2, 16), beside, 5, 2, draw.random() < 0.5)
 
     def tokens() -> list[int]:
         return draw.choices([0, 1], k=draw.randint(0, 9))

@@ -30,6 +30,7 @@ from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+from twostroke.schedule.cost import Budget
 from twostroke.worker.host import WorkerHost
 
 PROMPT = prompt_of(100)
@@ -148,7 +149,7 @@ async def test_a_bug_in_the_loop_ends_the_life_and_its_watcher_sees_it() -> None
     await worker.ready()
     assert worker._host is not None
 
-    def broken() -> None:
+    def broken(_: Budget) -> None:
         raise ZeroDivisionError("a bug")
 
     worker._host.scheduler.plan = broken  # type: ignore[method-assign]
