@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from cluster.bench.client import Client, Clock, Send
 from cluster.bench.load import PlannedRequest
@@ -11,6 +14,25 @@ from cluster.bench.measure import Record
 
 OnRecord = Callable[[Record], None]
 """Called after every request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    records: tuple[Record, ...]
+    client_cpu_s: float
+
+
+async def run_plan(
+    client: Client, plan: Sequence[PlannedRequest], concurrency: int | None, on_record: OnRecord
+) -> Measured:
+    """With `concurrency` requests open, or, where it is None, as an open loop."""
+    gc.collect()  # now rather than in the middle of the measurement
+    cpu_before_s = time.process_time()
+    if concurrency is not None:
+        records = await fixed_concurrency(client, plan, concurrency, on_record)
+    else:
+        records = await open_loop(client, plan, time.perf_counter, on_record)
+    return Measured(tuple(records), time.process_time() - cpu_before_s)
 
 
 async def open_loop(client: Client, plan: Sequence[PlannedRequest], clock: Clock, on_record: OnRecord) -> list[Record]:

@@ -39,6 +39,8 @@ class Stream(enum.IntEnum):
     GROUPS = 5
     ARRIVALS = 6
     JITTER = 7
+    WARMUP = 8
+    PROBE = 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cluster.bench.checks import at_least_zero, file_can_be_made, is_host_port, positive
 from twostroke.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_VOCAB_SIZE = 30000
 """Fits every tokenizer in use; our gRPC tells the true size."""
 API_KEY_VARIABLE = "OPENAI_API_KEY"
-STDOUT = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +36,12 @@ class Target:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url must look like {DEFAULT_URL}, got {self.url!r}", field="url")
-        if self.grpc is not None and not _is_host_port(self.grpc):
+        if self.grpc is not None and not is_host_port(self.grpc):
             raise ConfigError(f"--grpc must look like 127.0.0.1:50051, got {self.grpc!r}", field="grpc")
         if self.grpc is not None and not self.stream:
             raise ConfigError("--no-stream does not go with --grpc: Generate always streams", field="stream")
-        _at_least_zero("--temperature", self.temperature)
-        _positive("--timeout", self.timeout_s)
+        at_least_zero("--temperature", self.temperature)
+        positive("--timeout", self.timeout_s)
 
     @property
     def sends_text(self) -> bool:
@@ -79,16 +78,16 @@ class Workload:
     trace_limit: int | None
 
     def __post_init__(self) -> None:
-        _positive("--num-requests", self.num_requests)
-        _positive("--prompt-tokens", self.prompt_tokens)
-        _positive("--output-tokens", self.output_tokens)
-        _positive("--prefix-groups", self.prefix_groups)
-        _positive("--trace-scale", self.trace_scale)
-        _positive("--trace-length-scale", self.trace_length_scale)
-        _positive("--trace-limit", self.trace_limit)
-        _at_least_zero("--trace-jitter", self.trace_jitter_s)
-        _at_least_zero("--shared-prefix-tokens", self.shared_prefix_tokens)
-        _at_least_zero("--seed", self.seed)
+        positive("--num-requests", self.num_requests)
+        positive("--prompt-tokens", self.prompt_tokens)
+        positive("--output-tokens", self.output_tokens)
+        positive("--prefix-groups", self.prefix_groups)
+        positive("--trace-scale", self.trace_scale)
+        positive("--trace-length-scale", self.trace_length_scale)
+        positive("--trace-limit", self.trace_limit)
+        at_least_zero("--trace-jitter", self.trace_jitter_s)
+        at_least_zero("--shared-prefix-tokens", self.shared_prefix_tokens)
+        at_least_zero("--seed", self.seed)
         if not 0 <= self.prompt_spread < 1:
             raise ConfigError(
                 f"--prompt-spread must be in [0, 1), got {self.prompt_spread:g}: 0.3 draws lengths within 30 %",
@@ -124,15 +123,14 @@ class Options:
     json_path: str | None
 
     def __post_init__(self) -> None:
-        _positive("--rate", self.rate)
-        _positive("--concurrency", self.concurrency)
-        _at_least_zero("--warmup", self.warmup)
+        positive("--rate", self.rate)
+        positive("--concurrency", self.concurrency)
+        at_least_zero("--warmup", self.warmup)
         if self.rate is not None and self.concurrency is not None:
             raise ConfigError(
                 "--rate and --concurrency exclude each other: an open loop never waits for answers", field="rate"
             )
-        if self.json_path not in (None, STDOUT) and not Path(str(self.json_path)).resolve().parent.is_dir():
-            raise ConfigError(f"--json {self.json_path}: the directory does not exist", field="json")
+        file_can_be_made("--json", self.json_path)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,22 +279,3 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         help="spread recorded times by a seeded uniform delay: some traces stamp in buckets of 3 s (default: raw)",
     )
     group.add_argument("--trace-limit", type=int, metavar="N", help="only its first N rows")
-
-
-def _is_host_port(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
-
-
-def _positive(flag: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{flag} must be positive, got {value:g}", field=_field(flag))
-
-
-def _at_least_zero(flag: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{flag} must be at least 0, got {value:g}", field=_field(flag))
-
-
-def _field(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")

@@ -1,0 +1,126 @@
+"""A comparison as one HTML file: nothing is fetched, and both light and dark screens can read it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from cluster.bench.compare.figures import (
+    MOST_LANES,
+    Series,
+    first_token_samples,
+    inter_token_samples,
+    latency_figure,
+    span_of,
+    timeline_figure,
+)
+from cluster.bench.compare.options import CompareOptions
+from cluster.bench.compare.ratios import METRICS, LoadOutcome, Metric, Outcome, notes_of
+from cluster.bench.compare.report import explanation, shown_range, shown_ratio, shown_value
+from cluster.bench.compare.rounds import Run
+
+COLOURS = 6
+"""Endpoints beyond begin with the first colour again."""
+CLEARLY = 0.05
+"""A ratio is coloured where all rounds agree that it is at least this far from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    detail: str = ""
+    kind: str = ""
+    """"better" or "worse" than the baseline in every round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    title: str
+    colour: int | None
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    endpoint: str
+    figure: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    load: str
+    rows: tuple[Row, ...]
+    first_token: Markup
+    inter_token: Markup
+    timelines: tuple[Timeline, ...]
+    timeline_round: int
+
+
+def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[Run]) -> str:
+    template = files("cluster.bench.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        endpoints=[(endpoint.name, endpoint.target.name) for endpoint in options.endpoints.all],
+        colours=COLOURS,
+        explanation=explanation(options),
+        made_at=time.strftime("%Y-%m-%d %H:%M"),
+        metrics=METRICS,
+        most_lanes=MOST_LANES,
+        notes=notes_of(runs),
+        sections=[_section(outcome, options, runs) for outcome in outcomes],
+    )
+
+
+def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[Run]) -> Section:
+    names = options.endpoints.names
+    of_load = [run for run in runs if run.load.name == outcome.load]
+    last = [run for run in of_load if run.round == options.rounds - 1]
+    records_of = {name: [record for run in of_load if run.endpoint == name for record in run.records] for name in names}
+    span_s = max(span_of(run.records) for run in last)
+    colour_of = {name: number % COLOURS for number, name in enumerate(names)}
+    first = [Series(colour_of[name], first_token_samples(records_of[name])) for name in names]
+    between = [Series(colour_of[name], inter_token_samples(records_of[name])) for name in names]
+    by_name = {run.endpoint: run for run in last}
+    return Section(
+        load=outcome.load,
+        rows=tuple(_rows(outcome, options.endpoints.baseline, colour_of)),
+        first_token=Markup(latency_figure(first)),
+        inter_token=Markup(latency_figure(between)),
+        timelines=tuple(
+            Timeline(name, Markup(timeline_figure(by_name[name].records, colour_of[name], span_s))) for name in names
+        ),
+        timeline_round=options.rounds,
+    )
+
+
+def _rows(outcome: LoadOutcome, baseline: str, colour_of: dict[str, int]) -> list[Row]:
+    rows = [
+        Row(
+            each.endpoint,
+            colour_of[each.endpoint],
+            tuple(Cell(shown_value(metric, each.values.get(metric.key))) for metric in METRICS),
+        )
+        for each in outcome.outcomes
+    ]
+    others = [each for each in outcome.outcomes if each.endpoint != baseline]
+    return rows + [
+        Row(f"{each.endpoint} / {baseline}", None, tuple(_ratio_cell(metric, each) for metric in METRICS))
+        for each in others
+    ]
+
+
+def _ratio_cell(metric: Metric, outcome: Outcome) -> Cell:
+    spread = outcome.ratios.get(metric.key)
+    if spread is None:
+        return Cell("")
+    kind = ""
+    if spread.low > 1 + CLEARLY:
+        kind = "better" if metric.more_is_better else "worse"
+    elif spread.high < 1 - CLEARLY:
+        kind = "worse" if metric.more_is_better else "better"
+    return Cell(shown_ratio(spread), shown_range(spread), kind)

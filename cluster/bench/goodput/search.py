@@ -1,0 +1,69 @@
+"""From the rates tried so far to the next one: doubling or halving until one passes and one fails, then in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.bench.checks import positive
+from twostroke.errors import ConfigError
+
+STRIDE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    start: float
+    lowest: float
+    highest: float
+    precision: float
+
+    def __post_init__(self) -> None:
+        positive("--min-rate", self.lowest)
+        positive("--precision", self.precision)
+        for flag, value in (("--start-rate", self.start), ("--max-rate", self.highest)):
+            positive(flag, value)
+        if not self.lowest <= self.start <= self.highest:
+            raise ConfigError(
+                f"--start-rate {self.start:g} must lie from --min-rate {self.lowest:g} to --max-rate {self.highest:g}",
+                field="start_rate",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    rate: float
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """Between which rates the truth lies, by what was tried."""
+
+    passing: float | None
+    failing: float | None
+
+
+def bracket_of(tried: Sequence[Tried]) -> Bracket:
+    """The lowest failing rate, and the highest passing one below it: a lucky pass above a failure does not count."""
+    failing = min((each.rate for each in tried if not each.passed), default=None)
+    passing = max(
+        (each.rate for each in tried if each.passed and (failing is None or each.rate < failing)), default=None
+    )
+    return Bracket(passing, failing)
+
+
+def next_rate(tried: Sequence[Tried], limits: Limits) -> float | None:
+    """None when the bracket is narrow enough, or lies beyond the limits."""
+    if not tried:
+        return limits.start
+    bracket = bracket_of(tried)
+    if bracket.failing is None:
+        assert bracket.passing is not None
+        return None if bracket.passing >= limits.highest else min(limits.highest, bracket.passing * STRIDE)
+    if bracket.passing is None:
+        return None if bracket.failing <= limits.lowest else max(limits.lowest, bracket.failing / STRIDE)
+    if bracket.failing <= bracket.passing * (1 + limits.precision):
+        return None
+    return math.sqrt(bracket.passing * bracket.failing)
