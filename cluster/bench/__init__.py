@@ -6,8 +6,8 @@
     drive       sends the plan: open loop or fixed concurrency
     measure     records to percentiles: pure                   report  percentiles to a table and JSON
 
-Beside that one run: `compare/` (several servers under the same loads), `goodput/` (the highest rate that keeps its
-promises) and `kernels/` (this machine's kernels over its limits). Only argparse is imported until `run` is called.
+Beside that one run: `compare/` (several servers under the same loads) and `goodput/` (the highest rate that keeps its
+promises), both over `endpoints`. Only argparse is imported until `run` is called.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 TAIL_PERCENTILES = (0.0, 50.0, 90.0, 99.0, 99.9)
@@ -31,20 +31,19 @@ def linear_axis(high: float, pixels: tuple[float, float]) -> Axis:
     return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks))
 
 
-def log_axis(values: Sequence[float], pixels: tuple[float, float]) -> Axis:
-    """Over the positive values, with marks at 1, 2 and 5 of every decade (1 alone where there are many decades)."""
-    positive = [value for value in values if value > 0] or [1.0]
-    low, high = math.log10(min(positive)), math.log10(max(positive))
-    low, high = low - 0.05, max(high, low + 0.3) + 0.05
+def log_axis(low: float, high: float, pixels: tuple[float, float]) -> Axis:
+    """From `low` to `high`, both positive; what lies outside is drawn at the edge."""
+    bottom, top = math.log10(low), math.log10(high)
+    bottom, top = bottom - 0.05, max(top, bottom + 0.3) + 0.05
     start, end = pixels
 
     def at(value: float) -> float:
-        exponent = math.log10(value) if value > 0 else low
-        return start + (end - start) * (exponent - low) / (high - low)
+        exponent = math.log10(value) if value > 0 else bottom
+        return start + (end - start) * (min(max(exponent, bottom), top) - bottom) / (top - bottom)
 
-    digits = (1, 2, 5) if high - low < 3 else (1,)
-    marks = [digit * 10.0**decade for decade in range(math.floor(low), math.ceil(high) + 1) for digit in digits]
-    return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks if low <= math.log10(mark) <= high))
+    digits = _digits(top - bottom)
+    marks = [digit * 10.0**decade for decade in range(math.floor(bottom), math.ceil(top) + 1) for digit in digits]
+    return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks if bottom <= math.log10(mark) <= top))
 
 
 def tail_axis(pixels: tuple[float, float]) -> Axis:
@@ -60,6 +59,12 @@ def tail_axis(pixels: tuple[float, float]) -> Axis:
 
 def _nines(percentile: float) -> float:
     return -math.log10(max(1e-9, 1 - percentile / 100))
+
+
+def _digits(decades: float) -> tuple[int, ...]:
+    if decades > 3:
+        return (1,)
+    return (1, 2, 5) if decades > 0.8 else (1, 2, 3, 4, 5, 6, 8)
 
 
 def _round_step(step: float) -> float:

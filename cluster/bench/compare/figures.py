@@ -8,7 +8,7 @@ from itertools import pairwise
 from xml.sax.saxutils import escape
 
 from cluster.bench.compare.axes import Axis, linear_axis, log_axis, tail_axis
-from cluster.bench.measure import Record
+from cluster.bench.measure import Record, percentile
 
 MOST_LANES = 32
 """Requests drawn of one run."""
@@ -29,8 +29,8 @@ class Series:
 def latency_figure(series: Sequence[Series], width: int = 470, height: int = 240) -> str:
     """Milliseconds (log) over the share of samples below them, stretched towards the tail."""
     in_ms = [(each.endpoint, sorted(1e3 * sample for sample in each.samples)) for each in series]
-    x = tail_axis((_LEFT, width - _RIGHT))
-    y = log_axis([value for _, values in in_ms for value in values], (height - _BOTTOM, _TOP))
+    x = tail_axis((_LEFT, width - 2 * _RIGHT))
+    y = log_axis(*_bounds([values for _, values in in_ms if values]), (height - _BOTTOM, _TOP))
     parts = [_grid(x, y, width, height), _label(_LEFT - 44, _TOP + 2, "ms", "start")]
     parts += [f'<path class="line e{number}" d="{_percentile_path(values, x, y)}"/>' for number, values in in_ms]
     return _svg(parts, width, height, "latency in milliseconds over percentiles")
@@ -83,6 +83,13 @@ def _lane(record: Record, endpoint: int, start_s: float, top: float, tall: float
             _label(x.at(answer.ended_at_s - start_s), top + tall, f"failed: {answer.failure.kind}", "end", "bad")
         )
     return parts
+
+
+def _bounds(ordered: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """To the highest; from the least that is no accident: events that arrive together are microseconds apart."""
+    low = min((percentile(values, 2) for values in ordered), default=1.0)
+    high = max((values[-1] for values in ordered), default=1.0)
+    return max(low, high / 1e5, 1e-3), max(high, 1e-3)
 
 
 def _percentile_path(ordered: Sequence[float], x: Axis, y: Axis) -> str:

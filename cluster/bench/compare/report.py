@@ -34,8 +34,8 @@ def print_outcomes(
 def explanation(options: CompareOptions) -> str:
     rounds = "one round" if options.rounds == 1 else f"{options.rounds} rounds"
     return (
-        f"Times in ms, output in tokens per second: medians over {rounds}; errors: their sum. Ratios over {options.endpoints.baseline} are taken within a round: their "
-        f"median, and from the lowest to the highest. Seed {options.endpoints.seed}."
+        f"Times in ms, output in tokens/s: medians over {rounds}, all errors. Ratios over {options.endpoints.baseline} "
+        f"are taken within a round: their median, and from the lowest to the highest. Seed {options.endpoints.seed}."
     )
 
 

@@ -24,6 +24,8 @@ from cluster.bench.options import Options, options_from
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 STEP_S = 0.002
+NARROW = 3
+"""Requests that the behaviour "narrow" has room for."""
 
 Parse = Callable[..., Options]
 
@@ -76,7 +78,7 @@ class FakeOpenAI:
         behaviour = behaviours[len(self.bodies) % len(behaviours)]
         self.bodies.append(body)
         self.headers.append(dict(request.headers))
-        if behaviour == "reject":
+        if behaviour == "reject" or (behaviour == "narrow" and self.open >= NARROW):
             return JSONResponse({"error": {"message": "queue full", "type": "overloaded_error"}}, status_code=429)
         if behaviour == "no-ids":
             return JSONResponse({"error": {"message": "prompt must be a string"}}, status_code=400)
