@@ -25,6 +25,7 @@ from cluster.home import Home
 from cluster.router_process import Addresses, RouterProcess, until_ready
 from cluster.spec import LOOPBACK, fleet_spec, router_config
 from twostroke.config import ClusterConfig, RouterConfig
+from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
@@ -46,6 +47,8 @@ def serve(config: ClusterConfig) -> int:
         raise ConfigError(f"--http-port and --grpc-port are both {config.http_port}", field="--grpc-port")
     if config.address is None:
         _check_memory(config)
+        if not config.model.is_paced:
+            check_threads(config.threads)
     else:
         _check_reachable(config.address)
     config = _with_absolute_model(config)

@@ -41,6 +41,8 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             cache=config.cache,
             schedule=config.schedule,
             threads=config.threads,
+            pin=config.pin,
+            borrow=config.borrow,
         )
         for role, count in counts
         for index in range(count)

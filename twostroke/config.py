@@ -29,7 +29,7 @@ class Role(enum.StrEnum):
 
 
 def _positive(name: str, value: float | None) -> None:
-    if value is not None and value <= 0:
+    if value is not None and not value > 0:  # NaN is not, either
         raise ConfigError(f"{name} must be positive, got {value}", field=name)
 
 
@@ -120,7 +120,11 @@ class WorkerConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     threads: int = 1
-    """Compute threads of the engine."""
+    """Compute threads of the engine, each with a core of its own where there are enough."""
+    pin: bool = False
+    """Keep each thread on its core."""
+    borrow: bool = True
+    """Run on cores of other workers too while those are idle."""
     transports: tuple[str, ...] = ("shm", "tcp")
     """Page transports offered, best first; the first that both ends can use is taken per pair."""
     orphan_grace_s: float = 5.0
@@ -172,6 +176,8 @@ class ClusterConfig:
     http_port: int = 8000
     grpc_port: int = 50051
     threads: int = 1
+    pin: bool = False
+    borrow: bool = True
     policy: str = "kv"
     seed: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)

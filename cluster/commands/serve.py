@@ -65,6 +65,18 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         "--threads", type=int, default=DEFAULTS.threads, metavar="N", help=_help("compute threads of each worker")
     )
     group.add_argument(
+        "--pin",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.pin,
+        help=_help("keep each compute thread on its core"),
+    )
+    group.add_argument(
+        "--borrow",
+        action=argparse.BooleanOptionalAction,
+        default=DEFAULTS.borrow,
+        help=_help("compute on cores of other workers too while those are idle"),
+    )
+    group.add_argument(
         "--policy", choices=sorted(POLICIES), default=DEFAULTS.policy, help=_help("how requests find their workers")
     )
     group.add_argument(
@@ -130,6 +142,19 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=_help("tokens in one step"),
     )
+    group.add_argument(
+        "--step-target-ms",
+        type=float,
+        default=schedule.step_target_s * 1e3,
+        metavar="MS",
+        help=_help("length of a step in which streams run: how much of prompts runs beside them"),
+    )
+    group.add_argument(
+        "--takeover",
+        action=argparse.BooleanOptionalAction,
+        default=schedule.takeover,
+        help=_help("decode workers with room compute prompts that would wait at a prefill worker"),
+    )
 
 
 def _help(text: str) -> str:
@@ -146,6 +171,8 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         threads=args.threads,
+        pin=args.pin,
+        borrow=args.borrow,
         policy=args.policy,
         seed=args.seed,
         model=ModelConfig(
@@ -155,7 +182,12 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
             served_model_name=args.served_model_name,
         ),
         cache=CacheConfig(block_size=args.block_size, kv_cache_memory_bytes=args.kv_cache_memory),
-        schedule=ScheduleConfig(max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens),
+        schedule=ScheduleConfig(
+            max_num_seqs=args.max_num_seqs,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            step_target_s=args.step_target_ms / 1e3,
+            takeover=args.takeover,
+        ),
     )
 
 

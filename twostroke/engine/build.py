@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twostroke.config import PACED_PREFIX, Role, WorkerConfig
+from twostroke.engine.cores import Cores
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
@@ -78,16 +79,21 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
     )
 
     def load(memory: PageMemory) -> Runner:
-        return ModelRunner(
-            model_dir,
-            spec,
-            memory,
-            block_size=facts.block_size,
-            dtype=facts.dtype,
-            threads=config.threads,
-            with_head=config.role is Role.DECODE,
-            max_model_len=facts.max_model_len,
-        )
+        cores = Cores.claim(config.threads, pin=config.pin, borrow=config.borrow)
+        try:
+            return ModelRunner(
+                model_dir,
+                spec,
+                memory,
+                block_size=facts.block_size,
+                dtype=facts.dtype,
+                cores=cores,
+                with_head=config.role is Role.DECODE,
+                max_model_len=facts.max_model_len,
+            )
+        except BaseException:
+            cores.close()
+            raise
 
     return _with_memory(facts, load)
 

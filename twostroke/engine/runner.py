@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 
+from twostroke.engine.cores import Cores
 from twostroke.engine.pages import pool_tensor
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
-from twostroke.kernels.cpu.build import load_kernels
+from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
@@ -33,16 +34,16 @@ class ModelRunner:
         *,
         block_size: int,
         dtype: str,
-        threads: int,
+        cores: Cores,
         with_head: bool,
         max_model_len: int | None = None,
     ) -> None:
-        self._threads = threads
-        torch.set_num_threads(threads)
+        self._cores = cores
+        torch.set_num_threads(len(cores.home))
         kind: torch.dtype = getattr(torch, dtype)
         pool = pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
-        self._team = None if kernels is None else Team(kernels, tuple(range(threads)))
+        self._team = None if kernels is None else _team_on(cores, kernels)
         backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, team=self._team)
         weights = load_weights(model_dir, spec, kind, with_head=with_head)
         self._model = Transformer(spec, weights, backend)
@@ -50,6 +51,8 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
+        if self._team is not None and self._cores.should_look:
+            self._team.borrow_from(self._cores.neighbours())
         with torch.inference_mode(), nullcontext() if self._team is None else self._team.step():
             logits = self.logits(batch)
             tokens = () if logits is None else sample(logits, batch.samples)
@@ -76,3 +79,8 @@ class ModelRunner:
         del self._model
         if self._team is not None:
             self._team.close()
+        self._cores.close()
+
+
+def _team_on(cores: Cores, kernels: Kernels) -> Team:
+    return Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)

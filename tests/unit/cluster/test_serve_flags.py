@@ -27,6 +27,7 @@ def test_every_flag_reaches_the_config() -> None:
         *("--prefill", "2", "--decode", "3", "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2"),
         *("--threads", "4", "--dtype", "float32", "--block-size", "32", "--policy", "random", "--model", "some/model"),
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
+        *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
         *("--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
     )
     assert (config.prefill, config.decode, config.threads, config.seed) == (2, 3, 4, 6)
@@ -36,6 +37,8 @@ def test_every_flag_reaches_the_config() -> None:
     assert config.model.public_name == "name"
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (32, 512 << 20)
     assert (config.schedule.max_num_seqs, config.schedule.max_num_batched_tokens) == (5, 64)
+    assert (config.pin, config.borrow) == (True, False)
+    assert (config.schedule.step_target_s, config.schedule.takeover) == (0.025, False)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,9 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--max-model-len", "-5"], "--max-model-len"),
         (["--kv-cache-memory", "1000T"], "--kv-cache-memory"),
         (["--threads", "0"], "--threads"),
+        (["--threads", "4000"], "--threads 4000: this machine"),
+        (["--step-target-ms", "0"], "--step-target-ms"),
+        (["--step-target-ms", "nan"], "--step-target-ms"),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--host", "203.0.113.1"], "--host"),
         (["--address", "nowhere"], "--address"),

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.unit.engine.batches import Stream, generate, step
+from twostroke.engine.cores import Cores
 from twostroke.engine.runner import ModelRunner
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
@@ -43,7 +44,7 @@ def make_runner(directory: Path, memory: PageMemory, *, with_head: bool) -> Mode
         memory,
         block_size=16,
         dtype="float32",
-        threads=1,
+        cores=Cores((0,)),
         with_head=with_head,
         max_model_len=2048,
     )

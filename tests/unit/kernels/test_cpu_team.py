@@ -113,6 +113,14 @@ def test_a_core_is_borrowed_again_once_its_owner_has_been_idle(kernels: Kernels,
             assert borrower.threads_now == 2
 
 
+def test_a_neighbour_that_comes_later_can_be_borrowed_from(kernels: Kernels, tmp_path: Path) -> None:
+    with team_of(kernels, (0,), (), tmp_path) as team:
+        for borrowable, threads in (((1,), 2), ((1, 2), 3), ((), 1)):
+            team.borrow_from(borrowable)
+            with team.step():
+                assert parts_of(kernels, team) == threads
+
+
 def lend_and_hang(folder: Path, leases: Path, says: Connection) -> None:
     kernels = load_kernels(folder)
     assert kernels is not None

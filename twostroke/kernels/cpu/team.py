@@ -36,7 +36,6 @@ class Team:
         borrow_after_us: int = BORROW_AFTER_US,
     ) -> None:
         assert home, "the calling thread needs a core"
-        assert not set(home) & set(borrowable), "a core is either home or borrowed"
         self._begin = kernels.function("twostroke_team_begin", (_POINTER,))
         self._end = kernels.function("twostroke_team_end", (_POINTER,))
         self._threads_now = kernels.function("twostroke_team_threads_now", (_POINTER,), _NUMBER)
@@ -46,22 +45,30 @@ class Team:
             (_POINTER, _NUMBER, _POINTER, _NUMBER, ctypes.c_char_p, _NUMBER, ctypes.c_int32, ctypes.c_char_p, _NUMBER),
             _POINTER,
         )
-        problem = ctypes.create_string_buffer(512)
-        folder = "" if directory is None else str(directory)
-        self.address: int | None = new(
-            (ctypes.c_int32 * len(home))(*home),
-            len(home),
-            (ctypes.c_int32 * len(borrowable))(*borrowable),
-            len(borrowable),
-            folder.encode(),
-            borrow_after_us,
-            pin,
-            problem,
-            len(problem),
-        )
-        """What a kernel takes as its team."""
-        if self.address is None:
-            raise ConfigError(f"no thread team on cores {home}: {problem.value.decode(errors='replace')}")
+        folder = ("" if directory is None else str(directory)).encode()
+
+        def create(borrowable: tuple[int, ...]) -> int:
+            assert not set(home) & set(borrowable), "a core is either home or borrowed"
+            problem = ctypes.create_string_buffer(512)
+            address: int | None = new(
+                (ctypes.c_int32 * len(home))(*home),
+                len(home),
+                (ctypes.c_int32 * len(borrowable))(*borrowable),
+                len(borrowable),
+                folder,
+                borrow_after_us,
+                pin,
+                problem,
+                len(problem),
+            )
+            if address is None:
+                raise ConfigError(f"no thread team on cores {home}: {problem.value.decode(errors='replace')}")
+            return address
+
+        self._create = create
+        self._borrowable = borrowable
+        self.address: int | None = create(borrowable)
+        """What a kernel takes as its team; another one after `borrow_from`."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -76,6 +83,13 @@ class Team:
     def threads_now(self) -> int:
         """Cores held by the open step; 0 between steps."""
         return int(self._threads_now(self.address))
+
+    def borrow_from(self, borrowable: tuple[int, ...]) -> None:
+        """From now on these cores may be borrowed. No step is open."""
+        if borrowable != self._borrowable:
+            address, self.address = self.address, self._create(borrowable)
+            self._free(address)
+            self._borrowable = borrowable
 
     def close(self) -> None:
         """End the helper threads. No step is open."""

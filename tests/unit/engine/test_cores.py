@@ -1,0 +1,148 @@
+"""Which cores a worker owns, whom it may borrow from, and that nothing of it outlives the worker."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from twostroke.engine import cores as cores_module
+from twostroke.engine.cores import Cores, check_threads, usable_cores
+from twostroke.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores_module, "usable_cores", lambda: [0, 1, 2, 5])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cores"
+
+
+def claim(folder: Path, threads: int = 1, *, pin: bool = False, borrow: bool = True) -> Cores:
+    return Cores.claim(threads, pin=pin, borrow=borrow, folder=folder)
+
+
+def test_each_worker_owns_cores_of_its_own_and_gives_them_back(folder: Path) -> None:
+    one, two = claim(folder, 2), claim(folder)
+    assert (one.home, two.home) == ((0, 1), (2,))
+    one.close()
+    three = claim(folder)
+    assert three.home == (0,)
+    for cores in (two, three):
+        cores.close()
+
+
+def test_workers_that_start_at_once_never_get_the_same_core(folder: Path) -> None:
+    for _ in range(10):
+        with ThreadPoolExecutor(4) as threads:
+            claims = list(threads.map(lambda _: claim(folder), range(4)))
+        assert sorted(core for cores in claims for core in cores.home) == [0, 1, 2, 5]
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(Cores.close, claims))
+        assert not folder.exists()
+
+
+def test_neighbours_are_the_cores_of_workers_that_live_now(folder: Path) -> None:
+    one = claim(folder)
+    assert one.neighbours() == ()
+    two = claim(folder, 2)
+    assert one.neighbours() == (1, 2)
+    assert two.neighbours() == (0,)
+    two.close()
+    assert one.neighbours() == ()
+    one.close()
+
+
+def test_who_does_not_borrow_has_no_neighbours_but_lends(folder: Path) -> None:
+    alone, other = claim(folder, borrow=False), claim(folder)
+    assert alone.neighbours() == ()
+    assert not alone.should_look
+    assert other.neighbours() == alone.home
+    for cores in (alone, other):
+        cores.close()
+
+
+def test_neighbours_are_looked_up_now_and_then(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = claim(folder)
+    assert cores.should_look
+    cores.neighbours()
+    assert not cores.should_look
+    monkeypatch.setattr(cores_module, "LOOK_S", 0.0)
+    cores.neighbours()
+    assert cores.should_look
+    cores.close()
+
+
+def test_the_core_of_a_killed_worker_is_free_at_once(folder: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from twostroke.engine.cores import Cores\n"
+        "cores = Cores.claim(1, pin=False, borrow=True, folder=Path(sys.argv[1])); print(cores.home[0], flush=True)\n"
+        "time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        core = int(worker.stdout.readline())
+        survivor = claim(folder, 3)
+        assert core not in survivor.home
+        assert survivor.neighbours() == (core,)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+    assert survivor.neighbours() == ()
+    successor = claim(folder)
+    assert successor.home == (core,)
+    for cores in (survivor, successor):
+        cores.close()
+    assert not folder.exists()
+
+
+def test_where_too_few_cores_are_free_they_are_shared_with_a_warning_and_without_leases(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = claim(folder, 3)
+    with caplog.at_level(logging.WARNING):
+        late = claim(folder, 2, pin=True)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "1 of 4 are free and --threads asks for 2" in caplog.text
+    assert (late.home, late.folder, late.pin, late.neighbours()) == ((0, 1), None, False, ())
+    late.close()
+    assert claim(folder).home == (5,), "what it could not use it left to others"
+    owner.close()
+
+
+def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.mkdir()
+    folder.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        cores = claim(folder)
+    assert str(folder) in caplog.text
+    assert (cores.home, cores.folder) == ((0,), None)
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_disappears_leaves_no_neighbours_and_no_error(folder: Path) -> None:
+    one, two = claim(folder), claim(folder)
+    for file in folder.iterdir():
+        file.unlink()
+    assert one.neighbours() == ()
+    for cores in (one, two):
+        cores.close()
+
+
+def test_more_threads_than_cores_are_refused_by_the_name_of_the_flag(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="--threads 5: this machine lets us use 4 cores"):
+        claim(folder, 5)
+    check_threads(4)
+    assert not folder.exists()
+
+
+def test_only_cores_that_this_process_may_use_count() -> None:
+    assert usable_cores() == sorted(os.sched_getaffinity(0))

@@ -1,0 +1,191 @@
+"""The cores of one worker, agreed upon among the workers of a user on a host, with nobody in the middle.
+
+Each worker owns as many cores as it has threads. A core's owner holds a lock on a file of that core for as long as it
+lives, so the cores of a worker that dies are free at once. Cores of others may be borrowed while they idle: by leases
+that `kernels.cpu.team` keeps in the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from twostroke.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 2.0
+"""How often a worker looks for neighbours that began or ended since."""
+
+
+def usable_cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def check_threads(threads: int) -> None:
+    """Raises ConfigError for more threads than there are cores."""
+    cores = len(usable_cores())
+    if threads > cores:
+        raise ConfigError(f"--threads {threads}: this machine lets us use {cores} cores", field="--threads")
+
+
+def cores_folder() -> Path:
+    """The same for all workers of a user on this host, in memory where the system offers that."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/none")
+    if runtime.is_dir() and runtime.stat().st_uid == os.getuid():
+        return runtime / "twostroke-cores"
+    return Path("/tmp") / f"twostroke-cores-{os.getuid()}"
+
+
+class Cores:
+    """What a worker may run on. `close` gives it back; so does the end of the process."""
+
+    def __init__(self, home: tuple[int, ...], *, pin: bool = False) -> None:
+        """Cores that nobody was asked for: a number of threads."""
+        self.home = home
+        self.pin = pin
+        self.folder: Path | None = None
+        """Of the leases; None: there are none, and nothing is borrowed."""
+        self._borrows = False
+        self._owned: list[int] = []
+        """Files, locked."""
+        self._look_at_s = 0.0
+
+    @classmethod
+    def claim(cls, threads: int, *, pin: bool, borrow: bool, folder: Path | None = None) -> Cores:
+        """The first free cores; where too few are free, those of others too, without leases and with one warning.
+
+        Raises ConfigError for more threads than there are cores.
+        """
+        check_threads(threads)
+        folder = cores_folder() if folder is None else folder
+        shared = cls(tuple(usable_cores()[:threads]))
+        try:
+            with _locked(folder):
+                owned = _own_free(folder, threads)
+        except OSError as error:
+            log.warning("cores are shared with whoever runs on them: %s cannot be used: %s", folder, error)
+            return shared
+        if len(owned) < threads:
+            _close_all(owned.values())
+            log.warning(
+                "cores are shared with other workers: %d of %d are free and --threads asks for %d for each worker",
+                len(owned), len(usable_cores()), threads,
+            )  # fmt: skip
+            return shared
+        cores = cls(tuple(owned), pin=pin)
+        cores.folder, cores._borrows, cores._owned = folder, borrow, list(owned.values())
+        log.info("cores home=%s folder=%s", ",".join(map(str, cores.home)), folder)
+        return cores
+
+    def neighbours(self) -> tuple[int, ...]:
+        """Cores that other living workers own, to be borrowed while those idle."""
+        self._look_at_s = time.monotonic() + LOOK_S
+        if self.folder is None or not self._borrows:
+            return ()
+        others = (core for core in usable_cores() if core not in self.home)
+        with contextlib.suppress(OSError), _locked(self.folder):
+            return tuple(core for core in others if _is_owned(_owner_file(self.folder, core)))
+        return ()
+
+    @property
+    def should_look(self) -> bool:
+        """Neighbours may have changed since they were looked up."""
+        return self._borrows and time.monotonic() >= self._look_at_s
+
+    def close(self) -> None:
+        """Whoever goes last removes the folder."""
+        if self.folder is None:
+            return
+        folder, self.folder = self.folder, None
+        _close_all(self._owned)
+        with contextlib.suppress(OSError), _locked(folder):
+            if not any(map(_is_owned, folder.glob("owner-*"))):
+                for file in folder.iterdir():
+                    file.unlink()
+                folder.rmdir()
+
+
+def _owner_file(folder: Path, core: int) -> Path:
+    return folder / f"owner-{core}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone in the folder, which is made if need be. Raises OSError where it is not this user's alone."""
+    lock = _open_lock(folder)
+    while not _is_same_file(lock, folder / "lock"):  # whoever held it removed the folder
+        os.close(lock)
+        lock = _open_lock(folder)
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _open_lock(folder: Path) -> int:
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # removed in this moment
+            _check_private(folder)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return lock
+
+
+def _check_private(folder: Path) -> None:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(f"{folder} is not a folder that only this user can write to")
+
+
+def _is_same_file(opened: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(opened), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _own_free(folder: Path, count: int) -> dict[int, int]:
+    """Up to `count` cores that nobody owns, each with its locked file."""
+    owned: dict[int, int] = {}
+    for core in usable_cores():
+        if len(owned) == count:
+            break
+        file = os.open(_owner_file(folder, core), os.O_RDWR | os.O_CREAT, 0o600)
+        if _try_lock(file):
+            owned[core] = file
+        else:
+            os.close(file)
+    return owned
+
+
+def _is_owned(file: Path) -> bool:
+    try:
+        opened = os.open(file, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try_lock(opened)
+    finally:
+        os.close(opened)
+
+
+def _try_lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _close_all(files: Iterable[int]) -> None:
+    for file in files:
+        os.close(file)
