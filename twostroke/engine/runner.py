@@ -17,9 +17,9 @@ from twostroke.kernels.cpu.build import Kernels, load_kernels
 from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
+from twostroke.models.choice import load_model
 from twostroke.models.spec import ModelSpec
-from twostroke.models.transformer import Transformer, rope_tables
-from twostroke.models.weights import load_weights
+from twostroke.models.transformer import rope_tables
 from twostroke.schedule.batch import Batch, StepResult
 
 
@@ -36,6 +36,7 @@ class ModelRunner:
         dtype: str,
         cores: Cores,
         with_head: bool,
+        weights: str = "model",
         max_model_len: int | None = None,
     ) -> None:
         self._cores = cores
@@ -45,8 +46,9 @@ class ModelRunner:
         kernels = load_kernels(cache_dir() / "kernels")
         self._team = None if kernels is None else _team_on(cores, kernels)
         backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, team=self._team)
-        weights = load_weights(model_dir, spec, kind, with_head=with_head)
-        self._model = Transformer(spec, weights, backend)
+        self._model = load_model(
+            model_dir, spec, backend, kernels, dtype=kind, is_int8=weights == "int8", with_head=with_head
+        )
         self._cosines, self._sines = rope_tables(spec.rope, max_model_len or spec.max_position_embeddings)
 
     def run(self, batch: Batch) -> StepResult:

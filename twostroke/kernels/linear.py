@@ -14,6 +14,35 @@ class Linear(Protocol):
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
+class Linears(Protocol):
+    """Makes the products of a model in the form that its kernels want."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """For `weight` [out, in]."""
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        """silu(gate) * value, where x W^T + b is all gates, then all values: y has half as many columns."""
+
+
+class TorchLinears:
+    """Products that torch computes, on any device."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return make_linear(weight, bias)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+        return GatedLinear(make_linear(weight, bias))
+
+
+class GatedLinear:
+    def __init__(self, product: Linear) -> None:
+        self._product = product
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self._product(x).chunk(2, dim=-1)
+        return functional.silu(gate) * value
+
+
 class PlainLinear:
     """The weight as it lies in the file."""
 

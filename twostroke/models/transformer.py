@@ -1,9 +1,11 @@
 """A dense decoder (Llama, Mistral, Qwen2, Qwen3) as a straight line over one ragged batch.
 
-x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --(+)--> norm --> gate * up --> down --(+)--> x
+x --norm--> qkv --[head norm]--> rope, pages <- k v, attend --> output --(+)--> norm --> gated --> down --(+)--> x
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -13,8 +15,20 @@ from twostroke.models.spec import ModelSpec, RopeSpec
 from twostroke.models.weights import LayerWeights, ModelWeights
 
 
+class Model(Protocol):
+    """What a runner steps."""
+
+    def forward(
+        self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Write the KV of all tokens; logits [len(sample_rows), vocab] of the rows that are sampled.
+
+        None for `sample_rows` stops as soon as the last layer's KV is written.
+        """
+
+
 class Transformer:
-    """Weights, and the attention backend that knows the pages."""
+    """In torch's operations, on any device: weights, and the attention backend that knows the pages."""
 
     def __init__(self, spec: ModelSpec, weights: ModelWeights, backend: AttentionBackend) -> None:
         self._spec = spec
@@ -26,10 +40,6 @@ class Transformer:
     def forward(
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """Write the KV of all tokens; logits [len(sample_rows), vocab] of the rows that are sampled.
-
-        None for `sample_rows` stops as soon as the last layer's KV is written.
-        """
         step = self._backend.begin(batch)
         x = self._weights.embedding[tokens]
         last = len(self._weights.layers) - 1
@@ -55,8 +65,7 @@ class Transformer:
 
     def _finish(self, layer: LayerWeights, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         x = x + layer.attention_output(attended)
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, dim=-1)
-        return x + layer.down(functional.silu(gate) * up)
+        return x + layer.down(layer.gated(self._norm(x, layer.mlp_norm)))
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self._spec.rms_norm_eps)

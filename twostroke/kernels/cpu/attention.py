@@ -89,20 +89,26 @@ class NativeAttentionStep:
         self._keep = (batch, row_tokens, row_sequences, row_contexts)
         """What the native step points into."""
         self._native = _native_step(backend, batch, row_tokens, row_sequences, row_contexts)
-        self._address = ctypes.addressof(self._native)
+        self.address = ctypes.addressof(self._native)
+        """Of the native step, for kernels that go on from here."""
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native kernel attends for all rows."""
+        return not self._spans
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._native.head_dim
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
         self._backend.native_store(
-            self._address, layer, q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+            self.address, layer, q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
         )
         return q
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
         if self._has_rows:
-            self._backend.native_attend(self._address, layer, q.data_ptr(), q.stride(0), out.data_ptr())
+            self._backend.native_attend(self.address, layer, q.data_ptr(), q.stride(0), out.data_ptr())
         for span in self._spans:
             self._backend.torch.attend_span(layer, span, q, out)
         return out.flatten(1)

@@ -1,0 +1,160 @@
+"""All layers of a dense decoder in one native call, which holds no lock of Python's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.linear import NativeLinear, PackedLinear
+from twostroke.kernels.cpu.team import Team
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+ATTEND: Final = ctypes.CFUNCTYPE(None, _NUMBER, _POINTER, _NUMBER, _POINTER)
+
+
+class NativeLayer(ctypes.Structure):
+    """`Layer` of native/forward.cpp, field by field."""
+
+    _fields_ = (
+        ("attention_norm", _POINTER),
+        ("qkv", NativeLinear),
+        ("q_norm", _POINTER),
+        ("k_norm", _POINTER),
+        ("output", NativeLinear),
+        ("mlp_norm", _POINTER),
+        ("gated", NativeLinear),
+        ("down", NativeLinear),
+    )
+
+
+class NativeModel(ctypes.Structure):
+    """`Model` of native/forward.cpp."""
+
+    _fields_ = (
+        ("embedding", _POINTER),
+        ("layers", ctypes.POINTER(NativeLayer)),
+        ("layer_count", _NUMBER),
+        ("norm", _POINTER),
+        ("head", ctypes.POINTER(NativeLinear)),
+        ("hidden", _NUMBER),
+        ("heads", _NUMBER),
+        ("kv_heads", _NUMBER),
+        ("head_dim", _NUMBER),
+        ("epsilon", ctypes.c_float),
+    )
+
+
+class NativeCall(ctypes.Structure):
+    """`Call` of native/forward.cpp."""
+
+    _fields_ = (
+        ("tokens", _POINTER),
+        ("rows", _NUMBER),
+        ("sampled", _POINTER),
+        ("samples", _NUMBER),
+        ("logits", _POINTER),
+        ("step", _POINTER),
+        ("attend", ATTEND),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardLayer:
+    attention_norm: torch.Tensor
+    qkv: PackedLinear
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    output: PackedLinear
+    mlp_norm: torch.Tensor
+    gated: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class ForwardModel:
+    """What a forward pass computes with: bfloat16 tensors and packed weights."""
+
+    embedding: torch.Tensor
+    layers: Sequence[ForwardLayer]
+    norm: torch.Tensor
+    head: PackedLinear | None
+    heads: int
+    kv_heads: int
+    head_dim: int
+    epsilon: float
+
+
+class NativeForward:
+    """Weights and workspace; one call at a time."""
+
+    def __init__(self, kernels: Kernels, team: Team | None, model: ForwardModel) -> None:
+        self._run = kernels.function("twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)))
+        self._free = kernels.function("twostroke_forward_free", (_POINTER,))
+        self._team = team
+        self._head = model.head
+        self._keep: list[Any] = [model]
+        """What the native model points into."""
+        layers = (NativeLayer * len(model.layers))(*(self._layer(layer) for layer in model.layers))
+        self._keep.append(layers)
+        native = NativeModel(
+            embedding=model.embedding.contiguous().data_ptr(),
+            layers=layers,
+            layer_count=len(layers),
+            norm=self._norm(model.norm),
+            head=None if model.head is None else ctypes.pointer(model.head.native),
+            hidden=model.embedding.shape[1],
+            heads=model.heads,
+            kv_heads=model.kv_heads,
+            head_dim=model.head_dim,
+            epsilon=model.epsilon,
+        )
+        new = kernels.function("twostroke_forward_new", (ctypes.POINTER(NativeModel),), _POINTER)
+        self._address = new(native)
+
+    def __call__(
+        self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None, attend: Any = None
+    ) -> torch.Tensor | None:
+        """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
+
+        `step` is the address of the attention's step; `attend`, an `ATTEND`, stands in for the native attention.
+        """
+        assert tokens.dtype == torch.int32, "the kernel walks these by index"
+        call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), step=step)
+        if attend is not None:
+            call.attend = attend
+        logits = None
+        if sampled is not None:
+            assert self._head is not None, "sampling on a worker without a head"
+            assert sampled.dtype == torch.int64
+            logits = torch.empty(len(sampled), self._head.native.outputs)
+            call.sampled, call.samples, call.logits = sampled.data_ptr(), len(sampled), logits.data_ptr()
+        self._run(self._address, None if self._team is None else self._team.address, call)
+        return logits
+
+    def close(self) -> None:
+        self._free(self._address)
+        self._address = None
+
+    def _layer(self, layer: ForwardLayer) -> NativeLayer:
+        return NativeLayer(
+            attention_norm=self._norm(layer.attention_norm),
+            qkv=layer.qkv.native,
+            q_norm=self._norm(layer.q_norm),
+            k_norm=self._norm(layer.k_norm),
+            output=layer.output.native,
+            mlp_norm=self._norm(layer.mlp_norm),
+            gated=layer.gated.native,
+            down=layer.down.native,
+        )
+
+    def _norm(self, weight: torch.Tensor | None) -> int | None:
+        if weight is None:
+            return None
+        self._keep.append(weight.float())
+        return int(self._keep[-1].data_ptr())

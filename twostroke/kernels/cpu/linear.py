@@ -1,0 +1,148 @@
+"""Products with weights packed for the native kernels: bfloat16, or int8 with a scale per group of inputs."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.team import Team
+
+PANEL: Final = 32
+GROUP: Final = 64
+"""Both as in native/linear.h."""
+
+BFLOAT16, INT8 = 0, 1
+"""`Kind` of native/linear.h."""
+
+INTO_BFLOAT16: Final = 0
+
+ARENA_BYTES: Final = 64 << 20
+
+
+class NativeLinear(ctypes.Structure):
+    """`Linear` of native/linear.h, field by field."""
+
+    _fields_ = (
+        ("panels", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("sums", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
+        ("kind", ctypes.c_int32),
+        ("is_gated", ctypes.c_int32),
+    )
+
+
+class PackedLinear:
+    """One weight in panels. `native` is what other kernels take; it lives as long as this."""
+
+    def __init__(self, product: Callable[..., None], team: Team | None, native: NativeLinear, keep: Any) -> None:
+        self.native = native
+        self._product = product
+        self._team = team
+        self._keep = keep
+        """The tensors that `native` points into."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        assert x.dtype == torch.bfloat16, "these kernels are for bfloat16"
+        short = self.native.inputs - x.shape[1]
+        if short:
+            x = functional.pad(x, (0, short))
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = torch.empty(len(x), self.native.outputs, dtype=torch.bfloat16)
+        team = None if self._team is None else self._team.address
+        self._product(team, self.native, x.data_ptr(), x.stride(0), len(x), y.data_ptr(), y.stride(0), INTO_BFLOAT16)
+        return y
+
+
+class NativeLinears:
+    """Packs weights for the machine at hand. `is_int8` halves what a step reads, at the price of some exactness."""
+
+    def __init__(self, kernels: Kernels, team: Team | None, *, is_int8: bool = False) -> None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self._product = kernels.function(
+            "twostroke_linear",
+            (pointer, ctypes.POINTER(NativeLinear), pointer, number, number, pointer, number, ctypes.c_int32),
+        )
+        self._team = team
+        self._is_int8 = is_int8
+        self._arena = _Arena()
+
+    @staticmethod
+    def serve(kernels: Kernels, dtype: torch.dtype) -> bool:
+        """Whether this machine has the kernels for weights and activations of `dtype`."""
+        return dtype == torch.bfloat16 and bool(kernels.function("twostroke_linear_is_supported", (), ctypes.c_int32)())
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        return self._pack(weight, bias, len(weight), is_gated=False)
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+        """y = silu(gate) * value, of x W^T + b whose first half are gates and whose second half are values."""
+        bias = None if bias is None else _interleaved(bias[:, None])[:, 0]
+        return self._pack(_interleaved(weight), bias, len(weight) // 2, is_gated=True)
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, is_gated: bool) -> PackedLinear:
+        rows, inputs = weight.shape
+        is_int8 = self._is_int8 and inputs % GROUP == 0
+        weight = functional.pad(weight, (0, inputs % 2, 0, -rows % PANEL))
+        native = NativeLinear(
+            outputs=outputs, inputs=weight.shape[1], kind=INT8 if is_int8 else BFLOAT16, is_gated=is_gated
+        )
+        keep = []
+        if is_int8:
+            weight, scales, sums = _quantised(weight)
+            keep = [self._arena.copy(scales), self._arena.copy(sums)]
+            native.scales, native.sums = (tensor.data_ptr() for tensor in keep)
+        panels = weight.view(torch.int32).view(len(weight) // PANEL, PANEL, -1).transpose(1, 2)
+        keep.append(self._arena.copy(panels))
+        native.panels = keep[-1].data_ptr()
+        if bias is not None:
+            keep.append(functional.pad(bias.float(), (0, -len(bias) % PANEL)))
+            native.bias = keep[-1].data_ptr()
+        return PackedLinear(self._product, self._team, native, keep)
+
+
+def _interleaved(weight: torch.Tensor) -> torch.Tensor:
+    """Rows of gates, then of the values they let through, as half a panel of each in turn."""
+    half = PANEL // 2
+    padded = [functional.pad(part, (0, 0, 0, -len(part) % half)) for part in weight.chunk(2)]
+    return torch.stack([part.view(-1, half, weight.shape[1]) for part in padded], dim=1).flatten(0, 2)
+
+
+def _quantised(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """int8 [rows, inputs], and per panel, group and row the scale and what makes up for inputs shifted by 128."""
+    groups = weight.float().view(len(weight), -1, GROUP)
+    scales = groups.abs().amax(-1) / 127
+    values = (groups / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)
+    sums = -128 * values.sum(-1, dtype=torch.int32)
+    return values.view(len(weight), -1), _by_panel(scales), _by_panel(sums)
+
+
+def _by_panel(facts: torch.Tensor) -> torch.Tensor:
+    return facts.view(len(facts) // PANEL, PANEL, -1).transpose(1, 2)
+
+
+class _Arena:
+    """Memory of large pages: with small ones, address translation takes half of the speed at which weights stream."""
+
+    def __init__(self) -> None:
+        self._free = memoryview(b"")
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor`'s elements end to end, next to what was copied before."""
+        count = tensor.numel() * tensor.element_size()
+        if len(self._free) < count:
+            region = mmap.mmap(-1, -(-count // ARENA_BYTES) * ARENA_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            region.madvise(mmap.MADV_HUGEPAGE)
+            self._free = memoryview(region)
+        place = torch.frombuffer(self._free[:count], dtype=tensor.dtype).view(tensor.shape)
+        self._free = self._free[-(-count // 64) * 64 :]
+        return place.copy_(tensor)

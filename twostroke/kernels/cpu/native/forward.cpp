@@ -1,0 +1,182 @@
+// All layers of a dense decoder over one ragged batch in one call, so that nothing but arithmetic stands between them.
+//
+// The residual stream is float32; what products take is bfloat16. Per layer: norm, qkv, [head norm], rope and pages,
+// attention, output; norm, gated, down. Rows that are not sampled end with the last layer's keys and values.
+
+#include "fused.h"
+#include "linear.h"
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+
+struct Step;
+
+extern "C" {
+void twostroke_store(const Step *step, int64_t layer, void *q, int64_t q_stride, const void *k, int64_t k_stride,
+                     const void *v, int64_t v_stride);
+void twostroke_attend(const Step *step, int64_t layer, const void *q, int64_t q_stride, void *out);
+}
+
+namespace twostroke {
+
+// `NativeLayer` of kernels/cpu/forward.py, field by field.
+struct Layer {
+    const float *attention_norm;
+    Linear qkv;
+    const float *q_norm, *k_norm;  // both or neither
+    Linear output;
+    const float *mlp_norm;
+    Linear gated, down;
+};
+
+// `NativeModel` of kernels/cpu/forward.py.
+struct Model {
+    const uint16_t *embedding;  // [vocab, hidden]
+    const Layer *layers;
+    int64_t layer_count;
+    const float *norm;
+    const Linear *head;  // null on a worker that never samples
+    int64_t hidden, heads, kv_heads, head_dim;
+    float epsilon;
+};
+
+// Grows to the longest batch seen.
+template <class T>
+class Buffer {
+  public:
+    T *rows(int64_t count, int64_t stride) {
+        const size_t wanted = size_t(count * stride);
+        if (wanted > size_) {
+            const size_t bytes = (wanted * sizeof(T) + 63) / 64 * 64;
+            data_.reset((T *)std::aligned_alloc(64, bytes));
+            if (!data_) throw std::bad_alloc();
+            std::memset(data_.get(), 0, bytes);  // the padding of rows stays zero
+            size_ = wanted;
+        }
+        return data_.get();
+    }
+
+  private:
+    struct Free {
+        void operator()(T *at) const { std::free(at); }
+    };
+    std::unique_ptr<T, Free> data_;
+    size_t size_ = 0;
+};
+
+// What stands in for the native attention: the pages' keys and values are stored, q holds the rotated queries.
+using Attend = void (*)(int64_t layer, void *q, int64_t q_stride, void *out);
+
+// One step as its caller sees it.
+struct Call {
+    const int32_t *tokens;
+    int64_t rows;
+    const int64_t *sampled;  // rows that go on to the head
+    int64_t samples;         // 0: stop once the last layer's keys and values are stored
+    float *logits;           // [samples, vocab]
+    const Step *step;
+    Attend attend;           // null: the native one
+};
+
+template <class T>
+void pick(Buffer<T> &buffer, int64_t rows, const int64_t *picked, int64_t count, int64_t stride) {
+    Buffer<T> kept;
+    T *to = kept.rows(count, stride);
+    const T *from = buffer.rows(rows, stride);
+    for (int64_t r = 0; r < count; r++) std::memcpy(to + r * stride, from + picked[r] * stride, size_t(stride) * sizeof(T));
+    std::memcpy(buffer.rows(count, stride), to, size_t(count * stride) * sizeof(T));
+}
+
+class Forward {
+  public:
+    explicit Forward(const Model &model) : model_(model) {}
+
+    void run(Team *team, const Call &call) {
+        rows_ = call.rows;
+        gather(model_.embedding, call.tokens, rows_, model_.hidden, x_.rows(rows_, model_.hidden));
+        for (int64_t layer = 0; layer < model_.layer_count; layer++) {
+            const bool is_last = layer == model_.layer_count - 1;
+            store(team, layer, call);
+            if (is_last && call.samples == 0) return;
+            attend(layer, call);
+            if (is_last) prune(call.sampled, call.samples);
+            finish(team, layer);
+        }
+        const Linear &head = *model_.head;
+        linear(team, head, normed(team, model_.norm, head, call.logits, head.outputs), Into::FLOAT32, quantised_);
+    }
+
+  private:
+    int64_t qkv_stride() const { return (model_.heads + 2 * model_.kv_heads) * model_.head_dim; }
+    int64_t attended_stride() const { return model_.heads * model_.head_dim; }
+
+    // The residual stream, normalised, as what `w` multiplies.
+    Rows normed(Team *team, const float *weight, const Linear &w, void *y, int64_t y_stride) {
+        uint16_t *to = normed_.rows(rows_, w.inputs);
+        rms_norm(team, x_.rows(rows_, model_.hidden), rows_, model_.hidden, weight, model_.epsilon, to, w.inputs);
+        return {to, w.inputs, rows_, y, y_stride};
+    }
+
+    void store(Team *team, int64_t index, const Call &call) {
+        const Layer &layer = model_.layers[index];
+        const int64_t dim = model_.head_dim, stride = qkv_stride();
+        uint16_t *q = qkv_.rows(rows_, stride), *k = q + model_.heads * dim, *v = k + model_.kv_heads * dim;
+        linear(team, layer.qkv, normed(team, layer.attention_norm, layer.qkv, q, stride), Into::BFLOAT16, quantised_);
+        if (layer.q_norm) {
+            head_norm(team, q, rows_, stride, model_.heads, dim, layer.q_norm, model_.epsilon);
+            head_norm(team, k, rows_, stride, model_.kv_heads, dim, layer.k_norm, model_.epsilon);
+        }
+        twostroke_store(call.step, index, q, stride, k, stride, v, stride);
+    }
+
+    void attend(int64_t layer, const Call &call) {
+        uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
+        if (call.attend)
+            call.attend(layer, q, qkv_stride(), out);
+        else
+            twostroke_attend(call.step, layer, q, qkv_stride(), out);
+    }
+
+    // Go on with these rows alone.
+    void prune(const int64_t *sampled, int64_t count) {
+        pick(x_, rows_, sampled, count, model_.hidden);
+        pick(attended_, rows_, sampled, count, attended_stride());
+        rows_ = count;
+    }
+
+    // From what was attended to the end of the layer.
+    void finish(Team *team, int64_t index) {
+        const Layer &layer = model_.layers[index];
+        const int64_t hidden = model_.hidden, inputs = layer.down.inputs;
+        float *x = x_.rows(rows_, hidden);
+        uint16_t *attended = attended_.rows(rows_, attended_stride()), *inner = inner_.rows(rows_, inputs);
+        linear(team, layer.output, {attended, attended_stride(), rows_, x, hidden}, Into::ADD, quantised_);
+        linear(team, layer.gated, normed(team, layer.mlp_norm, layer.gated, inner, inputs), Into::BFLOAT16, quantised_);
+        linear(team, layer.down, {inner, inputs, rows_, x, hidden}, Into::ADD, quantised_);
+    }
+
+    const Model model_;
+    int64_t rows_ = 0;
+    Buffer<float> x_;
+    Buffer<uint16_t> normed_, qkv_, attended_, inner_;
+    Quantised quantised_;
+};
+
+}  // namespace twostroke
+
+using namespace twostroke;
+
+TWOSTROKE_EXPORT Forward *twostroke_forward_new(const Model *model) { return new Forward(*model); }
+
+TWOSTROKE_EXPORT void twostroke_forward_free(Forward *forward) { delete forward; }
+
+TWOSTROKE_EXPORT void twostroke_forward_run(Forward *forward, Team *team, const Call *call) {
+    forward->run(team, *call);
+}
+
+#endif

@@ -1,0 +1,44 @@
+"""Which form of the model serves a pool: decided once, when the model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from twostroke.errors import ConfigError
+from twostroke.kernels.attention import AttentionBackend
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.models.native_transformer import NativeTransformer
+from twostroke.models.spec import ModelSpec
+from twostroke.models.transformer import Model, Transformer
+from twostroke.models.weights import load_weights
+
+
+def load_model(
+    directory: Path,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    kernels: Kernels | None,
+    *,
+    dtype: torch.dtype,
+    is_int8: bool,
+    with_head: bool,
+) -> Model:
+    """One native call per step where `kernels` can serve this model, else torch operations.
+
+    Raises ConfigError where int8 weights are asked for and there is no kernel for them.
+    """
+    if kernels is not None and isinstance(backend, NativeAttention) and NativeLinears.serve(kernels, dtype):
+        linears = NativeLinears(kernels, backend.team, is_int8=is_int8)
+        weights = load_weights(directory, spec, dtype, with_head=with_head, linears=linears)
+        return NativeTransformer(spec, weights, backend, kernels)
+    if is_int8:
+        raise ConfigError(
+            "--weights int8 needs --dtype bfloat16, a C++ compiler and a CPU with AVX-512 BF16 and VNNI; "
+            "leave --weights away to serve the weights as they are",
+            field="weights",
+        )
+    return Transformer(spec, load_weights(directory, spec, dtype, with_head=with_head), backend)
