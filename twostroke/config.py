@@ -39,6 +39,8 @@ class ModelConfig:
     """A name of the catalogue, a local directory, a hub id, or `paced:SPEC` (see engine.paced_runner)."""
     dtype: str = "bfloat16"
     """Of weights and KV: "bfloat16", "float16" or "float32"."""
+    weights: str = "model"
+    """"model": as they are, in `dtype`. "int8": rounded when they are loaded, for products that read half as much."""
     max_model_len: int | None = None
     """Tokens of prompt and answer together. None: what the model was made for."""
     served_model_name: str | None = None
@@ -47,6 +49,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.dtype not in ("bfloat16", "float16", "float32"):
             raise ConfigError(f"--dtype must be bfloat16, float16 or float32, got {self.dtype!r}", field="dtype")
+        if self.weights not in ("model", "int8"):
+            raise ConfigError(f"--weights must be model or int8, got {self.weights!r}", field="weights")
+        if self.weights == "int8" and self.dtype != "bfloat16":
+            raise ConfigError(f"--weights int8 needs --dtype bfloat16, got {self.dtype}", field="weights")
         _positive("--max-model-len", self.max_model_len)
 
     @property

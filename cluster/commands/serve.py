@@ -108,6 +108,12 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         "--dtype", choices=("bfloat16", "float16", "float32"), default=model.dtype, help=_help("of weights and KV")
     )
     group.add_argument(
+        "--weights",
+        choices=("model", "int8"),
+        default=model.weights,
+        help=_help("as the model has them, or rounded to int8: faster on CPUs, less exact"),
+    )
+    group.add_argument(
         "--max-model-len",
         type=int,
         default=model.max_model_len,
@@ -178,6 +184,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         model=ModelConfig(
             model=args.model,
             dtype=args.dtype,
+            weights=args.weights,
             max_model_len=args.max_model_len,
             served_model_name=args.served_model_name,
         ),

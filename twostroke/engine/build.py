@@ -85,11 +85,10 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
                 model_dir,
                 spec,
                 memory,
+                config.model,
                 block_size=facts.block_size,
-                dtype=facts.dtype,
                 cores=cores,
                 with_head=config.role is Role.DECODE,
-                max_model_len=facts.max_model_len,
             )
         except BaseException:
             cores.close()
@@ -138,7 +137,8 @@ def _facts(
         )
     block_size, dtype = config.cache.block_size, config.model.dtype
     fingerprint = (
-        f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};kv_dtype={dtype};layout={LAYOUT}"
+        f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};kv_dtype={dtype};"
+        f"weights={config.model.weights};layout={LAYOUT}"
     )
     return LoadedModel(
         name=config.model.public_name,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from twostroke.config import ModelConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.pages import pool_tensor
 from twostroke.engine.sampler import sample
@@ -18,6 +19,7 @@ from twostroke.kernels.cpu.team import Team
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
 from twostroke.models.choice import load_model
+from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import rope_tables
 from twostroke.schedule.batch import Batch, StepResult
@@ -31,25 +33,23 @@ class ModelRunner:
         model_dir: Path,
         spec: ModelSpec,
         memory: PageMemory,
+        model: ModelConfig,
         *,
         block_size: int,
-        dtype: str,
         cores: Cores,
         with_head: bool,
-        weights: str = "model",
-        max_model_len: int | None = None,
     ) -> None:
         self._cores = cores
-        torch.set_num_threads(len(cores.home))
-        kind: torch.dtype = getattr(torch, dtype)
+        kind: torch.dtype = getattr(torch, model.dtype)
         pool = pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
         self._team = None if kernels is None else _team_on(cores, kernels)
         backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, team=self._team)
         self._model = load_model(
-            model_dir, spec, backend, kernels, dtype=kind, is_int8=weights == "int8", with_head=with_head
+            model_dir, spec, backend, kernels, dtype=kind, is_int8=model.weights == "int8", with_head=with_head
         )
-        self._cosines, self._sines = rope_tables(spec.rope, max_model_len or spec.max_position_embeddings)
+        torch.set_num_threads(1 if isinstance(self._model, NativeTransformer) else len(cores.home))
+        self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.unit.engine.batches import Stream, generate, step
+from twostroke.config import ModelConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.runner import ModelRunner
 from twostroke.ids import PageId
@@ -42,11 +43,10 @@ def make_runner(directory: Path, memory: PageMemory, *, with_head: bool) -> Mode
         directory,
         read_spec(directory),
         memory,
+        ModelConfig(dtype="float32", max_model_len=2048),
         block_size=16,
-        dtype="float32",
         cores=Cores((0,)),
         with_head=with_head,
-        max_model_len=2048,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -95,7 +96,6 @@ class NativeForward:
 
     def __init__(self, kernels: Kernels, team: Team | None, model: ForwardModel) -> None:
         self._run = kernels.function("twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)))
-        self._free = kernels.function("twostroke_forward_free", (_POINTER,))
         self._team = team
         self._head = model.head
         self._keep: list[Any] = [model]
@@ -116,6 +116,7 @@ class NativeForward:
         )
         new = kernels.function("twostroke_forward_new", (ctypes.POINTER(NativeModel),), _POINTER)
         self._address = new(native)
+        weakref.finalize(self, kernels.function("twostroke_forward_free", (_POINTER,)), self._address)
 
     def __call__(
         self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None, attend: Any = None
@@ -136,10 +137,6 @@ class NativeForward:
             call.sampled, call.samples, call.logits = sampled.data_ptr(), len(sampled), logits.data_ptr()
         self._run(self._address, None if self._team is None else self._team.address, call)
         return logits
-
-    def close(self) -> None:
-        self._free(self._address)
-        self._address = None
 
     def _layer(self, layer: ForwardLayer) -> NativeLayer:
         return NativeLayer(
