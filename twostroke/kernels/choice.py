@@ -14,7 +14,12 @@ from twostroke.kernels.torch_attention import TorchAttention
 def choose_attention(
     pool: torch.Tensor, *, heads: int, scale: float, kernels: Kernels | None, team: Team | None = None
 ) -> AttentionBackend:
-    """The native kernel on a CPU that has one (`load_kernels`), on the threads of `team`; else torch."""
+    """Triton on CUDA; the native kernel on a CPU that has one (`load_kernels`), on the threads of `team`; else torch."""
+    if pool.device.type == "cuda":
+        # only here: a machine without CUDA need not have Triton
+        from twostroke.kernels.triton.attention import TritonAttention
+
+        return TritonAttention(pool, heads, scale)
     if kernels is not None and pool.device.type == "cpu" and pool.dtype in DTYPES:
         return NativeAttention(pool, heads, scale, kernels, team)
     return TorchAttention(pool, heads, scale)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.spans import Placement, Spans
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -45,3 +46,39 @@ def paged_attention(q: torch.Tensor, pool: torch.Tensor, layer: int, batch: Ragg
         weights = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
         out[rows] = torch.einsum("htc,hcd->thd", weights, v).to(q.dtype)
     return out
+
+
+def rotate_and_store(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: Placement
+) -> torch.Tensor:
+    """`rotate` and `write_kv` in one; the rotated q."""
+    write_kv(rotate(k, placement.cosines, placement.sines), v, pool, layer, placement.write_slots)
+    return rotate(q, placement.cosines, placement.sines)
+
+
+def span_attention(
+    q: torch.Tensor, pool: torch.Tensor, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: object = None
+) -> None:
+    """Attention of the spans' rows of q [T, heads, D] into the same rows of out. How it is cut is nobody's business."""
+    for sequence, first, rows, context in spans.fields.tolist():
+        positions = torch.arange(context - rows, context, dtype=torch.int32)
+        batch = RaggedBatch(
+            positions=positions,
+            query_starts=(0, rows),
+            context_lens=(context,),
+            block_tables=spans.block_tables[sequence, None],
+            write_slots=positions.long(),
+            cosines=positions,
+            sines=positions,
+        )
+        out[first : first + rows] = paged_attention(q[first : first + rows], pool, layer, batch, scale)
+
+
+def gather_pages(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor) -> None:
+    """buffer[i] = pool[pages[i]]."""
+    torch.index_select(pool, 0, pages, out=buffer)
+
+
+def scatter_pages(buffer: torch.Tensor, pages: torch.Tensor, pool: torch.Tensor) -> None:
+    """pool[pages[i]] = buffer[i]; pages must differ."""
+    pool[pages] = buffer

@@ -1,0 +1,147 @@
+"""Compiles every Triton kernel for Hopper, no GPU needed, and prints what each takes: one JSON object per line.
+
+    python tests/unit/kernels/triton/compile_sm90.py [kernel ...]     (TRITON_INTERPRET must not be set)
+
+`ptxas` comes with Triton: registers per thread, bytes spilled, shared memory, and which instructions were chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from twostroke.kernels.triton import decode, pages, prefill, store
+
+KV_HEADS, GROUP, BLOCK = 8, 4, 16
+FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+ALIGNED_INTEGERS = ("_stride",)
+"""Arguments that are multiples of 16 in every serving shape, which Triton finds out at the launch."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    name: str
+    kernel: Any
+    pointers: dict[str, str]
+    constants: dict[str, Any]
+    warps: int
+    stages: int = 3
+
+
+def variants() -> Iterator[Variant]:
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (64, 80, 96, 128, 256):
+            name = f"{dim}-{FLOATS[dtype]}"
+            for rows in (1, 16):
+                yield decode_variant(f"decode-{rows}-{name}", dim, dtype, rows, decode.decode_tuning(dim, dtype))
+            yield prefill_variant(f"prefill-{name}", dim, dtype, prefill.prefill_tuning(dim, dtype))
+            yield store_variant(f"store-{name}", dim, dtype)
+    yield merge_variant("merge-128-bf16", 128, torch.bfloat16)
+    for gather in (True, False):
+        pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
+        constants = {"GATHER": gather, "CHUNK": pages.CHUNK_WORDS}
+        yield Variant(f"pages-{'gather' if gather else 'scatter'}", pages.copy_kernel, pointers, constants, 4)
+
+
+def decode_variant(name: str, dim: int, dtype: torch.dtype, rows: int, tuning: decode.DecodeTuning) -> Variant:
+    kind = "*" + FLOATS[dtype]
+    pointers = {"q": kind, "out": kind, "partials": "*fp32", "weights": "*fp32", "pool": kind}
+    constants = shape_of(dim) | {
+        "KEYS": tuning.keys,
+        "LEAST_SHARE": tuning.least_share,
+        "BLOCK": BLOCK,
+        "PACKED_PAD": max(16, rows * GROUP),
+        "WHOLE": False,
+    }
+    tables = {"block_tables": "*i32", "fields": "*i32"}
+    return Variant(name, decode.decode_kernel, pointers | tables, constants, tuning.warps, tuning.stages)
+
+
+def merge_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
+    pointers = {"out": "*" + FLOATS[dtype], "partials": "*fp32", "weights": "*fp32", "fields": "*i32"}
+    tuning = decode.decode_tuning(dim, dtype)
+    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share, "CHUNK": decode.MERGE_CHUNK}
+    return Variant(name, decode.merge_kernel, pointers, shape_of(dim) | share, 4)
+
+
+def prefill_variant(name: str, dim: int, dtype: torch.dtype, tuning: prefill.PrefillTuning) -> Variant:
+    pointers = dict.fromkeys(("q", "out", "pool"), "*" + FLOATS[dtype]) | {"block_tables": "*i32", "fields": "*i32"}
+    constants = shape_of(dim) | {"BLOCK": BLOCK, "ROWS": tuning.rows, "KEYS": tuning.keys}
+    return Variant(name, prefill.prefill_kernel, pointers, constants, tuning.warps, tuning.stages)
+
+
+def store_variant(name: str, dim: int, dtype: torch.dtype) -> Variant:
+    pointers = dict.fromkeys(("q", "k", "v", "rotated", "pool"), "*" + FLOATS[dtype])
+    angles = {"write_slots": "*i64", "cosines": "*fp32", "sines": "*fp32"}
+    constants = {
+        "KV_HEADS": KV_HEADS,
+        "GROUP": GROUP,
+        "GROUP_PAD": GROUP,
+        "HALF": dim // 2,
+        "HALF_PAD": triton.next_power_of_2(dim // 2),
+        "BLOCK": BLOCK,
+        "TOKENS": store.TOKENS,
+    }
+    return Variant(name, store.store_kernel, pointers | angles, constants, 4)
+
+
+def shape_of(dim: int) -> dict[str, int]:
+    return {"KV_HEADS": KV_HEADS, "GROUP": GROUP, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim)}
+
+
+def compile_variant(variant: Variant) -> dict[str, Any]:
+    kernel, signature, aligned = variant.kernel, {}, {}
+    for index, name in enumerate(kernel.arg_names):
+        if name in variant.constants:
+            signature[name] = "constexpr"
+        elif name in variant.pointers:
+            signature[name] = variant.pointers[name]
+        else:
+            signature[name] = "fp32" if name == "scale_log2" else "i32"
+        if name in variant.pointers or name.endswith(ALIGNED_INTEGERS):
+            aligned[(index,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, variant.constants, aligned)
+    options = {"num_warps": variant.warps, "num_stages": variant.stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    ptx = compiled.asm["ptx"]
+    return {
+        "kernel": variant.name,
+        "shared_bytes": compiled.metadata.shared,
+        **resources(compiled.asm["cubin"]),
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": ptx.count("mma.sync"),
+        "cp_async_16": len(re.findall(r"cp\.async\.cg\.shared\.global \[[^,]*, \[[^,]*, 0x10", ptx)),
+        "cp_async_less": len(re.findall(r"cp\.async\.ca\.shared\.global", ptx)),
+        "ptx": ptx if "--ptx" in sys.argv else "",
+    }
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Of the machine code: registers per thread, and bytes of stack, which is where registers are spilled to."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(path)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    used = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert used is not None, said
+    return {"registers": int(used[1]), "stack_bytes": int(used[2])}
+
+
+if __name__ == "__main__":
+    names = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+    for each in variants():
+        if not names or any(each.name.startswith(name) for name in names):
+            print(json.dumps(compile_variant(each)), flush=True)

@@ -1,0 +1,73 @@
+"""What a launch over pages is told, as tensors on the device: spans to attend to, places to write to.
+
+A span is query rows that lie together, and the context that the last of them sees. A decoding sequence is a span of one
+row; a chunk of a prompt is cut into spans of at most a tile's rows. Row r of a span with `rows` rows and context c
+attends to positions 0..c - rows + r.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from twostroke.kernels.attention import RaggedBatch
+
+FIELDS: Final = 4
+"""Per span: its row of the block tables, its first query row, its number of query rows, its context."""
+
+Span = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spans:
+    """What one launch works on. The tensors may be rewritten between launches; the bounds must go on holding."""
+
+    fields: torch.Tensor
+    """int32 [spans, FIELDS], contiguous"""
+    block_tables: torch.Tensor
+    """int32 [sequences, widest], rows contiguous"""
+    most_rows: int
+    """No span has more query rows."""
+    longest_context: int
+    """No span has more context."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where each of T tokens stands."""
+
+    write_slots: torch.Tensor
+    """int64 [T]: page * block + offset"""
+    cosines: torch.Tensor
+    """float32 [T, head_dim / 2], of each token's position"""
+    sines: torch.Tensor
+
+
+def spans_of(batch: RaggedBatch) -> list[Span]:
+    """One span per sequence, whole."""
+    starts = batch.query_starts
+    return [
+        (sequence, starts[sequence], starts[sequence + 1] - starts[sequence], context)
+        for sequence, context in enumerate(batch.context_lens)
+    ]
+
+
+def cut_into_tiles(spans: Iterable[Span], tile_rows: int) -> list[Span]:
+    """Spans of at most `tile_rows` rows, the longest contexts first: a launch should not end on its longest work."""
+    tiles = []
+    for sequence, first, rows, context in spans:
+        for done in range(0, rows, tile_rows):
+            part = min(tile_rows, rows - done)
+            tiles.append((sequence, first + done, part, context - rows + done + part))
+    return sorted(tiles, key=lambda tile: -tile[3])
+
+
+def span_fields(spans: Sequence[Span], device: torch.device) -> torch.Tensor:
+    """`Spans.fields` on `device`; the copy overtakes nothing and nobody waits for it."""
+    on_host = torch.tensor(spans, dtype=torch.int32).view(-1, FIELDS)
+    if device.type != "cuda":
+        return on_host.to(device)
+    return on_host.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,12 @@
+"""Attention over pages on a CUDA device, written in Triton, each kernel beside its twin in `kernels/reference.py`.
+
+store.py      rope on q and k; k and v into their slots
+decode.py     few query rows over long contexts: the context is split among programs, a second kernel merges
+prefill.py    tiles of query rows over pages, causal by position
+pages.py      whole pages to and from a contiguous buffer
+attention.py  the backend: which span goes to which kernel
+
+Every launch reads slots, lengths and block tables on the device and never waits for it, so all of them can be captured
+in a CUDA graph. What a captured graph keeps: the grid (how many tokens, spans and splits), the layer and the addresses
+of its tensors. What may change between replays: the content of those tensors, within the bounds that `Spans` names.
+"""

@@ -1,0 +1,135 @@
+"""Attention over pages on a CUDA device: which span goes to which kernel.
+
+Spans of one row, and short spans whose packed heads still fit (the tail of a prompt), read the cache in place with the
+context split among programs; longer spans are prefill. A step of any mix is at most three launches per layer, plus the
+merges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from twostroke.errors import ConfigError
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.spans import Placement, Span, Spans, cut_into_tiles, span_fields, spans_of
+from twostroke.kernels.triton.checks import DTYPES, WIDEST_HEAD
+from twostroke.kernels.triton.decode import (
+    MOST_PACKED,
+    DecodePlan,
+    DecodeTuning,
+    decode_attention,
+    decode_tuning,
+    plan_decode,
+)
+from twostroke.kernels.triton.prefill import PrefillTuning, prefill_attention, prefill_tuning
+from twostroke.kernels.triton.store import rotate_and_store
+
+INTERPRETED_MULTIPROCESSORS: Final = 1
+"""Where there is no device to ask: kernels run one program after the other."""
+
+
+class TritonAttention:
+    """Over a pool whose pages are contiguous, on the device where it lies."""
+
+    def __init__(
+        self,
+        pool: torch.Tensor,
+        heads: int,
+        scale: float,
+        *,
+        decode: DecodeTuning | None = None,
+        prefill: PrefillTuning | None = None,
+    ) -> None:
+        kv_heads, _, dim = pool.shape[3:]
+        if dim % 8 or dim > WIDEST_HEAD:
+            raise ConfigError(f"heads of {dim} values: CUDA attention needs a multiple of 8, at most {WIDEST_HEAD}")
+        if pool.dtype not in DTYPES:
+            raise ConfigError(f"CUDA attention runs in float16, bfloat16 or float32, not {pool.dtype}")
+        if heads % kv_heads:
+            raise ConfigError(f"{heads} query heads cannot share {kv_heads} K/V heads evenly")
+        self.pool = pool
+        self.heads = heads
+        self.scale = scale
+        self.decode = decode or decode_tuning(dim, pool.dtype)
+        self.prefill = prefill or prefill_tuning(dim, pool.dtype)
+        self.short_rows = max(1, MOST_PACKED // (heads // kv_heads))
+        """Spans of more query rows are prefill."""
+        self.multiprocessors = multiprocessors_of(pool.device)
+
+    def begin(self, batch: RaggedBatch) -> TritonStep:
+        """A step of any mix of spans, planned on the host: one small copy to the device, no waiting for it."""
+        single, short, long = self._by_length(spans_of(batch))
+        tiles = cut_into_tiles(long, self.prefill.rows)
+        fields = span_fields([*single, *short, *tiles], self.pool.device)
+        decodes = []
+        done = 0
+        for group in (single, short):
+            if group:
+                spans = _spans(group, fields[done : done + len(group)], batch.block_tables)
+                decodes.append(self.plan(spans))
+            done += len(group)
+        prefill = _spans(tiles, fields[done:], batch.block_tables) if tiles else None
+        return TritonStep(self, Placement(batch.write_slots, batch.cosines, batch.sines), tuple(decodes), prefill)
+
+    def begin_decode(self, spans: Spans, placement: Placement) -> TritonStep:
+        """A step of spans of at most `short_rows` rows over tensors that are rewritten in place before each replay.
+
+        What a CUDA graph captures: keep the step as long as the graph, which uses its workspace. A span that pads the
+        batch has one row and a context of 0; its output is 0, and its token's slot must be in a page nobody reads.
+        """
+        assert spans.most_rows <= self.short_rows, f"{spans.most_rows} rows per span are prefill"
+        return TritonStep(self, placement, (self.plan(spans),), None)
+
+    def plan(self, spans: Spans) -> Decode:
+        return Decode(spans, plan_decode(spans, self.pool, self.heads, self.multiprocessors, self.decode))
+
+    def _by_length(self, spans: list[Span]) -> tuple[list[Span], list[Span], list[Span]]:
+        single = [span for span in spans if span[2] == 1]
+        short = [span for span in spans if 1 < span[2] <= self.short_rows]
+        long = [span for span in spans if span[2] > self.short_rows]
+        return single, short, long
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decode:
+    """One launch over spans of few rows."""
+
+    spans: Spans
+    plan: DecodePlan
+
+
+class TritonStep:
+    """Attention of one step, layer by layer."""
+
+    def __init__(
+        self, backend: TritonAttention, placement: Placement, decodes: tuple[Decode, ...], prefill: Spans | None
+    ) -> None:
+        self._backend = backend
+        self._placement = placement
+        self._decodes = decodes
+        self._prefill = prefill
+
+    def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return rotate_and_store(q, k, v, self._backend.pool, layer, self._placement)
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        backend = self._backend
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for decode in self._decodes:
+            decode_attention(q, backend.pool, layer, decode.spans, backend.scale, out, decode.plan)
+        if self._prefill is not None:
+            prefill_attention(q, backend.pool, layer, self._prefill, backend.scale, out, backend.prefill)
+        return out.flatten(1)
+
+
+def multiprocessors_of(device: torch.device) -> int:
+    if device.type != "cuda":
+        return INTERPRETED_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _spans(spans: list[Span], fields: torch.Tensor, block_tables: torch.Tensor) -> Spans:
+    return Spans(fields, block_tables, max(span[2] for span in spans), max(span[3] for span in spans))

@@ -1,0 +1,226 @@
+"""Few query rows per span over long contexts: what decode does, bound by how fast K and V can be read.
+
+All query heads that share a K/V head, times the span's rows, are packed into one matrix operand, so K and V are read
+once. A context is split among programs, whose number is fixed by the host and whose shares follow from the context
+length on the device: a captured launch serves any lengths. Programs of empty shares leave at once. Each share's result
+is normalised and kept with the logarithm (base 2) of its weight; the second kernel merges them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+
+from twostroke.kernels.spans import Spans
+from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans
+
+LOG2_E: Final = 1.4426950408889634
+MOST_PACKED: Final = 64
+"""Query rows times query heads per K/V head that one program takes; beyond, arithmetic weighs more than reading."""
+MERGE_CHUNK: Final = 16
+MOST_SPLITS: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTuning:
+    keys: int
+    """Tokens of context per iteration."""
+    warps: int
+    stages: int
+    least_share: int
+    """Tokens below which a share is not split further: a program must be worth its launch."""
+    programs_per_sm: int = 8
+    """Programs that the host aims for: several waves, so that ragged contexts even out."""
+
+
+def decode_tuning(head_dim: int, dtype: torch.dtype) -> DecodeTuning:
+    """Two or three programs per multiprocessor with two tiles of K and V in flight each (Hopper: 227 KiB shared)."""
+    if dtype == torch.float32:
+        return DecodeTuning(keys=32, warps=4, stages=2, least_share=128)
+    if head_dim <= 64:
+        return DecodeTuning(keys=128, warps=4, stages=3, least_share=256)
+    if head_dim <= 128:
+        return DecodeTuning(keys=64, warps=4, stages=3, least_share=128)
+    return DecodeTuning(keys=32, warps=4, stages=3, least_share=128)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodePlan:
+    """How a launch splits its contexts, and the room where shares wait to be merged. Serves every layer in turn."""
+
+    tuning: DecodeTuning
+    splits: int
+    partials: torch.Tensor
+    """float32 [spans, kv_heads, most_rows * group, splits, head_dim]"""
+    weights: torch.Tensor
+    """float32 [spans, kv_heads, most_rows * group, splits]"""
+
+
+def plan_decode(
+    spans: Spans, pool: torch.Tensor, heads: int, multiprocessors: int, tuning: DecodeTuning | None = None
+) -> DecodePlan:
+    kv_heads, dim = pool.shape[3], pool.shape[5]
+    tuning = tuning or decode_tuning(dim, pool.dtype)
+    count = len(spans.fields)
+    wanted = -(-multiprocessors * tuning.programs_per_sm // max(1, count * kv_heads))
+    most = -(-spans.longest_context // tuning.least_share)
+    splits = max(1, min(wanted, most, MOST_SPLITS))
+    kept = (count, kv_heads, spans.most_rows * (heads // kv_heads), splits if splits > 1 else 0)
+    return DecodePlan(
+        tuning=tuning,
+        splits=splits,
+        partials=torch.empty((*kept, dim), dtype=torch.float32, device=pool.device),
+        weights=torch.empty(kept, dtype=torch.float32, device=pool.device),
+    )
+
+
+def decode_attention(
+    q: torch.Tensor, pool: torch.Tensor, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: DecodePlan
+) -> None:
+    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone."""
+    check_pool(pool, layer)
+    check_heads("q", q, pool)
+    check_heads("out", out, pool, q.shape[1])
+    check_spans(spans, pool)
+    kv_heads, block, dim = pool.shape[3:]
+    group = q.shape[1] // kv_heads
+    packed = spans.most_rows * group
+    count, splits, tuning = len(spans.fields), plan.splits, plan.tuning
+    assert plan.weights.shape[:3] == (count, kv_heads, packed), "the plan was made for other spans"
+    shape = {"KV_HEADS": kv_heads, "GROUP": group, "DIM": dim, "DIM_PAD": triton.next_power_of_2(dim)}
+    share = {"KEYS": tuning.keys, "LEAST_SHARE": tuning.least_share}
+    decode_kernel[(kv_heads, splits, count)](
+        q, out, plan.partials, plan.weights, pool, spans.block_tables, spans.fields,
+        q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.stride(0), layer, packed, splits,
+        scale * LOG2_E,
+        **shape, **share, BLOCK=block, PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
+        num_warps=tuning.warps, num_stages=tuning.stages,
+    )  # fmt: skip
+    if splits > 1:
+        merge_kernel[(kv_heads, packed, count)](
+            out, plan.partials, plan.weights, spans.fields, out.stride(0), packed, splits,
+            **shape, **share, CHUNK=MERGE_CHUNK, num_warps=4,
+        )  # fmt: skip
+
+
+@triton.jit
+def share_of(context, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
+    """Tokens per program: an equal part in whole tiles, but worth a program."""
+    return tl.maximum(tl.cdiv(tl.cdiv(context, splits), KEYS) * KEYS, LEAST_SHARE)
+
+
+@triton.jit(do_not_specialize=["layer", "packed", "splits"])
+def decode_kernel(
+    q, out, partials, weights, pool, block_tables, fields,
+    q_stride, out_stride, table_stride, page_stride, layer, packed, splits,
+    scale_log2,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, BLOCK: tl.constexpr, PACKED_PAD: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    # heads fastest: programs that run together read neighbouring parts of the same pages
+    kv_head, split, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    table_row = tl.load(fields + span * 4)
+    first_row = tl.load(fields + span * 4 + 1)
+    rows = tl.load(fields + span * 4 + 2)
+    context = tl.load(fields + span * 4 + 3)
+    share = share_of(context, splits, KEYS, LEAST_SHARE)
+    begin = split * share
+    end = tl.minimum(begin + share, context)
+    if (begin >= end) & (split > 0):
+        return
+
+    slot = tl.arange(0, PACKED_PAD)
+    row = slot // GROUP
+    asked = row < rows
+    last = context - rows + row  # the last position that the row sees
+    d = tl.arange(0, DIM_PAD)
+    inside = d < DIM
+    head = kv_head * GROUP + slot % GROUP
+    query_row = (first_row + row).to(tl.int64)
+    # q: row, head, d
+    q_at = q + (query_row * q_stride + head * DIM)[:, None] + d[None, :]
+    query = tl.load(q_at, mask=asked[:, None] & inside[None, :], other=0.0)
+    best = tl.full([PACKED_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([PACKED_PAD], tl.float32)
+    acc = tl.zeros([PACKED_PAD, DIM_PAD], tl.float32)
+    # K of this layer and head in page 0; V follows K at the distance of all heads
+    keys_base = pool + layer.to(tl.int64) * (2 * KV_HEADS * BLOCK * DIM) + kv_head * (BLOCK * DIM)
+    table = block_tables + table_row.to(tl.int64) * table_stride
+    for start in tl.range(begin, end, KEYS):
+        at = start + tl.arange(0, KEYS)
+        valid = at < end
+        # the page of each token
+        page = tl.load(table + at // BLOCK, mask=valid, other=0).to(tl.int64)
+        # K: page, offset in the block, d
+        key_at = keys_base + (page * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        mask = valid[:, None] & inside[None, :]
+        keys = tl.load(key_at, mask=mask, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+        scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this share
+        decay = tl.exp2(best - pivot)
+        weight = tl.exp2(scores - pivot[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        # V: as K, all heads of K further
+        values = tl.load(key_at + KV_HEADS * BLOCK * DIM, mask=mask, other=0.0)
+        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
+        best = higher
+
+    divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
+    acc = acc / divisor[:, None]
+    if WHOLE:
+        # out: row, head, d
+        out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
+        tl.store(out_at, acc.to(out.dtype.element_ty), mask=asked[:, None] & inside[None, :])
+    else:
+        # partials: span, kv head, slot, split, d; weights alike without d
+        part = ((span * KV_HEADS + kv_head).to(tl.int64) * packed + slot) * splits + split
+        tl.store(partials + part[:, None] * DIM + d[None, :], acc, mask=asked[:, None] & inside[None, :])
+        tl.store(weights + part, best + tl.log2(divisor), mask=asked)
+
+
+@triton.jit(do_not_specialize=["packed", "splits"])
+def merge_kernel(
+    out, partials, weights, fields, out_stride, packed, splits,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    kv_head, slot, span = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first_row = tl.load(fields + span * 4 + 1)
+    rows = tl.load(fields + span * 4 + 2)
+    context = tl.load(fields + span * 4 + 3)
+    row = slot // GROUP
+    if row >= rows:
+        return
+
+    used = tl.maximum(tl.cdiv(context, share_of(context, splits, KEYS, LEAST_SHARE)), 1)
+    d = tl.arange(0, DIM_PAD)
+    inside = d < DIM
+    best = float("-inf")
+    total = 0.0
+    acc = tl.zeros([DIM_PAD], tl.float32)
+    first = ((span * KV_HEADS + kv_head).to(tl.int64) * packed + slot) * splits
+    for start in tl.range(0, used, CHUNK):
+        split = start + tl.arange(0, CHUNK)
+        valid = split < used
+        # weights: one per share
+        logarithm = tl.load(weights + first + split, mask=valid, other=float("-inf"))
+        higher = tl.maximum(best, tl.max(logarithm, 0))
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)
+        decay = tl.exp2(best - pivot)
+        weight = tl.exp2(logarithm - pivot)
+        # partials: share, d
+        part_at = partials + (first + split)[:, None] * DIM + d[None, :]
+        part = tl.load(part_at, mask=valid[:, None] & inside[None, :], other=0.0)
+        acc = acc * decay + tl.sum(part * weight[:, None], 0)
+        total = total * decay + tl.sum(weight, 0)
+        best = higher
+    acc = acc / tl.where(total > 0, total, 1.0)
+    # out: row, head, d
+    out_at = out + (first_row + row).to(tl.int64) * out_stride + (kv_head * GROUP + slot % GROUP) * DIM + d
+    tl.store(out_at, acc.to(out.dtype.element_ty), mask=inside)

@@ -1,0 +1,146 @@
+"""Tiles of query rows over pages, causal by position: what prefill does, bound by arithmetic.
+
+A span is one tile; the host cuts chunks into them (`spans.cut_into_tiles`). A program takes one tile and one query
+head and walks the context in tiles of keys, each gathered through the block table, however many pages it covers: first
+the keys that all rows see, without masks, then the diagonal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from twostroke.kernels.spans import Spans
+from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans
+from twostroke.kernels.triton.decode import LOG2_E
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTuning:
+    rows: int
+    """Query rows per tile."""
+    keys: int
+    """Tokens of context per iteration."""
+    warps: int
+    stages: int
+
+
+def prefill_tuning(head_dim: int, dtype: torch.dtype) -> PrefillTuning:
+    """For Hopper: two warp groups of 64 rows each, K and V in shared memory ahead of use (227 KiB per program)."""
+    if dtype == torch.float32:
+        return PrefillTuning(rows=32, keys=32, warps=4, stages=2)
+    if head_dim <= 128:
+        return PrefillTuning(rows=128, keys=64, warps=8, stages=3)
+    return PrefillTuning(rows=128, keys=64, warps=8, stages=2)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    spans: Spans,
+    scale: float,
+    out: torch.Tensor,
+    tuning: PrefillTuning,
+) -> None:
+    """Attention of the spans' rows of q [T, heads, D] into the same rows of out; other rows are left alone."""
+    check_pool(pool, layer)
+    check_heads("q", q, pool)
+    check_heads("out", out, pool, q.shape[1])
+    check_spans(spans, pool)
+    assert spans.most_rows <= tuning.rows, f"a tile has {tuning.rows} rows, a span {spans.most_rows}"
+    kv_heads, block, dim = pool.shape[3:]
+    heads = q.shape[1]
+    prefill_kernel[(heads, len(spans.fields))](
+        q, out, pool, spans.block_tables, spans.fields,
+        q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.stride(0), layer,
+        scale * LOG2_E,
+        KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim), BLOCK=block,
+        ROWS=tuning.rows, KEYS=tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
+    )  # fmt: skip
+
+
+@triton.jit
+def walk_keys(
+    acc, best, total, query, keys_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+    VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr, PADDED: tl.constexpr,
+    DIAGONAL: tl.constexpr,
+):  # fmt: skip
+    """Positions begin..end: all of them seen by every row, in whole tiles, unless DIAGONAL."""
+    for start in tl.range(begin, end, KEYS):
+        at = start + tl.arange(0, KEYS)
+        if DIAGONAL:
+            valid = at < end
+            # the page of each token
+            page = tl.load(table + at // BLOCK, mask=valid, other=0).to(tl.int64)
+        else:
+            # the page of each token
+            page = tl.load(table + at // BLOCK).to(tl.int64)
+        # K: page, offset in the block, d; V: all heads of K further
+        key_at = keys_base + (page * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        if DIAGONAL:
+            keys = tl.load(key_at, mask=valid[:, None] & inside[None, :], other=0.0)
+            values = tl.load(key_at + VALUES, mask=valid[:, None] & inside[None, :], other=0.0)
+        elif PADDED:
+            keys = tl.load(key_at, mask=inside[None, :], other=0.0)
+            values = tl.load(key_at + VALUES, mask=inside[None, :], other=0.0)
+        else:
+            keys = tl.load(key_at)
+            values = tl.load(key_at + VALUES)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if DIAGONAL:
+            scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1) * scale_log2)
+        decay = tl.exp2(best - higher)
+        weight = tl.exp2(scores * scale_log2 - higher[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
+        best = higher
+    return acc, best, total
+
+
+@triton.jit(do_not_specialize=["layer"])
+def prefill_kernel(
+    q, out, pool, block_tables, fields,
+    q_stride, out_stride, table_stride, page_stride, layer,
+    scale_log2,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    # heads fastest: those that share a K/V head run together and find its pages in the cache
+    head, span = tl.program_id(0), tl.program_id(1)
+    table_row = tl.load(fields + span * 4)
+    first_row = tl.load(fields + span * 4 + 1)
+    rows = tl.load(fields + span * 4 + 2)
+    context = tl.load(fields + span * 4 + 3)
+    row = tl.arange(0, ROWS)
+    # the last position that the row sees; rows past the span's see no less, so no row is without a key
+    last = context - rows + row
+    d = tl.arange(0, DIM_PAD)
+    inside = d < DIM
+    asked = (row < rows)[:, None] & inside[None, :]
+    query_row = (first_row + row).to(tl.int64)
+    # q: row, head, d
+    query = tl.load(q + (query_row * q_stride + head * DIM)[:, None] + d[None, :], mask=asked, other=0.0)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIM_PAD], tl.float32)
+    VALUES: tl.constexpr = KV_HEADS * BLOCK * DIM
+    # K of this layer and head in page 0
+    keys_base = pool + layer.to(tl.int64) * (2 * VALUES) + (head // GROUP) * (BLOCK * DIM)
+    table = block_tables + table_row.to(tl.int64) * table_stride
+    seen_by_all = (context - rows + 1) // KEYS * KEYS
+    acc, best, total = walk_keys(
+        acc, best, total, query, keys_base, table, last, d, inside, 0, seen_by_all, page_stride, scale_log2,
+        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, False,
+    )  # fmt: skip
+    acc, best, total = walk_keys(
+        acc, best, total, query, keys_base, table, last, d, inside, seen_by_all, context, page_stride, scale_log2,
+        VALUES, DIM, BLOCK, KEYS, DIM_PAD != DIM, True,
+    )  # fmt: skip
+    # out: row, head, d
+    out_at = out + (query_row * out_stride + head * DIM)[:, None] + d[None, :]
+    tl.store(out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=asked)
