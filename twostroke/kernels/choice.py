@@ -14,7 +14,7 @@ from twostroke.kernels.torch_attention import TorchAttention
 def choose_attention(
     pool: torch.Tensor, *, heads: int, scale: float, kernels: Kernels | None, team: Team | None = None
 ) -> AttentionBackend:
-    """Triton on CUDA; the native kernel on a CPU that has one (`load_kernels`), on the threads of `team`; else torch."""
+    """Triton on CUDA; the native kernel on a CPU that has one (`load_kernels`), on threads of `team`; else torch."""
     if pool.device.type == "cuda":
         # only here: a machine without CUDA need not have Triton
         from twostroke.kernels.triton.attention import TritonAttention
