@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import Any
-
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.cpu.attention import NativeAttention, NativeAttentionStep
+from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.forward import ATTEND, ForwardLayer, ForwardModel, NativeForward
+from twostroke.kernels.cpu.forward import ForwardLayer, ForwardModel, NativeForward
 from twostroke.kernels.cpu.linear import PackedLinear
 from twostroke.kernels.linear import Linear
 from twostroke.models.spec import ModelSpec
@@ -22,7 +19,6 @@ class NativeTransformer:
 
     def __init__(self, spec: ModelSpec, weights: ModelWeights, backend: NativeAttention, kernels: Kernels) -> None:
         self._backend = backend
-        self._shape = (spec.heads, spec.head_dim)
         model = ForwardModel(
             embedding=weights.embedding,
             layers=[_layer(layer) for layer in weights.layers],
@@ -40,23 +36,7 @@ class NativeTransformer:
         self, tokens: torch.Tensor, batch: RaggedBatch, sample_rows: torch.Tensor | None
     ) -> torch.Tensor | None:
         step = self._backend.begin(batch)
-        attend = None if step.is_native else self._attend_through(step, len(tokens))
-        return self._forward(tokens.int(), step.address, sample_rows, attend)
-
-    def _attend_through(self, step: NativeAttentionStep, rows: int) -> Any:
-        """The step's own attention, called back from the forward pass."""
-        heads, dim = self._shape
-
-        def attend(layer: int, q: int, q_stride: int, out: int) -> None:
-            queries = _view(q, rows, q_stride).view(rows, -1, dim)[:, :heads]
-            _view(out, rows, heads * dim).copy_(step.attend(layer, queries))
-
-        return ATTEND(attend)
-
-
-def _view(address: int, rows: int, stride: int) -> torch.Tensor:
-    memory = (ctypes.c_uint16 * (rows * stride)).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.bfloat16).view(rows, stride)
+        return self._forward(tokens.int(), step.address, sample_rows)
 
 
 def _layer(layer: LayerWeights) -> ForwardLayer:

@@ -1,4 +1,4 @@
-"""Attention on a CPU: rows that ask alone (decode) go over their pages where they lie, longer spans through torch."""
+"""Attention on a CPU by the native kernels: decode rows and prefill chunks alike, over the pages where they lie."""
 
 from __future__ import annotations
 
@@ -10,17 +10,13 @@ import torch
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
-from twostroke.kernels.torch_attention import Span, TorchAttention, span_of
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As `Step::dtype` in attention.cpp counts them."""
-
-NATIVE_QUERY_LEN: Final = 16
-"""Spans up to this long are computed row by row: reading their context again per row is cheaper than gathering it."""
+"""As `AttentionStep::dtype` in attention.h counts them."""
 
 
 class NativeStep(ctypes.Structure):
-    """`Step` of attention.cpp, field by field."""
+    """`AttentionStep` of attention.h, field by field."""
 
     _fields_ = (
         ("pool", ctypes.c_void_p),
@@ -36,10 +32,9 @@ class NativeStep(ctypes.Structure):
         ("cosines", ctypes.c_void_p),
         ("sines", ctypes.c_void_p),
         ("write_slots", ctypes.c_void_p),
-        ("rows", ctypes.c_int64),
-        ("row_tokens", ctypes.c_void_p),
-        ("row_sequences", ctypes.c_void_p),
-        ("row_contexts", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("sequences", ctypes.c_int64),
+        ("query_starts", ctypes.c_void_p),
         ("block_tables", ctypes.c_void_p),
         ("table_stride", ctypes.c_int64),
         ("scale", ctypes.c_float),
@@ -48,22 +43,27 @@ class NativeStep(ctypes.Structure):
 
 
 class NativeAttention:
-    """Over a contiguous pool in one of `DTYPES`."""
+    """Over a contiguous pool in one of `DTYPES`, on the threads of `team`, or on the calling one."""
 
     def __init__(
         self, pool: torch.Tensor, heads: int, scale: float, kernels: Kernels, team: Team | None = None
     ) -> None:
         assert pool.is_contiguous(), "the kernel assumes a whole pool"
+        assert scale > 0, "the kernel looks for the highest score before it scales"
+        assert pool.shape[5] % 2 == 0, "heads are rotated by halves"
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
         self.pool = pool
         self.heads = heads
         self.scale = scale
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self.native_store = kernels.function(
-            "twostroke_store", (pointer, number, pointer, number, pointer, number, pointer, number)
-        )
-        self.native_attend = kernels.function("twostroke_attend", (pointer, number, pointer, number, pointer))
         self.team = team
-        self.torch = TorchAttention(pool, heads, scale)
+        self.native_store = kernels.function(
+            "twostroke_store", (pointer, pointer, number, pointer, number, pointer, number, pointer, number)
+        )
+        self.native_attend = kernels.function("twostroke_attend", (pointer, pointer, number, pointer, number, pointer))
+
+    @property
+    def team_address(self) -> int | None:
+        return None if self.team is None else self.team.address
 
     def begin(self, batch: RaggedBatch) -> NativeAttentionStep:
         return NativeAttentionStep(self, batch)
@@ -72,60 +72,44 @@ class NativeAttention:
 class NativeAttentionStep:
     def __init__(self, backend: NativeAttention, batch: RaggedBatch) -> None:
         self._backend = backend
-        self._spans: list[Span] = []
-        tokens: list[int] = []
-        sequences: list[int] = []
-        for sequence in range(batch.sequences):
-            start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
-            if end - start > NATIVE_QUERY_LEN:
-                self._spans.append(span_of(batch, sequence))
-            else:
-                tokens.extend(range(start, end))
-                sequences.extend([sequence] * (end - start))
-        row_tokens = torch.tensor(tokens, dtype=torch.int32)
-        row_sequences = torch.tensor(sequences, dtype=torch.int32)
-        row_contexts = batch.positions[row_tokens] + 1
-        self._has_rows = bool(tokens)
-        self._keep = (batch, row_tokens, row_sequences, row_contexts)
+        query_starts = torch.tensor(batch.query_starts, dtype=torch.int32)
+        self._keep = (batch, query_starts)
         """What the native step points into."""
-        self._native = _native_step(backend, batch, row_tokens, row_sequences, row_contexts)
+        self._native = _native_step(backend, batch, query_starts)
         self.address = ctypes.addressof(self._native)
         """Of the native step, for kernels that go on from here."""
-
-    @property
-    def is_native(self) -> bool:
-        """Whether the native kernel attends for all rows."""
-        return not self._spans
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._native.head_dim
         assert q.stride(1) == k.stride(1) == v.stride(1) == dim, "heads must lie side by side"
         self._backend.native_store(
-            self.address, layer, q.data_ptr(), q.stride(0), k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0)
+            self._backend.team_address,
+            self.address,
+            layer,
+            q.data_ptr(),
+            q.stride(0),
+            k.data_ptr(),
+            k.stride(0),
+            v.data_ptr(),
+            v.stride(0),
         )
         return q
 
     def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
         out = torch.empty(q.shape, dtype=q.dtype)
-        if self._has_rows:
-            self._backend.native_attend(self.address, layer, q.data_ptr(), q.stride(0), out.data_ptr())
-        for span in self._spans:
-            self._backend.torch.attend_span(layer, span, q, out)
+        self._backend.native_attend(
+            self._backend.team_address, self.address, layer, q.data_ptr(), q.stride(0), out.data_ptr()
+        )
         return out.flatten(1)
 
 
-def _native_step(
-    backend: NativeAttention,
-    batch: RaggedBatch,
-    row_tokens: torch.Tensor,
-    row_sequences: torch.Tensor,
-    row_contexts: torch.Tensor,
-) -> NativeStep:
+def _native_step(backend: NativeAttention, batch: RaggedBatch, query_starts: torch.Tensor) -> NativeStep:
     pool = backend.pool
-    for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.block_tables):
+    for tensor in (batch.cosines, batch.sines, batch.write_slots, batch.positions, batch.block_tables):
         assert tensor.is_contiguous(), "the kernel walks these by index"
-    assert batch.block_tables.dtype == torch.int32
+    assert batch.positions.dtype == batch.block_tables.dtype == torch.int32
     assert batch.write_slots.dtype == torch.int64
+    assert batch.cosines.dtype == batch.sines.dtype == torch.float32
     return NativeStep(
         pool=pool.data_ptr(),
         page_stride=pool.stride(0),
@@ -140,10 +124,9 @@ def _native_step(
         cosines=batch.cosines.data_ptr(),
         sines=batch.sines.data_ptr(),
         write_slots=batch.write_slots.data_ptr(),
-        rows=len(row_tokens),
-        row_tokens=row_tokens.data_ptr(),
-        row_sequences=row_sequences.data_ptr(),
-        row_contexts=row_contexts.data_ptr(),
+        positions=batch.positions.data_ptr(),
+        sequences=batch.sequences,
+        query_starts=query_starts.data_ptr(),
         block_tables=batch.block_tables.data_ptr(),
         table_stride=batch.block_tables.stride(0),
         scale=backend.scale,

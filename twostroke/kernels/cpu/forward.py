@@ -6,7 +6,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -15,8 +15,6 @@ from twostroke.kernels.cpu.linear import NativeLinear, PackedLinear
 from twostroke.kernels.cpu.team import Team
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
-
-ATTEND: Final = ctypes.CFUNCTYPE(None, _NUMBER, _POINTER, _NUMBER, _POINTER)
 
 
 class NativeLayer(ctypes.Structure):
@@ -61,7 +59,6 @@ class NativeCall(ctypes.Structure):
         ("samples", _NUMBER),
         ("logits", _POINTER),
         ("step", _POINTER),
-        ("attend", ATTEND),
     )
 
 
@@ -118,17 +115,13 @@ class NativeForward:
         self._address = new(native)
         weakref.finalize(self, kernels.function("twostroke_forward_free", (_POINTER,)), self._address)
 
-    def __call__(
-        self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None, attend: Any = None
-    ) -> torch.Tensor | None:
+    def __call__(self, tokens: torch.Tensor, step: int, sampled: torch.Tensor | None) -> torch.Tensor | None:
         """float32 logits [len(sampled), vocab] of those rows; None for `sampled` ends with the last layer's KV.
 
-        `step` is the address of the attention's step; `attend`, an `ATTEND`, stands in for the native attention.
+        `step` is the address of the attention's step.
         """
         assert tokens.dtype == torch.int32, "the kernel walks these by index"
         call = NativeCall(tokens=tokens.data_ptr(), rows=len(tokens), step=step)
-        if attend is not None:
-            call.attend = attend
         logits = None
         if sampled is not None:
             assert self._head is not None, "sampling on a worker without a head"

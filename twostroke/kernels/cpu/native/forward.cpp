@@ -3,6 +3,7 @@
 // The residual stream is float32; what products take is bfloat16. Per layer: norm, qkv, [head norm], rope and pages,
 // attention, output; norm, gated, down. Rows that are not sampled end with the last layer's keys and values.
 
+#include "attention.h"
 #include "fused.h"
 #include "linear.h"
 
@@ -13,14 +14,6 @@
 #include <cstring>
 #include <memory>
 #include <new>
-
-struct Step;
-
-extern "C" {
-void twostroke_store(const Step *step, int64_t layer, void *q, int64_t q_stride, const void *k, int64_t k_stride,
-                     const void *v, int64_t v_stride);
-void twostroke_attend(const Step *step, int64_t layer, const void *q, int64_t q_stride, void *out);
-}
 
 namespace twostroke {
 
@@ -69,9 +62,6 @@ class Buffer {
     size_t size_ = 0;
 };
 
-// What stands in for the native attention: the pages' keys and values are stored, q holds the rotated queries.
-using Attend = void (*)(int64_t layer, void *q, int64_t q_stride, void *out);
-
 // One step as its caller sees it.
 struct Call {
     const int32_t *tokens;
@@ -79,8 +69,7 @@ struct Call {
     const int64_t *sampled;  // rows that go on to the head
     int64_t samples;         // 0: stop once the last layer's keys and values are stored
     float *logits;           // [samples, vocab]
-    const Step *step;
-    Attend attend;           // null: the native one
+    const AttentionStep *step;
 };
 
 template <class T>
@@ -103,7 +92,7 @@ class Forward {
             const bool is_last = layer == model_.layer_count - 1;
             store(team, layer, call);
             if (is_last && call.samples == 0) return;
-            attend(layer, call);
+            attend(team, layer, call);
             if (is_last) prune(call.sampled, call.samples);
             finish(team, layer);
         }
@@ -131,15 +120,12 @@ class Forward {
             head_norm(team, q, rows_, stride, model_.heads, dim, layer.q_norm, model_.epsilon);
             head_norm(team, k, rows_, stride, model_.kv_heads, dim, layer.k_norm, model_.epsilon);
         }
-        twostroke_store(call.step, index, q, stride, k, stride, v, stride);
+        store_kv(team, *call.step, index, q, stride, k, stride, v, stride);
     }
 
-    void attend(int64_t layer, const Call &call) {
+    void attend(Team *team, int64_t layer, const Call &call) {
         uint16_t *q = qkv_.rows(rows_, qkv_stride()), *out = attended_.rows(rows_, attended_stride());
-        if (call.attend)
-            call.attend(layer, q, qkv_stride(), out);
-        else
-            twostroke_attend(call.step, layer, q, qkv_stride(), out);
+        twostroke::attend(team, *call.step, layer, q, qkv_stride(), out);
     }
 
     // Go on with these rows alone.

@@ -1,0 +1,122 @@
+"""Compiling the native kernels: once, by whoever comes first, and never at the price of a run that hangs or fails."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from twostroke.errors import ConfigError
+from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.cpu import build
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import OVERRIDE, chosen_variants, load_kernels
+from twostroke.kernels.torch_attention import TorchAttention
+
+
+@pytest.fixture(autouse=True)
+def small_sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One small file instead of all kernels: what is built does not matter here."""
+    folder = tmp_path_factory.mktemp("sources")
+    (folder / "answer.h").write_text("#pragma once\n#define ANSWER 42\n")
+    (folder / "answer.cpp").write_text(
+        '#include "answer.h"\nextern "C" __attribute__((visibility("default"))) int answer() { return ANSWER; }\n'
+    )
+    monkeypatch.setattr(build, "SOURCES", folder)
+    monkeypatch.delenv(OVERRIDE, raising=False)
+
+
+def test_a_second_load_does_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_kernels(tmp_path) is not None
+    built = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    monkeypatch.setenv("CXX", "false")
+    assert load_kernels(tmp_path) is not None
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == built
+
+
+def test_a_changed_header_is_compiled_again(tmp_path: Path) -> None:
+    first, header = load_kernels(tmp_path), build.SOURCES / "answer.h"
+    header.write_text(header.read_text().replace("42", "43"))
+    second = load_kernels(tmp_path)
+    assert first is not None
+    assert second is not None
+    assert [kernels.function("answer", (), ctypes.c_int)() for kernels in (first, second)] == [42, 43]
+
+
+def test_processes_that_build_at_once_all_get_a_library(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from twostroke.kernels.cpu import build; "
+        "build.SOURCES = Path(sys.argv[2]); sys.exit(build.load_kernels(Path(sys.argv[1])) is None)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(build.__file__).parents[3])}
+    command = [sys.executable, "-c", program, str(tmp_path), str(build.SOURCES)]
+    builders = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    assert [builder.wait() for builder in builders] == [0, 0, 0]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
+def script(folder: Path, body: str) -> str:
+    path = folder / "compiler"
+    path.write_text("#!/bin/sh\n" + body)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false", "hangs"])
+def test_without_a_working_compiler_torch_serves_and_one_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str
+) -> None:
+    if compiler == "hangs":
+        monkeypatch.setattr(build, "COMPILE_TIMEOUT_S", 0.2)
+        compiler = script(tmp_path, "sleep 60 & wait\n")
+    monkeypatch.setenv("CXX", compiler)
+    pool = torch.zeros(2, 1, 2, 1, 16, 8)
+    with caplog.at_level(logging.WARNING):
+        backend = choose_attention(pool, heads=1, scale=1.0, kernels=load_kernels(tmp_path / "kernels"))
+    assert isinstance(backend, TorchAttention)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_compiler_that_does_not_know_the_machine_builds_a_plain_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = script(tmp_path, 'for a in "$@"; do case $a in -mavx*) exit 1;; esac; done\nexec c++ "$@"\n')
+    monkeypatch.setenv("CXX", old)
+    kernels = load_kernels(tmp_path / "kernels")
+    assert kernels is not None
+    assert kernels.variant == "portable"
+
+
+def test_a_machine_without_vectors_that_we_know_gets_the_portable_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_cpu_features", lambda: "Features : fp asimd evtstrm")
+    assert [variant.name for variant in chosen_variants()] == ["portable"]
+
+
+def test_the_variant_can_be_chosen_and_torch_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERRIDE, "portable")
+    kernels = load_kernels(tmp_path)
+    assert kernels is not None
+    assert kernels.variant == "portable"
+    monkeypatch.setenv(OVERRIDE, "torch")
+    assert load_kernels(tmp_path) is None
+
+
+@pytest.mark.parametrize("asked", ["avx512_bf16", "quick"])
+def test_a_variant_that_this_machine_cannot_run_is_refused_with_the_choices(
+    monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    monkeypatch.setattr(build, "_cpu_features", lambda: "flags : avx2 fma f16c")
+    monkeypatch.setenv(OVERRIDE, asked)
+    with pytest.raises(ConfigError, match="avx2, portable, torch"):
+        chosen_variants()
+
+
+def test_a_pool_on_a_cpu_is_served_by_the_native_kernel(kernels: build.Kernels) -> None:
+    pool = torch.zeros(2, 1, 2, 1, 16, 8, dtype=torch.bfloat16)
+    assert isinstance(choose_attention(pool, heads=1, scale=1.0, kernels=kernels), NativeAttention)

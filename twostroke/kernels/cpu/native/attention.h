@@ -1,0 +1,38 @@
+// Attention over pages for one step of a ragged batch: what callers pass in, and the two things they ask for.
+//
+// The pool is [pages, layers, 2, kv_heads, block, head_dim]; strides come in elements.
+
+#pragma once
+
+#include <cstdint>
+
+#include "simd.h"
+#include "team.h"
+
+namespace twostroke {
+
+// `NativeStep` of attention.py, field by field.
+struct AttentionStep {
+    void *pool;
+    int64_t page_stride, layer_stride, value_offset, head_stride;
+    int64_t block, heads, kv_heads, head_dim;
+    int64_t tokens;
+    const float *cosines, *sines;  // [tokens, head_dim / 2]
+    const int64_t *write_slots;    // [tokens]
+    const int32_t *positions;      // [tokens]: a token attends to 0..position of its sequence, whose pages hold them
+    int64_t sequences;
+    const int32_t *query_starts;  // [sequences + 1]
+    const int32_t *block_tables;  // [sequences, table_stride]
+    int64_t table_stride;
+    float scale;
+    int32_t dtype;  // 0 float32, 1 bfloat16, 2 float16: of the pool and of q, k, v
+};
+
+// Rotates q in place; k, rotated, and v go to their slots. Strides are those of tokens; heads lie side by side.
+void store_kv(Team *team, const AttentionStep &step, int64_t layer, void *q, int64_t q_stride, const void *k,
+              int64_t k_stride, const void *v, int64_t v_stride);
+
+// out [tokens, heads * head_dim], contiguous.
+void attend(Team *team, const AttentionStep &step, int64_t layer, const void *q, int64_t q_stride, void *out);
+
+}  // namespace twostroke

@@ -1,0 +1,79 @@
+#include "plan.h"
+
+#include <algorithm>
+
+#include "rows.h"
+
+namespace twostroke {
+namespace {
+
+constexpr double TASKS_PER_PART = 3;  // so that threads which start late or run slowly leave work to the others
+constexpr double PACKING_ROWS = 6;    // packing a tile costs about what this many rows do
+
+// Blocks of query tokens, each for all heads and its whole context: what is then cut further.
+std::vector<Task> blocks_of(const AttentionStep &step) {
+    const int64_t groups = step.heads / step.kv_heads, longest = std::max<int64_t>(1, BLOCK_ROWS / groups);
+    std::vector<Task> blocks;
+    for (int64_t sequence = 0; sequence < step.sequences; sequence++) {
+        const int64_t end = step.query_starts[sequence + 1];
+        for (int64_t first = step.query_starts[sequence]; first < end; first += longest) {
+            const int64_t tokens = std::min(longest, end - first);
+            const int64_t context = step.positions[first + tokens - 1] + 1;
+            const double cost = double(context) * double(step.kv_heads) * (double(tokens * groups) + PACKING_ROWS);
+            const int64_t splits = (context + SPLIT - 1) / SPLIT;
+            blocks.push_back({sequence, first, tokens, context, 0, step.kv_heads, 0, splits, false, 0, cost});
+        }
+    }
+    return blocks;
+}
+
+void cut_context(const Task &task, double most, Plan &plan) {
+    Task merge = task;
+    merge.first_slot = plan.slots;
+    plan.merges.push_back(merge);
+    const auto length = std::max<int64_t>(1, int64_t(most / task.cost * double(task.splits)));
+    for (int64_t at = 0; at < task.splits; at += length) {
+        Task piece = task;
+        piece.first_split = at;
+        piece.splits = std::min(length, task.splits - at);
+        piece.is_partial = true;
+        piece.first_slot = plan.slots + at;
+        piece.cost = task.cost * double(piece.splits) / double(task.splits);
+        plan.tasks.push_back(piece);
+    }
+    plan.slots += task.splits;
+}
+
+}  // namespace
+
+Plan plan_tasks(const AttentionStep &step, int parts) {
+    Plan plan;
+    double total = 0;
+    const std::vector<Task> blocks = blocks_of(step);
+    for (const Task &block : blocks) total += block.cost;
+    const double most = parts > 1 ? total / (TASKS_PER_PART * parts) : total;
+    const int64_t groups = step.heads / step.kv_heads;
+    for (const Task &block : blocks) {
+        const bool is_short = block.tokens * groups * step.kv_heads <= BLOCK_ROWS;
+        if (is_short && block.cost <= most) {
+            plan.tasks.push_back(block);
+            continue;
+        }
+        for (int64_t head = 0; head < step.kv_heads; head++) {
+            Task one = block;
+            one.first_head = head;
+            one.heads = 1;
+            one.cost = block.cost / double(step.kv_heads);
+            if (one.cost > most && one.tokens <= PARTIAL_TOKENS && one.splits > 1)
+                cut_context(one, most, plan);
+            else
+                plan.tasks.push_back(one);
+        }
+    }
+    if (parts > 1)
+        std::stable_sort(plan.tasks.begin(), plan.tasks.end(),
+                         [](const Task &a, const Task &b) { return a.cost > b.cost; });
+    return plan;
+}
+
+}  // namespace twostroke

@@ -1,0 +1,109 @@
+// `simd.h` for AVX-512 with its bfloat16 products.
+
+#pragma once
+
+#include <immintrin.h>
+
+#include "simd.h"
+
+namespace twostroke::simd {
+
+using F = __m512;
+constexpr int W = 16;
+
+inline __mmask16 first_lanes(int n) { return __mmask16(n >= W ? 0xffff : (1u << n) - 1); }
+
+inline F zero() { return _mm512_setzero_ps(); }
+inline F set1(float x) { return _mm512_set1_ps(x); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline float reduce_add(F x) { return _mm512_reduce_add_ps(x); }
+inline float reduce_max(F x) { return _mm512_reduce_max_ps(x); }
+
+inline F bits_to_exponent(F x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 23));
+}
+
+// The lanes from n on become `fill`.
+inline F keep_first(F x, int n, F fill) { return _mm512_mask_mov_ps(fill, first_lanes(n), x); }
+
+inline F widen(__m256i halves, BFloat16) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+inline F widen(__m256i halves, Float16) { return _mm512_cvtph_ps(halves); }
+inline __m256i narrow(F x, BFloat16) { return (__m256i)_mm512_cvtneps_pbh(x); }
+inline __m256i narrow(F x, Float16) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+inline F load(const float *p) { return _mm512_loadu_ps(p); }
+inline F load_part(const float *p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void store(float *p, F x) { _mm512_storeu_ps(p, x); }
+inline void store_part(float *p, F x, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), x); }
+
+template <class T>
+inline F load(const T *p) {
+    return widen(_mm256_loadu_si256((const __m256i *)p), T());
+}
+template <class T>
+inline F load_part(const T *p, int n) {
+    return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p), T());
+}
+template <class T>
+inline void store(T *p, F x) {
+    _mm256_storeu_si256((__m256i *)p, narrow(x, T()));
+}
+template <class T>
+inline void store_part(T *p, F x, int n) {
+    _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x, T()));
+}
+
+inline void transpose(F (&v)[W]) {
+    F t[W];
+    for (int i = 0; i < W; i += 2) {
+        t[i] = _mm512_unpacklo_ps(v[i], v[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(v[i], v[i + 1]);
+    }
+    for (int i = 0; i < W; i += 4) {
+        v[i] = _mm512_shuffle_ps(t[i], t[i + 2], 0x44);
+        v[i + 1] = _mm512_shuffle_ps(t[i], t[i + 2], 0xee);
+        v[i + 2] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        v[i + 3] = _mm512_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_f32x4(v[i + 8], v[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        v[i] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88);
+        v[i + 8] = _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd);
+        v[i + 4] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0x88);
+        v[i + 12] = _mm512_shuffle_f32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+// Words of two bfloat16: each lane of `sum` gains both products.
+inline F fma_pairs(F a, F b, F sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+
+// a0 b0 a1 b1 ..: the first W pairs in `low`, the others in `high`.
+inline void interleave(__m512i a, __m512i b, F &low, F &high) {
+    const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                                           37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i second = _mm512_add_epi16(first, _mm512_set1_epi16(16));
+    low = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, first, b));
+    high = _mm512_castsi512_ps(_mm512_permutex2var_epi16(a, second, b));
+}
+
+inline __m512i load_halves(const BFloat16 *p, int n) {
+    return _mm512_maskz_loadu_epi16(n >= 32 ? ~__mmask32(0) : (__mmask32(1) << n) - 1, p);
+}
+
+// Two vectors as 2 W bfloat16, in order.
+inline void store_narrow(float *words, F low, F high) {
+    _mm512_storeu_si512(words, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
+
+}  // namespace twostroke::simd
