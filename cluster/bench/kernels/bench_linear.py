@@ -8,12 +8,16 @@ import torch
 
 from cluster.bench.kernels.setting import Setting
 from cluster.bench.kernels.timing import Result, Work, timed
-from twostroke.kernels.linear import make_linear
-from twostroke.models.spec import DTYPE_BYTES, ModelSpec
+from twostroke.models.spec import ModelSpec
 
 ROWS = (1, 4, 16, 32, 512)
 UNCACHED_BYTES = 256 << 20
 """A step reads each weight once: as many different ones follow one another as no cache holds."""
+
+MOST_COPIES = 256
+"""Of weights so small that a step has them in its cache anyway."""
+GATED = "gate and up"
+"""The one product that an activation goes with."""
 
 
 def products_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
@@ -22,7 +26,7 @@ def products_of(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     return {
         "qkv": (q_rows + 2 * kv_rows, spec.hidden_size),
         "output": (spec.hidden_size, q_rows),
-        "gate and up": (2 * spec.intermediate_size, spec.hidden_size),
+        GATED: (2 * spec.intermediate_size, spec.hidden_size),
         "down": (spec.hidden_size, spec.intermediate_size),
         "head": (spec.vocab_size, spec.hidden_size),
     }
@@ -32,8 +36,8 @@ def bench_linear(
     setting: Setting, rows: Sequence[int] = ROWS, uncached_bytes: int = UNCACHED_BYTES
 ) -> Iterator[Result]:
     for name, (outputs, inputs) in products_of(setting.spec).items():
-        weight_bytes = outputs * inputs * DTYPE_BYTES[setting.model.dtype]
-        copies = 1 if name == "head" else min(setting.spec.layers, -(-uncached_bytes // weight_bytes))
+        weight_bytes = outputs * inputs * setting.weight_bytes
+        copies = min(MOST_COPIES, -(-uncached_bytes // weight_bytes))
         yield from _timed_product(setting, name, (outputs, inputs), copies, rows)
 
 
@@ -42,7 +46,9 @@ def _timed_product(
     setting: Setting, name: str, shape: tuple[int, int], copies: int, rows: Sequence[int]
 ) -> list[Result]:
     outputs, inputs = shape
-    products = [make_linear(torch.randn(outputs, inputs).to(setting.dtype)) for _ in range(copies)]
+    linears = setting.linears()
+    make = linears.gated if name == GATED else linears.linear
+    products = [make(torch.randn(outputs, inputs).to(setting.dtype)) for _ in range(copies)]
     found = []
     for count in rows:
         x = torch.randn(count, inputs).to(setting.dtype)
@@ -53,7 +59,7 @@ def _timed_product(
                     product(x)
 
         work = Work(
-            bytes=float(outputs * inputs * DTYPE_BYTES[setting.model.dtype]),
+            bytes=float(outputs * inputs * setting.weight_bytes),
             operations=2.0 * count * outputs * inputs,
         )
         found.append(

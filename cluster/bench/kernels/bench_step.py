@@ -12,7 +12,6 @@ from cluster.bench.kernels.setting import Setting
 from cluster.bench.kernels.timing import Result, Work, timed
 from twostroke.config import CacheConfig, Role, WorkerConfig
 from twostroke.engine.build import build_runner
-from twostroke.models.spec import DTYPE_BYTES
 from twostroke.request import SamplingParams
 from twostroke.schedule.batch import Batch, Runner, SampleRow
 
@@ -29,6 +28,7 @@ def bench_step(setting: Setting, spans: Sequence[Span] = STEPS) -> Iterator[Resu
             role=Role.DECODE,
             worker_id="bench",
             threads=setting.threads,
+            borrow=False,
             model=setting.model,
             cache=CacheConfig(block_size=BLOCK, kv_cache_memory_bytes=pages * page_bytes),
         ),
@@ -49,7 +49,7 @@ def step_work(setting: Setting, span: Span) -> Work:
     weights = spec.layers * sum(outputs * inputs for name, (outputs, inputs) in products.items() if name != "head")
     attention = attention_work(setting, span)
     return Work(
-        bytes=(weights + head) * DTYPE_BYTES[setting.model.dtype] + attention.bytes,
+        bytes=(weights + head) * setting.weight_bytes + attention.bytes,
         operations=2.0 * (weights * tokens + head * span.sequences) + attention.operations,
     )
 

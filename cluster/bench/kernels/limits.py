@@ -12,12 +12,16 @@ from twostroke.kernels.linear import make_linear
 
 BUFFER_BYTES = 512 << 20
 """Far more than caches hold."""
+READS_PER_REPEAT = 4
+"""A read takes milliseconds and suffers most from whoever else uses the memory: more of them find the limit."""
 SHAPES = ((512, 576, 3072), (1024, 1024, 1024), (2048, 2048, 2048))
 """Rows, inputs, outputs: which is fastest differs between machines."""
 
 
 def measured_limits(threads: int, dtype: torch.dtype, repeats: int) -> Limits:
-    return Limits(threads, _read_rate(threads, BUFFER_BYTES, repeats), _matmul_rate(threads, dtype, repeats))
+    return Limits(
+        threads, _read_rate(threads, BUFFER_BYTES, READS_PER_REPEAT * repeats), _matmul_rate(threads, dtype, repeats)
+    )
 
 
 def _read_rate(threads: int, buffer_bytes: int, repeats: int) -> float:

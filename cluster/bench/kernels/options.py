@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype", default=ModelConfig().dtype, help="bfloat16, float16 or float32 (default %(default)s)"
     )
     parser.add_argument(
+        "--weights", default=ModelConfig().weights, help="model: as they are; int8 (default %(default)s)"
+    )
+    parser.add_argument(
         "--threads", default="1", metavar="N,...", help="each is timed, with limits of its own (default %(default)s)"
     )
     parser.add_argument(
@@ -69,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def options_from(args: argparse.Namespace) -> KernelOptions:
     return KernelOptions(
-        model=ModelConfig(model=args.model, dtype=args.dtype),
+        model=ModelConfig(model=args.model, dtype=args.dtype, weights=args.weights),
         threads=_listed("--threads", args.threads, int),
         kernels=_listed("--kernels", args.kernels, str),
         parts=_listed("--only", args.only, str),

@@ -28,7 +28,7 @@ from twostroke.models.registry import read_spec
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""
 
-COLUMNS = 110
+COLUMNS = 120
 """A table's width where no terminal says one."""
 
 ByThreads = dict[int, Limits]
@@ -48,6 +48,8 @@ def run_session(options: KernelOptions) -> int:
     before = _limits(options)
     results = list(_results(options, model_dir))
     limits = {threads: best.or_better(before[threads]) for threads, best in _limits(options).items()}
+    for result in results:
+        limits[result.threads] = limits[result.threads].or_better(_reached(result))
     console = Console(stderr=options.json_path == STDOUT)
     if not console.is_terminal:
         console.width = COLUMNS
@@ -64,6 +66,7 @@ def as_json(options: KernelOptions, limits: ByThreads, results: Sequence[Result]
         "schema_version": SCHEMA_VERSION,
         "model": options.model.model,
         "dtype": options.model.dtype,
+        "weights": options.model.weights,
         "repeats": options.repeats,
         "limits": [dataclasses.asdict(each) for each in limits.values()],
         "results": [
@@ -80,6 +83,12 @@ def as_json(options: KernelOptions, limits: ByThreads, results: Sequence[Result]
 def _limits(options: KernelOptions) -> ByThreads:
     dtype: torch.dtype = getattr(torch, options.model.dtype)
     return {threads: measured_limits(threads, dtype, options.repeats) for threads in options.threads}
+
+
+def _reached(result: Result) -> Limits:
+    """A product may multiply faster than the one that was to show the limit. Its bytes may have come from a cache."""
+    is_product = result.part == "linear"
+    return Limits(result.threads, 0.0, result.work.operations / result.timed.least_s if is_product else 0.0)
 
 
 def _results(options: KernelOptions, model_dir: Path) -> Iterator[Result]:
@@ -125,11 +134,15 @@ def _table(part: str, results: Sequence[Result], limits: ByThreads) -> Table:
             result.what,
             result.kernels,
             str(result.threads),
-            f"{found.median_s * 1e3:.3g}",
-            f"{found.least_s * 1e3:.3g}..{found.most_s * 1e3:.3g}",
-            f"{result.work.least_s(limits[result.threads]) * 1e3:.3g}",
+            _ms(found.median_s),
+            f"{_ms(found.least_s)}..{_ms(found.most_s)}",
+            _ms(result.work.least_s(limits[result.threads])),
             f"{result.work.bytes / found.median_s / 1e9:.1f}",
             f"{result.work.operations / found.median_s / 1e9:.0f}",
             f"{result.share(limits[result.threads]):.0%}",
         )
     return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.3g}"

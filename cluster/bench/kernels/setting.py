@@ -13,10 +13,13 @@ import torch
 from cluster.bench.kernels.options import BEST
 from cluster.bench.kernels.timing import Result, Timed, Work
 from twostroke.config import ModelConfig
+from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import OVERRIDE, TORCH, Kernels, chosen_variants, load_kernels
+from twostroke.kernels.cpu.linear import NativeLinears
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.linear import Linears, TorchLinears
 from twostroke.models.catalog import cache_dir
-from twostroke.models.spec import ModelSpec
+from twostroke.models.spec import DTYPE_BYTES, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,20 @@ class Setting:
     @property
     def kernels_name(self) -> str:
         return TORCH if self.kernels is None else self.kernels.variant
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of one weight, without the scales of a group of them."""
+        return 1 if self.model.weights == "int8" else DTYPE_BYTES[self.model.dtype]
+
+    def linears(self) -> Linears:
+        """As a worker packs them. Raises ConfigError for int8 weights where nothing computes them."""
+        is_int8 = self.model.weights == "int8"
+        if self.kernels is not None and NativeLinears.serve(self.kernels, self.dtype):
+            return NativeLinears(self.kernels, self.team, is_int8=is_int8)
+        if is_int8:
+            raise ConfigError(f"--weights int8: {self.kernels_name} kernels on this CPU have none", field="weights")
+        return TorchLinears()
 
     def step(self) -> AbstractContextManager[None]:
         """Within it, native kernels run on all threads."""

@@ -119,6 +119,7 @@ def test_every_part_is_timed_with_every_choice_of_kernels(
         (["--only", ""], "only"),
         (["--repeats", "0"], "repeats"),
         (["--dtype", "int4"], "dtype"),
+        (["--weights", "int2"], "weights"),
         (["--model", "paced:"], "model"),
         (["--json", "/no/such/directory/kernels.json"], "json"),
     ],
