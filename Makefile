@@ -7,12 +7,15 @@ TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
 
-.PHONY: help serve test lint proto proto-check clean
+GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
+
+.PHONY: help serve test lint proto proto-check gpu clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make lint              of the gate: format, lint, types, contracts"
+	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make clean             remove .venv and the tools' caches"
 
@@ -51,6 +54,9 @@ test: lint proto-check
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py
+
+gpu:
+	$(GPU_PYTHON) -m tests.gpu.bench
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

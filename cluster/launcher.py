@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
 ROUTER_GRACE_S = 5.0
 INTERRUPTED = 130
 CONNECT_S = 5.0
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def serve(config: ClusterConfig) -> int:
@@ -227,11 +228,13 @@ def _model_dir(config: ClusterConfig) -> str:
 
 def _check_memory(config: ClusterConfig) -> None:
     """Workers that start side by side would each find enough for itself, and none would be left for the last."""
-    workers = config.prefill + config.decode
-    wanted, available = workers * config.cache.kv_cache_memory_bytes, available_memory_bytes()
+    if config.model.device != "cpu" and NVIDIA_DRIVER.exists():
+        return  # their pages may lie on a GPU, which only they can look at
+    workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
+    wanted, available = workers * each_bytes, available_memory_bytes()
     if wanted > available:
         raise ConfigError(
-            f"--kv-cache-memory: {workers} workers with {config.cache.kv_cache_memory_bytes} bytes of pages each need "
+            f"--kv-cache-memory: {workers} workers with {each_bytes} bytes of pages each need "
             f"{wanted}, but only {available} are available",
             field="--kv-cache-memory",
         )

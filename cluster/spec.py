@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
 
@@ -31,6 +31,8 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     joined = config.address is not None
     host = NODE_ADDRESS if joined else LOOPBACK
     counts = ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))
+    # Which workers will share a GPU is not known here; one GPU for all is what must work.
+    cache = replace(config.cache, device_share=config.cache.device_share / (config.prefill + config.decode))
     workers = tuple(
         WorkerConfig(
             role=role,
@@ -38,7 +40,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             host=host,
             cluster_token=token,
             model=config.model,
-            cache=config.cache,
+            cache=cache,
             schedule=config.schedule,
             threads=config.threads,
             pin=config.pin,

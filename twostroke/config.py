@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -19,6 +20,14 @@ from twostroke.errors import ConfigError
 Config = TypeVar("Config")
 
 DEFAULT_MODEL = "smollm2-135m"
+MIN_PAGES = 2
+"""Of any worker: a sequence that crosses a block's end holds two."""
+HOST_CACHE_BYTES = 1 << 30
+"""Page memory of a worker that computes on the CPU, where --kv-cache-memory is not given."""
+DEVICE_SHARE = 0.9
+"""Of a CUDA device's memory, for weights, pages and working memory of all its workers, where it is not given."""
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 PACED_PREFIX = "paced:"
 
 
@@ -45,6 +54,8 @@ class ModelConfig:
     """Tokens of prompt and answer together. None: what the model was made for."""
     served_model_name: str | None = None
     """What clients call the model. None: `model` itself."""
+    device: str = "auto"
+    """What computes: "cpu", "cuda", "cuda:N", or "auto": CUDA where there is a device, else the CPU."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("bfloat16", "float16", "float32"):
@@ -53,6 +64,8 @@ class ModelConfig:
             raise ConfigError(f"--weights must be model or int8, got {self.weights!r}", field="weights")
         if self.weights == "int8" and self.dtype != "bfloat16":
             raise ConfigError(f"--weights int8 needs --dtype bfloat16, got {self.dtype}", field="weights")
+        if not _DEVICE.fullmatch(self.device):
+            raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {self.device!r}", field="device")
         _positive("--max-model-len", self.max_model_len)
 
     @property
@@ -68,8 +81,11 @@ class ModelConfig:
 class CacheConfig:
     block_size: int = 16
     """Tokens per block. All workers of a cluster must agree on it."""
-    kv_cache_memory_bytes: int = 1 << 30
-    """Bytes of page memory per worker, allocated and touched at start."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes of page memory per worker, allocated at start. None: HOST_CACHE_BYTES on the CPU; on CUDA what
+    `device_share` leaves beside the weights."""
+    device_share: float = DEVICE_SHARE
+    """Of a CUDA device's memory, for all that one worker keeps there. Workers of one device share it out."""
 
     def __post_init__(self) -> None:
         if self.block_size < 1 or self.block_size.bit_count() != 1 or self.block_size > 256:
@@ -77,6 +93,13 @@ class CacheConfig:
                 f"--block-size must be a power of two from 1 to 256, got {self.block_size}", field="block_size"
             )
         _positive("--kv-cache-memory", self.kv_cache_memory_bytes)
+        if not 0 < self.device_share <= 1:
+            raise ConfigError(f"cache.device_share must be in (0, 1], got {self.device_share}", field="device_share")
+
+    @property
+    def host_bytes(self) -> int:
+        """Of page memory on a worker that computes on the CPU."""
+        return self.kv_cache_memory_bytes or HOST_CACHE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,14 @@ import re
 
 from cluster.launcher import serve
 from router.policies import POLICIES
-from twostroke.config import CacheConfig, ClusterConfig, ModelConfig, ScheduleConfig
+from twostroke.config import (
+    DEVICE_SHARE,
+    HOST_CACHE_BYTES,
+    CacheConfig,
+    ClusterConfig,
+    ModelConfig,
+    ScheduleConfig,
+)
 
 DEFAULTS = ClusterConfig()
 
@@ -120,6 +127,9 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         metavar="TOKENS",
         help="prompt and answer together (default: what the model was made for)",
     )
+    group.add_argument(
+        "--device", default=model.device, metavar="DEVICE", help=_help("what computes: cpu, cuda, cuda:N, or auto")
+    )
 
 
 def _add_schedule(group: argparse._ArgumentGroup) -> None:
@@ -132,7 +142,8 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
         type=memory_bytes,
         default=cache.kv_cache_memory_bytes,
         metavar="SIZE",
-        help=f"page memory of each worker: bytes, 512M, 2G, 2GiB (default: {size_text(cache.kv_cache_memory_bytes)})",
+        help=f"page memory of each worker: bytes, 512M, 2G, 2GiB (default: {size_text(HOST_CACHE_BYTES)} on a CPU; "
+        f"on a GPU {DEVICE_SHARE:.0%}% of its memory, weights included, over all workers)",
     )
     group.add_argument(
         "--max-num-seqs",
@@ -187,6 +198,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
             weights=args.weights,
             max_model_len=args.max_model_len,
             served_model_name=args.served_model_name,
+            device=args.device,
         ),
         cache=CacheConfig(block_size=args.block_size, kv_cache_memory_bytes=args.kv_cache_memory),
         schedule=ScheduleConfig(

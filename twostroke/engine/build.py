@@ -7,20 +7,26 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from twostroke.config import PACED_PREFIX, Role, WorkerConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
+from twostroke.engine.page_count import enough_pages
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.schedule.batch import Runner
 
+if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
+    import torch
+
+    from twostroke.models.spec import ModelSpec
+
+Memory = TypeVar("Memory", bound=Pages)
+
 LAYOUT = "page:layer,kv,head,token,dim"
 """Order of dimensions in a page's bytes; part of the fingerprint."""
-
-MIN_PAGES = 2
-"""A sequence that crosses a block's end holds two pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,20 +69,20 @@ def build_runner(config: WorkerConfig, model_dir: Path | None) -> BuiltEngine:
 
 def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
     # These load torch and transformers: 300 MB and seconds that a fleet of paced workers does without.
-    from twostroke.engine.runner import ModelRunner
+    from twostroke.engine.device_fit import resolve_device
     from twostroke.models.registry import read_spec
 
-    model = config.model
-    spec = read_spec(model_dir, model.max_model_len)
-    facts = _facts(
-        config,
-        model=Path(model.model).name,
-        page_bytes=spec.page_bytes(config.cache.block_size, model.dtype),
-        vocab_size=spec.vocab_size,
-        eos_token_ids=spec.eos_token_ids,
-        model_reach=spec.max_position_embeddings,
-        revision=f"{_weights_hash(model_dir)};tokenizer={_file_hash(model_dir / 'tokenizer.json')}",
-    )
+    device = resolve_device(config.model.device)
+    spec = read_spec(model_dir, config.model.max_model_len)
+    build = _build_on_cpu if device.type == "cpu" else _build_on_device
+    return build(config, spec, model_dir, device)
+
+
+def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> BuiltEngine:
+    from twostroke.engine.runner import ModelRunner
+
+    page_bytes = spec.page_bytes(config.cache.block_size, config.model.dtype)
+    facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
 
     def load(memory: PageMemory) -> Runner:
         cores = Cores.claim(config.threads, pin=config.pin, borrow=config.borrow)
@@ -94,22 +100,56 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
             cores.close()
             raise
 
-    return _with_memory(facts, load)
+    return _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
+
+
+def _build_on_device(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device) -> BuiltEngine:
+    from twostroke.device.memory import DeviceMemory
+    from twostroke.engine.accelerator import accelerator_for
+    from twostroke.engine.device_build import DevicePlan, make_device_runner
+    from twostroke.models.files import TensorFiles
+
+    if config.model.weights == "int8":
+        raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
+    plan = DevicePlan.of(config, spec, device)
+    facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
+
+    def load(memory: DeviceMemory) -> Runner:
+        with TensorFiles(model_dir, plan.torch_dtype, device) as files:
+            return make_device_runner(plan, files, memory.tensor, accelerator_for(device))
+
+    return _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
+
+
+def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: int) -> LoadedModel:
+    return _facts(
+        config,
+        model=Path(config.model.model).name,
+        page_bytes=spec.page_bytes(config.cache.block_size, config.model.dtype),
+        pages=pages,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=spec.eos_token_ids,
+        model_reach=spec.max_position_embeddings,
+        revision=f"{_weights_hash(model_dir)};tokenizer={_file_hash(model_dir / 'tokenizer.json')}",
+    )
 
 
 def _build_paced(config: WorkerConfig) -> BuiltEngine:
     spec = PacedSpec.parse(config.model.model.removeprefix(PACED_PREFIX))
     block_size = config.cache.block_size
+    page_bytes = spec.page_bytes_for(block_size)
     facts = _facts(
         config,
         model="paced",
-        page_bytes=spec.page_bytes_for(block_size),
+        page_bytes=page_bytes,
+        pages=enough_pages(config.cache.host_bytes, page_bytes),
         vocab_size=spec.vocab,
         eos_token_ids=spec.eos_token_ids,
         model_reach=spec.max_model_len,
-        revision=f"vocab-{spec.vocab}-page-{spec.page_bytes_for(block_size)};tokenizer=bytes",
+        revision=f"vocab-{spec.vocab}-page-{page_bytes};tokenizer=bytes",
     )
-    return _with_memory(facts, lambda memory: PacedRunner(spec, memory, block_size=block_size))
+    memory = PageMemory(facts.pages, page_bytes)
+    return _with_memory(facts, memory, lambda memory: PacedRunner(spec, memory, block_size=block_size))
 
 
 def _facts(
@@ -117,6 +157,7 @@ def _facts(
     *,
     model: str,
     page_bytes: int,
+    pages: int,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
     model_reach: int,
@@ -127,13 +168,6 @@ def _facts(
         raise ConfigError(
             f"--max-model-len {wanted} is more than the {model_reach} tokens that the model was made for",
             field="max_model_len",
-        )
-    pages = config.cache.kv_cache_memory_bytes // page_bytes
-    if pages < MIN_PAGES:
-        raise ConfigError(
-            f"--kv-cache-memory {config.cache.kv_cache_memory_bytes} holds {pages} pages of {page_bytes} bytes; "
-            f"at least {MIN_PAGES} are needed",
-            field="kv_cache_memory",
         )
     block_size, dtype = config.cache.block_size, config.model.dtype
     fingerprint = (
@@ -153,8 +187,7 @@ def _facts(
     )
 
 
-def _with_memory(facts: LoadedModel, make_runner: Callable[[PageMemory], Runner]) -> BuiltEngine:
-    memory = PageMemory(facts.pages, facts.page_bytes)
+def _with_memory(facts: LoadedModel, memory: Memory, make_runner: Callable[[Memory], Runner]) -> BuiltEngine:
     try:
         return BuiltEngine(facts, memory, make_runner(memory))
     except BaseException:

@@ -20,8 +20,8 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.catalog import cache_dir
 from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
+from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
-from twostroke.models.transformer import rope_tables
 from twostroke.schedule.batch import Batch, StepResult
 
 

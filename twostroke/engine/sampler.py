@@ -29,7 +29,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[SampledToke
     logits = logits.float()
     greedy: list[int] = logits.argmax(dim=-1).tolist()  # the lowest id wins ties
     return tuple(
-        SampledToken(greedy[index]) if _is_plain_greedy(row) else _sample_row(logits[index], row)
+        SampledToken(greedy[index]) if is_plain_greedy(row) else _sample_row(logits[index], row)
         for index, row in enumerate(rows)
     )
 
@@ -38,7 +38,8 @@ def _is_greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
-def _is_plain_greedy(row: SampleRow) -> bool:
+def is_plain_greedy(row: SampleRow) -> bool:
+    """Whether the row's token is its greatest logit's, and nothing else is asked."""
     params = row.params
     changes_logits = params.logit_bias or params.has_penalties or row.banned
     return _is_greedy(params) and params.logprobs is None and not changes_logits

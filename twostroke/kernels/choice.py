@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import TYPE_CHECKING
+
 import torch
 
+from twostroke.errors import ConfigError
 from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.attention import DTYPES, NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
+from twostroke.kernels.elementwise import Elementwise, TorchElementwise
 from twostroke.kernels.torch_attention import TorchAttention
+
+if TYPE_CHECKING:  # loads Triton
+    from twostroke.kernels.triton.attention import TritonAttention
 
 
 def choose_attention(
     pool: torch.Tensor, *, heads: int, scale: float, kernels: Kernels | None, team: Team | None = None
 ) -> AttentionBackend:
-    """Triton on CUDA; the native kernel on a CPU that has one (`load_kernels`), on threads of `team`; else torch."""
-    if pool.device.type == "cuda":
-        # only here: a machine without CUDA need not have Triton
-        from twostroke.kernels.triton.attention import TritonAttention
-
-        return TritonAttention(pool, heads, scale)
-    if kernels is not None and pool.device.type == "cpu" and pool.dtype in DTYPES:
+    """For a pool in host memory: the native kernel where the CPU has one, on threads of `team`; else torch."""
+    if kernels is not None and pool.dtype in DTYPES:
         return NativeAttention(pool, heads, scale, kernels, team)
     return TorchAttention(pool, heads, scale)
+
+
+def device_attention(pool: torch.Tensor, *, heads: int, scale: float) -> TritonAttention:
+    """For a pool on a CUDA device. Raises ConfigError where Triton is missing, or cannot compute such heads."""
+    _require_triton()  # only here: a machine without CUDA need not have it
+    from twostroke.kernels.triton.attention import TritonAttention
+
+    return TritonAttention(pool, heads, scale)
+
+
+def device_elementwise(device: torch.device) -> Elementwise:
+    if device.type != "cuda":
+        return TorchElementwise()
+    _require_triton()
+    from twostroke.kernels.triton.elementwise import TritonElementwise
+
+    return TritonElementwise()
+
+
+def _require_triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("--device cuda needs Triton: pip install 'triton>=3.6', or use --device cpu", field="device")

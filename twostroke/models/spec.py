@@ -51,3 +51,18 @@ class ModelSpec:
     def page_bytes(self, block_size: int, dtype: str) -> int:
         """Bytes of K and V of all layers of one block."""
         return self.layers * 2 * self.kv_heads * block_size * self.head_dim * DTYPE_BYTES[dtype]
+
+    def weight_bytes(self, dtype: str, *, with_head: bool) -> int:
+        """Bytes of all weights as a worker holds them; a head that is tied to the embedding takes none of its own."""
+        q_rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        linears = [
+            (q_rows + 2 * kv_rows, self.hidden_size, self.qkv_bias),
+            (self.hidden_size, q_rows, self.attention_output_bias),
+            (2 * self.intermediate_size, self.hidden_size, self.mlp_bias),
+            (self.hidden_size, self.intermediate_size, self.mlp_bias),
+        ]
+        layer = sum(rows * (columns + has_bias) for rows, columns, has_bias in linears) + 2 * self.hidden_size
+        layer += 2 * self.head_dim * self.qk_norm
+        tables = 2 if with_head and not self.tie_word_embeddings else 1
+        words = tables * self.vocab_size * self.hidden_size
+        return (words + self.layers * layer + self.hidden_size) * DTYPE_BYTES[dtype]

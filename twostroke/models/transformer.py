@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
-from twostroke.models.spec import ModelSpec, RopeSpec
+from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import LayerWeights, ModelWeights
 
 
@@ -69,10 +69,3 @@ class Transformer:
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, self._spec.rms_norm_eps)
-
-
-def rope_tables(rope: RopeSpec, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines, each float32 [positions, head_dim / 2]."""
-    frequencies = torch.tensor(rope.inverse_frequencies, dtype=torch.float32)
-    angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
-    return angles.cos() * rope.attention_scaling, angles.sin() * rope.attention_scaling

@@ -22,7 +22,8 @@ from twostroke.errors import ConfigError, UnsupportedModel
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.torch_attention import TorchAttention
 from twostroke.models.registry import read_spec
-from twostroke.models.transformer import Transformer, rope_tables
+from twostroke.models.rope import rope_tables
+from twostroke.models.transformer import Transformer
 from twostroke.models.weights import load_weights
 
 SIZES: dict[str, Any] = {

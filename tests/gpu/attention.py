@@ -1,0 +1,147 @@
+"""How fast attention is: decode as a share of the copy bandwidth, prefill as a share of the matmul rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from tests.gpu.kernels import WORST, relative_error
+from tests.gpu.measure import l2_bytes, replayed_ms
+from tests.gpu.report import Report, Row
+from tests.gpu.shapes import BLOCK, LLAMA_8B, scattered_tables
+from twostroke.kernels import reference
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.spans import Placement, Spans
+from twostroke.kernels.triton.attention import TritonAttention
+
+HEADS, KV_HEADS, DIM = LLAMA_8B.heads, LLAMA_8B.kv_heads, LLAMA_8B.head_dim
+SCALE = DIM**-0.5
+DECODE_SHARE = 0.80
+PREFILL_SHARE = 0.50
+JUDGED_BATCH = 64
+"""Below, a layer's launch reads so little that it ends before all of the chip is at work."""
+DECODES = tuple((batch, context) for batch in (1, 16, 64) for context in (2048, 8192))
+CHUNKS = (2048, 8192)
+
+
+def random_pool(pages: int, layers: int) -> torch.Tensor:
+    pool = torch.empty((pages, layers, 2, KV_HEADS, BLOCK, DIM), dtype=torch.bfloat16, device="cuda")
+    for part in pool.split(4096):
+        part.normal_()
+    return pool
+
+
+def layers_for(bytes_per_layer: int) -> int:
+    """So many that one round over them reads several times what the cache holds."""
+    return max(2, min(LLAMA_8B.layers, -(-4 * l2_bytes() // bytes_per_layer)))
+
+
+def decode_speed(report: Report) -> Iterator[Row]:
+    copied = report.ceilings["copy"]
+    for batch, context in DECODES:
+        kv_bytes = batch * context * 2 * KV_HEADS * DIM * 2
+        layers = layers_for(kv_bytes)
+        if kv_bytes * layers * 1.2 > torch.cuda.mem_get_info()[0]:
+            report.not_run.append(f"decode attention batch {batch} context {context}: too large for this GPU")
+            continue
+        seconds, error = _decode(batch, context, layers)
+        share = kv_bytes / seconds / copied
+        is_right = error <= WORST[torch.bfloat16]
+        judged = batch >= JUDGED_BATCH
+        yield Row(
+            f"decode attention, batch {batch}, context {context}",
+            f"{seconds * 1e6:.0f} us" + ("" if is_right else f", error {error:.1e}"),
+            share,
+            f">= {DECODE_SHARE:.2f}" if judged else "of copy",
+            is_right and share >= DECODE_SHARE if judged or not is_right else None,
+        )
+
+
+def _decode(batch: int, context: int, layers: int) -> tuple[float, float]:
+    """(seconds per layer, relative error of the first and last sequence)."""
+    tables = scattered_tables(batch, context // BLOCK)
+    pool = random_pool(tables.size, layers)
+    backend = TritonAttention(pool, HEADS, SCALE)
+    q = torch.randn(batch, HEADS, DIM, device="cuda").bfloat16()
+    host_fields = [[row, row, 1, context] for row in range(batch)]
+    fields = torch.tensor(host_fields, dtype=torch.int32, device="cuda")
+    spans = Spans(fields, torch.from_numpy(tables).cuda(), 1, context)
+    half = torch.zeros(batch, DIM // 2, device="cuda")
+    slots = torch.zeros(batch, dtype=torch.int64, device="cuda")
+    outs: list[torch.Tensor] = []
+
+    def every_layer() -> None:
+        step = backend.begin_decode(spans, Placement(slots, half, half))
+        outs[:] = [step.attend(layer, q) for layer in range(layers)]
+
+    seconds = replayed_ms(every_layer) / 1e3 / layers
+    errors = [_row_error(pool, tables, q, outs[-1], row) for row in {0, batch - 1}]
+    return seconds, max(errors)
+
+
+def _row_error(pool: torch.Tensor, tables: np.ndarray, q: torch.Tensor, out: torch.Tensor, row: int) -> float:  # type: ignore[type-arg]
+    """Of one sequence in the last layer, against the reference on the host."""
+    own = pool[torch.from_numpy(tables[row]).long().cuda(), -1:].cpu()
+    context = len(own) * BLOCK
+    spans = Spans(
+        torch.tensor([[0, 0, 1, context]], dtype=torch.int32),
+        torch.arange(len(own), dtype=torch.int32)[None],
+        1,
+        context,
+    )
+    right = torch.empty(1, HEADS, DIM, dtype=q.dtype)
+    reference.span_attention(q[row, None].cpu(), own, 0, spans, SCALE, right)
+    return relative_error(out[row].view(1, HEADS, DIM), right)
+
+
+def prefill_speed(report: Report) -> Iterator[Row]:
+    rate = report.ceilings["matmul"]
+    for tokens in CHUNKS:
+        flop = 4 * HEADS * DIM * tokens * (tokens + 1) // 2
+        seconds = _prefill(tokens)
+        share = flop / seconds / rate
+        yield Row(
+            f"prefill attention, chunk {tokens}",
+            f"{seconds * 1e6:.0f} us",
+            share,
+            f">= {PREFILL_SHARE:.2f}",
+            share >= PREFILL_SHARE,
+        )
+
+
+def _prefill(tokens: int) -> float:
+    """Seconds per layer of one whole prompt; its first rows are compared with the reference."""
+    tables = scattered_tables(1, tokens // BLOCK)
+    layers = layers_for(tokens * 2 * KV_HEADS * DIM * 2)
+    pool = random_pool(tables.size, layers)
+    q = torch.randn(tokens, HEADS, DIM, device="cuda").bfloat16()
+    positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
+    half = torch.zeros(tokens, DIM // 2, device="cuda")
+    batch = RaggedBatch(
+        positions=positions,
+        query_starts=(0, tokens),
+        context_lens=(tokens,),
+        block_tables=torch.from_numpy(tables).cuda(),
+        write_slots=positions.long(),
+        cosines=half,
+        sines=half,
+    )
+    step = TritonAttention(pool, HEADS, SCALE).begin(batch)
+    outs: list[torch.Tensor] = []
+
+    def every_layer() -> None:
+        outs[:] = [step.attend(layer, q) for layer in range(layers)]
+
+    seconds = replayed_ms(every_layer) / 1e3 / layers
+    first = 4 * BLOCK
+    own = pool[torch.from_numpy(tables[0, :4]).long().cuda(), -1:].cpu()
+    spans = Spans(
+        torch.tensor([[0, 0, first, first]], dtype=torch.int32), torch.arange(4, dtype=torch.int32)[None], first, first
+    )
+    right = torch.empty(first, HEADS, DIM, dtype=q.dtype)
+    reference.span_attention(q[:first].cpu(), own, 0, spans, SCALE, right)
+    error = relative_error(outs[-1][:first].view_as(right), right)
+    assert error <= WORST[torch.bfloat16], f"prefill of {tokens} tokens is wrong by {error:.1e}"
+    return seconds

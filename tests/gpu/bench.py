@@ -1,0 +1,63 @@
+"""Check and time everything that runs on a GPU, in one command: `make gpu`, or `python -m tests.gpu.bench`.
+
+Needs torch, Triton and numpy alone. Without a GPU, what can be run on a CPU is: kernels in Triton's interpreter, steps
+and the split run with the reference in their place. The last lines are a short table; the exit status is 1 where
+something failed or missed its mark. With OUT set to a folder, gpu.json is written there.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from pathlib import Path
+
+import torch
+
+GPU_SECTIONS = (
+    "copy and matmul ceilings",
+    "decode attention over copy bandwidth",
+    "prefill attention over matmul rate",
+    "step of an 8B-shaped model over its byte floor",
+    "kernels as compiled, CUDA graphs, CUDA IPC",
+)
+
+
+def main() -> int:
+    has_gpu = torch.cuda.is_available()
+    if not has_gpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
+    from tests.gpu import attention, kernels, measure, model, report, split
+
+    findings = report.Report()
+    with torch.inference_mode():
+        findings.section("kernels against their references", kernels.check_kernels)
+        findings.section("recorded steps", model.check_steps)
+        if has_gpu:
+            findings.section("ceilings", measure.ceilings)
+            findings.section("decode attention", attention.decode_speed)
+            findings.section("prefill attention", attention.prefill_speed)
+            findings.section("8B-shaped step", model.step_speed)
+        else:
+            findings.not_run += [f"{name}: no GPU here" for name in GPU_SECTIONS]
+        findings.section("split run", split.split_run)
+    facts = environment(has_gpu)
+    findings.print_table(", ".join(facts.values()))
+    if out := os.environ.get("OUT"):
+        findings.write_json(Path(out) / "gpu.json", facts)
+    return findings.exit_code
+
+
+def environment(has_gpu: bool) -> dict[str, str]:
+    import triton
+
+    return {
+        "device": torch.cuda.get_device_name() if has_gpu else "no GPU",
+        "python": f"Python {platform.python_version()}",
+        "torch": f"torch {torch.__version__}",
+        "triton": f"Triton {triton.__version__}",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

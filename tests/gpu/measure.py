@@ -1,0 +1,74 @@
+"""How long the device takes, by its own events, and what it can do at most: copying, and multiplying matrices."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tests.gpu.report import Report, Row
+
+COPY_BYTES = 4 << 30
+MATMUL = 8192
+LEAST_RUNS = 15
+ENOUGH_MS = 400.0
+"""Of measured time, beyond which no more runs are made than LEAST_RUNS."""
+
+
+def median_ms(launch: Callable[[], object]) -> float:
+    """Of many runs after a warm-up, by events around each."""
+    for _ in range(3):
+        launch()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    while len(times) < LEAST_RUNS or (sum(times) < ENOUGH_MS and len(times) < 400):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def replayed_ms(launch: Callable[[], object]) -> float:
+    """The same of a CUDA graph of `launch`: without the gaps between launches that a graph does away with."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch()
+    return median_ms(graph.replay)
+
+
+def l2_bytes() -> int:
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def ceilings(report: Report) -> Iterator[Row]:
+    """Bytes per second of a large copy (read and written); FLOP per second of a large bf16 product."""
+    report.ceilings["copy"] = _copy_rate()
+    yield Row("copy", f"{report.ceilings['copy'] / 1e12:.2f} TB/s")
+    report.ceilings["matmul"] = _matmul_rate()
+    yield Row("bf16 matmul", f"{report.ceilings['matmul'] / 1e12:.0f} TFLOP/s")
+
+
+def _copy_rate() -> float:
+    size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 4)
+    source = torch.empty(size // 2, dtype=torch.bfloat16, device="cuda").normal_()
+    target = torch.zeros_like(source)
+    ms = median_ms(lambda: target.copy_(source))
+    assert torch.equal(source[-1000:], target[-1000:])
+    return 2 * source.nbytes / (ms / 1e3)
+
+
+def _matmul_rate() -> float:
+    a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * MATMUL**3 / (median_ms(lambda: torch.matmul(a, b, out=out)) / 1e3)

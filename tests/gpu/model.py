@@ -1,0 +1,143 @@
+"""Whole steps: recorded ones equal to those launch by launch, and an 8B-shaped model's against its byte floor."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from tests.gpu.measure import median_ms
+from tests.gpu.report import Report, Row
+from tests.gpu.shapes import BLOCK, LLAMA_8B, SMALL, TINY, RandomSource, decode_batch, scattered_tables
+from tests.unit.engine.batches import Stream, step
+from tests.unit.engine.reference_attention import ReferenceAttention
+from twostroke.engine.accelerator import Host, accelerator_for
+from twostroke.engine.device_build import DevicePlan, make_device_runner
+from twostroke.engine.device_runner import DeviceRunner
+from twostroke.models.spec import ModelSpec
+
+STEP_OVER_FLOOR = 1.3
+JUDGED_BATCH = 64
+STEPS = tuple((batch, context) for batch in (1, 16, 64) for context in (2048, 8192))
+PROMPTS = (70, 3, 33, 16, 48)
+CHECKED_STEPS = 12
+
+
+def plan_for(
+    spec: ModelSpec, device: torch.device, dtype: str, *, sequences: int, length: int, tokens: int
+) -> DevicePlan:
+    return DevicePlan(
+        spec=spec,
+        device=device,
+        dtype=dtype,
+        block_size=BLOCK,
+        max_model_len=length,
+        max_tokens=tokens,
+        max_sequences=sequences,
+        with_head=True,
+    )
+
+
+def runner_for(plan: DevicePlan, pages: torch.Tensor, seed: int = 0) -> DeviceRunner:
+    """Random weights over given pages; on the CPU with the reference in the kernels' place."""
+    source = RandomSource.seeded(seed, plan.device, plan.torch_dtype)
+    if plan.device.type == "cuda":
+        return make_device_runner(plan, source, pages, accelerator_for(plan.device))
+    pool = pages.view(plan.torch_dtype).view(-1, *plan.spec.page_shape(BLOCK))
+    return make_device_runner(plan, source, pages, Host(), ReferenceAttention(pool, plan.spec.head_dim**-0.5))
+
+
+def empty_pages(plan: DevicePlan, count: int) -> torch.Tensor:
+    return torch.zeros((count + 1, plan.needs().page_bytes), dtype=torch.uint8, device=plan.device)
+
+
+def check_steps(_report: Report) -> Iterator[Row]:
+    """Greedy float32 streams of a small model: recorded steps against single launches, and pages against the CPU's."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    spec = SMALL if device.type == "cuda" else TINY
+    plan = plan_for(spec, device, "float32", sequences=6, length=128, tokens=128)
+    answers, logits = [], []
+    for recorded in (True, False):
+        runner = runner_for(plan, empty_pages(plan, 8 * len(PROMPTS)))
+        tokens, last = _serve(runner, spec, recorded=recorded)
+        answers.append(tokens)
+        logits.append(last)
+        runner.close()
+    same = sum(a == b for a, b in zip(*answers, strict=True))
+    yield Row("recorded steps, streams as launch by launch", f"{same} of {len(PROMPTS)}", passed=same == len(PROMPTS))
+    error = float((logits[0] - logits[1]).norm() / logits[1].norm())
+    yield Row("their last logits differ by", f"{error:.1e}", None, "<= 1e-4", error <= 1e-4)
+
+
+def _serve(runner: DeviceRunner, spec: ModelSpec, *, recorded: bool) -> tuple[list[list[int]], torch.Tensor]:
+    """Prompts chunk by chunk, then decode steps of five, three and one sequence in turn; the last step's logits."""
+    random = np.random.default_rng(1)
+    streams = [
+        Stream(random.integers(0, spec.vocab_size, count).tolist(), list(range(8 * row, 8 * row + 8)))
+        for row, count in enumerate(PROMPTS)
+    ]
+    for stream in streams:
+        stream.computed = len(stream.tokens) - 1
+        runner.run(step([(Stream(stream.tokens, stream.pages), stream.computed)], BLOCK))
+    for turn in range(CHECKED_STEPS):
+        active = [streams, streams[1:4], streams[2:3]][turn % 3]
+        batch = step([(stream, 1) for stream in active], BLOCK)
+        launched = runner.launch(batch) if recorded else None
+        logits = launched.logits[: len(active)].clone() if launched else runner.logits(batch)
+        assert logits is not None
+        for stream, token in zip(active, logits.argmax(dim=-1).tolist(), strict=True):
+            stream.tokens.append(token)
+            stream.computed += 1
+    return [stream.tokens for stream in streams], logits
+
+
+def step_speed(report: Report) -> Iterator[Row]:
+    """Whole decode steps, packing and the way back included, over (weights + KV read) / copy bandwidth."""
+    device = torch.device("cuda")
+    spec = LLAMA_8B
+    longest = max(context for _, context in STEPS)
+    plan = plan_for(spec, device, "bfloat16", sequences=JUDGED_BATCH, length=longest + BLOCK, tokens=512)
+    needs = plan.needs()
+    room = (torch.cuda.mem_get_info()[0] - needs.weight_bytes - needs.working_bytes) // needs.page_bytes - 1
+    wanted = max(batch * context for batch, context in STEPS) // BLOCK
+    if room < STEPS[0][1] // BLOCK:
+        report.not_run.append("step of an 8B-shaped model: its weights do not fit this GPU")
+        return
+    pages = torch.empty((min(room, wanted) + 1, needs.page_bytes), dtype=torch.uint8, device=device)
+    for part in pages.view(torch.bfloat16).split(256):
+        part.normal_()
+    runner = runner_for(plan, pages)
+    read_bytes = needs.weight_bytes - 2 * spec.vocab_size * spec.hidden_size  # one row per token of the embedding
+    for batch, context in STEPS:
+        blocks = context // BLOCK
+        if batch * blocks > room:
+            report.not_run.append(f"8B step batch {batch} context {context}: its pages do not fit this GPU")
+            continue
+        tables = scattered_tables(batch, blocks)
+        made = decode_batch([context] * batch, tables, spec.vocab_size)
+        whole_ms = _wall_ms(runner, made)
+        device_ms = median_ms(lambda made=made: runner.launch(made))  # type: ignore[misc]
+        kv_bytes = batch * context * needs.page_bytes // BLOCK
+        floor_ms = (read_bytes + kv_bytes) / report.ceilings["copy"] * 1e3
+        ratio, judged = whole_ms / floor_ms, batch == JUDGED_BATCH
+        yield Row(
+            f"8B step, batch {batch}, context {context}",
+            f"{whole_ms:.2f} ms ({device_ms:.2f} on GPU)",
+            ratio,
+            f"<= {STEP_OVER_FLOOR:.2f}" if judged else "of floor",
+            ratio <= STEP_OVER_FLOOR if judged else None,
+        )
+    runner.close()
+
+
+def _wall_ms(runner: DeviceRunner, batch: object) -> float:
+    times = []
+    for _ in range(30):
+        began_s = time.perf_counter()
+        result = runner.run(batch)  # type: ignore[arg-type]
+        times.append((time.perf_counter() - began_s) * 1e3)
+    assert len({result.tokens}) == 1
+    return statistics.median(times[3:])

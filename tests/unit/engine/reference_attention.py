@@ -1,0 +1,42 @@
+"""Attention that can be recorded, in plain torch: what a device's backend does, from the same tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.kernels import reference
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.spans import Placement, Spans, span_fields, spans_of
+
+
+@dataclass(frozen=True)
+class ReferenceAttention:
+    pool: torch.Tensor
+    scale: float
+
+    def begin(self, batch: RaggedBatch) -> ReferenceStep:
+        spans = spans_of(batch)
+        fields = span_fields(spans, self.pool.device)
+        whole = Spans(fields, batch.block_tables, max(span[2] for span in spans), max(span[3] for span in spans))
+        return ReferenceStep(self, whole, Placement(batch.write_slots, batch.cosines, batch.sines))
+
+    def begin_decode(self, spans: Spans, placement: Placement) -> ReferenceStep:
+        assert spans.most_rows == 1
+        return ReferenceStep(self, spans, placement)
+
+
+@dataclass(frozen=True)
+class ReferenceStep:
+    backend: ReferenceAttention
+    spans: Spans
+    placement: Placement
+
+    def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return reference.rotate_and_store(q, k, v, self.backend.pool, layer, self.placement)
+
+    def attend(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(q)
+        reference.span_attention(q, self.backend.pool, layer, self.spans, self.backend.scale, out)
+        return out.flatten(1)

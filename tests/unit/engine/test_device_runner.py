@@ -1,0 +1,172 @@
+"""The device's step, on the CPU in a device's place: token by token what the CPU's own runner computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from tests.unit.engine.batches import Stream, step
+from tests.unit.engine.reference_attention import ReferenceAttention
+from twostroke.config import ModelConfig
+from twostroke.engine.accelerator import Host
+from twostroke.engine.cores import Cores
+from twostroke.engine.device_build import DevicePlan, make_device_runner
+from twostroke.engine.device_runner import DeviceRunner
+from twostroke.engine.runner import ModelRunner
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.models.files import TensorFiles
+from twostroke.models.registry import read_spec
+from twostroke.models.spec import ModelSpec
+from twostroke.request import SampledToken, SamplingParams
+from twostroke.schedule.batch import Runner
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 160,
+    "max_position_embeddings": 128,
+    "eos_token_id": 2,
+}
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=32),
+}
+PAGES = 60
+
+
+@pytest.fixture(params=list(MODELS))
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MODELS[request.param])
+    for name, tensor in model.state_dict().items():
+        if "norm" in name or "bias" in name:
+            tensor.add_(torch.randn_like(tensor) * 0.2)
+    model.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def plan_for(spec: ModelSpec, *, with_head: bool = True) -> DevicePlan:
+    return DevicePlan(
+        spec=spec,
+        device=torch.device("cpu"),
+        dtype="float32",
+        block_size=16,
+        max_model_len=128,
+        max_tokens=48,
+        max_sequences=6,
+        with_head=with_head,
+    )
+
+
+def on_device(directory: Path, plan: DevicePlan) -> DeviceRunner:
+    pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
+    pool = pages.view(torch.float32).view(-1, *plan.spec.page_shape(16))
+    attention = ReferenceAttention(pool, plan.spec.head_dim**-0.5)
+    with TensorFiles(directory, torch.float32, plan.device) as files:
+        return make_device_runner(plan, files, pages, Host(), attention)
+
+
+@pytest.fixture
+def runners(directory: Path) -> Iterator[list[Runner]]:
+    spec = read_spec(directory)
+    memory = PageMemory(PAGES, spec.page_bytes(16, "float32"))
+    usual = ModelRunner(
+        directory, spec, memory, ModelConfig(dtype="float32"), block_size=16, cores=Cores((0,)), with_head=True
+    )
+    device = on_device(directory, plan_for(spec))
+    yield [usual, device]
+    for runner in (usual, device):
+        runner.close()
+    memory.close()
+
+
+def streams() -> list[Stream]:
+    draw = torch.Generator().manual_seed(3)
+    drawn = SamplingParams(seed=11, max_tokens=99, temperature=0.9, top_p=0.9)
+    watched = SamplingParams(seed=5, max_tokens=99, temperature=0, logprobs=2, repetition_penalty=1.3)
+    prompts = [torch.randint(0, 160, (count,), generator=draw).tolist() for count in (45, 3, 17, 32, 20)]
+    made = [Stream(prompt, list(range(8 * row, 8 * row + 8))) for row, prompt in enumerate(prompts)]
+    made[1] = replace(made[1], params=drawn)
+    made[3] = replace(made[3], params=watched)
+    return made
+
+
+def serve(runner: Runner) -> list[list[SampledToken]]:
+    """Chunks beside decoding streams first, then decode steps of shrinking batches, through scattered pages."""
+    known = streams()
+    answers: list[list[SampledToken]] = [[] for _ in known]
+
+    def advance(rows: list[int], counts: list[int]) -> None:
+        parts = [(known[row], count) for row, count in zip(rows, counts, strict=True)]
+        batch = step(parts)
+        sampled = runner.run(batch).tokens
+        for stream, count in parts:
+            stream.computed += count
+        for sample, token in zip(batch.samples, sampled, strict=True):
+            row = rows[sample.row]
+            answers[row].append(token)
+            known[row].tokens.append(token.token)
+
+    advance([0], [31])
+    advance([0, 1, 2], [14, 3, 17])
+    advance([0, 1, 2, 3], [1, 1, 1, 32])
+    advance([4, 0, 1, 2, 3], [20, 1, 1, 1, 1])
+    for rows in ([0, 1, 2, 3, 4], [4, 2, 0], [1, 3], [3], [0, 1, 2, 3, 4]):
+        advance(rows, [1] * len(rows))
+    return answers
+
+
+def test_a_device_step_samples_what_the_cpu_runner_samples(runners: list[Runner]) -> None:
+    usual, device = (serve(runner) for runner in runners)
+    assert [[token.token for token in answer] for answer in device] == [
+        [token.token for token in answer] for answer in usual
+    ]
+    assert sum(len(answer) for answer in device) == 28
+    watched = zip(device[3], usual[3], strict=True)
+    assert all(mine.logprob == pytest.approx(theirs.logprob, abs=1e-4) for mine, theirs in watched)
+    assert [len(token.top) for token in device[3]] == [2] * len(device[3])
+
+
+def test_a_recorded_step_equals_the_same_step_launch_by_launch(runners: list[Runner]) -> None:
+    device = runners[1]
+    assert isinstance(device, DeviceRunner)
+    known = streams()[:3]
+    for stream in known:
+        device.run(step([(stream, len(stream.tokens) - 1)]))
+        stream.computed = len(stream.tokens) - 1
+    batch = step([(stream, 1) for stream in known])
+    eager = device.logits(batch)
+    assert eager is not None
+    recorded = device.run(batch)
+    assert recorded.tokens[0].token == int(eager[0].argmax())
+    assert recorded.tokens[2].token == int(eager[2].argmax())
+
+
+def test_a_prefill_worker_has_no_head_and_fills_the_same_pages(directory: Path) -> None:
+    spec = read_spec(directory)
+    decode, prefill = plan_for(spec), plan_for(spec, with_head=False)
+    assert prefill.needs().weight_bytes == decode.needs().weight_bytes - (
+        0 if spec.tie_word_embeddings else 160 * 64 * 4
+    )
+    chunk = step([(Stream(list(range(40)), [3, 1, 2]), 32)])
+    pools = []
+    for plan in (decode, prefill):
+        pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
+        pool = pages.view(torch.float32).view(-1, *spec.page_shape(16))
+        with TensorFiles(directory, torch.float32, plan.device) as files:
+            attention = ReferenceAttention(pool, spec.head_dim**-0.5)
+            runner = make_device_runner(plan, files, pages, Host(), attention)
+        assert runner.run(chunk).tokens == ()
+        pools.append(pool[:PAGES])
+    assert torch.equal(*pools)
+    assert pools[0][[3, 1]].count_nonzero() > 0
+    assert pools[0][[0, 2, 4]].count_nonzero() == 0, "warming up and padding touch the scratch page alone"

@@ -1,0 +1,94 @@
+"""A real model's engine on a CUDA device: what fits there, the weights on it, the kernels for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from twostroke.config import CacheConfig, Role, WorkerConfig
+from twostroke.engine.accelerator import Accelerator
+from twostroke.engine.decode_graphs import PageTable
+from twostroke.engine.device_fit import Needs, device_pages, read_memory, working_bytes
+from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
+from twostroke.kernels.choice import device_attention, device_elementwise
+from twostroke.models.device_model import DeviceModel
+from twostroke.models.device_weights import Source, take_weights
+from twostroke.models.rope import rope_tables
+from twostroke.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlan:
+    """What is computed where."""
+
+    spec: ModelSpec
+    device: torch.device
+    dtype: str
+    block_size: int
+    max_model_len: int
+    max_tokens: int
+    max_sequences: int
+    with_head: bool
+
+    @classmethod
+    def of(cls, config: WorkerConfig, spec: ModelSpec, device: torch.device) -> DevicePlan:
+        model, schedule = config.model, config.schedule
+        return cls(
+            spec=spec,
+            device=device,
+            dtype=model.dtype,
+            block_size=config.cache.block_size,
+            max_model_len=model.max_model_len or spec.max_position_embeddings,
+            max_tokens=schedule.max_num_batched_tokens,
+            max_sequences=schedule.max_num_seqs,
+            with_head=config.role is Role.DECODE,
+        )
+
+    def pages(self, cache: CacheConfig) -> int:
+        """How many fit. Raises ConfigError, before anything is loaded, where the device is too small."""
+        return device_pages(read_memory(self.device), self.needs(), cache)
+
+    def needs(self) -> Needs:
+        spec = self.spec
+        return Needs(
+            weight_bytes=spec.weight_bytes(self.dtype, with_head=self.with_head),
+            working_bytes=working_bytes(
+                spec.hidden_size,
+                spec.intermediate_size,
+                spec.vocab_size,
+                tokens=self.max_tokens,
+                samples=self.max_sequences if self.with_head else 0,
+            ),
+            page_bytes=spec.page_bytes(self.block_size, self.dtype),
+        )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def limits(self, scratch_page: int) -> StepLimits:
+        pages = PageTable(
+            block_size=self.block_size,
+            max_blocks=-(-self.max_model_len // self.block_size),
+            scratch_page=scratch_page,
+        )
+        return StepLimits(max_tokens=self.max_tokens, max_sequences=self.max_sequences, pages=pages)
+
+
+def make_device_runner(
+    plan: DevicePlan,
+    source: Source,
+    pages: torch.Tensor,
+    accelerator: Accelerator,
+    attention: DeviceAttention | None = None,
+) -> DeviceRunner:
+    """`pages` is uint8 [pages + scratch, page_bytes] on the device. `attention` is over them; None chooses it."""
+    spec = plan.spec
+    pool = pages.view(plan.torch_dtype).view(-1, *spec.page_shape(plan.block_size))
+    attention = attention or device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
+    model = DeviceModel(spec, take_weights(source, spec, with_head=plan.with_head), device_elementwise(plan.device))
+    cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))
+    limits = plan.limits(len(pages) - 1)
+    return DeviceRunner(model, attention, (cosines, sines), accelerator, limits, with_head=plan.with_head)

@@ -1,0 +1,179 @@
+"""One real model on a CUDA device: decode steps as recorded graphs, steps with prompt chunks as they come.
+
+A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). Rows that are not
+plain greedy send their logits after it and are drawn on the host, by the same sampler that serves the CPU.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from twostroke.engine.accelerator import Accelerator
+from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable, graph_sizes
+from twostroke.engine.sampler import is_plain_greedy, sample
+from twostroke.engine.staging import HostArray, Staging, packed_offsets
+from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
+from twostroke.kernels.spans import Placement, Spans
+from twostroke.models.device_model import EVERY_ROW, DeviceModel
+from twostroke.request import SampledToken
+from twostroke.schedule.batch import Batch, StepResult
+
+
+class DeviceAttention(AttentionBackend, Protocol):
+    """Attention that can be recorded: everything a decode step depends on lies on the device."""
+
+    def begin_decode(self, spans: Spans, placement: Placement) -> AttentionStep: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest step there will be."""
+
+    max_tokens: int
+    max_sequences: int
+    pages: PageTable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answers:
+    """What a step leaves on the device."""
+
+    greatest: torch.Tensor
+    """int64 [rows]: each row's likeliest token"""
+    logits: torch.Tensor
+    """[rows, vocab]"""
+    rows: list[int]
+    """Of each sample."""
+
+
+class DeviceRunner:
+    """Warms up and records at once; `run` belongs to the engine thread. `with_head`: whether it ever samples."""
+
+    def __init__(
+        self,
+        model: DeviceModel,
+        attention: DeviceAttention,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        accelerator: Accelerator,
+        limits: StepLimits,
+        *,
+        with_head: bool,
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._cosines, self._sines = rope
+        self._accelerator = accelerator
+        self._limits = limits
+        self._staging = Staging(_staging_bytes(limits), accelerator.device)
+        is_cuda = accelerator.device.type == "cuda"
+        self._tokens = torch.zeros(limits.max_sequences, dtype=torch.int64, pin_memory=is_cuda)
+        self._graphs: DecodeGraphs | None = None
+        with accelerator.guard(), torch.inference_mode():
+            if with_head:
+                sizes = graph_sizes(limits.max_sequences)
+                self._graphs = DecodeGraphs(self._decode, accelerator, sizes, limits.pages)
+            self._warm_up()  # last, because a recording gives memory back that nobody uses
+
+    def run(self, batch: Batch) -> StepResult:
+        started_s = time.perf_counter()
+        with self._accelerator.guard(), torch.inference_mode():
+            answers = self.launch(batch)
+            if answers is None:
+                self._accelerator.synchronize()  # its pages may be read as soon as this returns
+                tokens: tuple[SampledToken, ...] = ()
+            else:
+                tokens = self._sampled(answers, batch)
+        return StepResult(tokens, time.perf_counter() - started_s)
+
+    def close(self) -> None:
+        """Let go of weights, recordings and the view of the pages, so that their memory can be given back."""
+        del self._graphs, self._model, self._attention
+
+    def launch(self, batch: Batch) -> Answers | None:
+        """Start a step; what it will leave on the device, None where nobody samples. The next waits for this one."""
+        if self._graphs is not None and self._graphs.takes(batch):
+            greatest, logits = self._graphs.run(batch)
+            return Answers(greatest, logits, [row.row for row in batch.samples])
+        logits_or_none = self.logits(batch)
+        if logits_or_none is None:
+            return None
+        return Answers(logits_or_none.argmax(dim=-1), logits_or_none, list(range(len(batch.samples))))
+
+    def logits(self, batch: Batch) -> torch.Tensor | None:
+        """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
+        starts = batch.query_starts.tolist()
+        rows = np.array([starts[row.row + 1] - 1 for row in batch.samples], np.int64)
+        slots, tokens, positions, sample_rows, tables = self._staging.upload(
+            [batch.write_slots, batch.tokens, batch.positions, rows, batch.block_tables]
+        )
+        ragged = RaggedBatch(
+            positions=positions,
+            query_starts=tuple(starts),
+            context_lens=tuple(batch.context_lens.tolist()),
+            block_tables=tables,
+            write_slots=slots,
+            cosines=self._cosines[positions],
+            sines=self._sines[positions],
+        )
+        return self._model.forward(tokens, self._attention.begin(ragged), sample_rows if len(rows) else None)
+
+    def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
+        """What is recorded: (likeliest tokens, logits) of every row."""
+        positions = inputs.positions
+        placement = Placement(inputs.write_slots, self._cosines[positions], self._sines[positions])
+        step = self._attention.begin_decode(inputs.spans, placement)
+        logits = self._model.forward(inputs.tokens, step, EVERY_ROW)
+        assert logits is not None
+        return logits.argmax(dim=-1), logits
+
+    def _sampled(self, answers: Answers, batch: Batch) -> tuple[SampledToken, ...]:
+        """One token per sample; waits for the device."""
+        greatest = self._tokens[: len(answers.greatest)]
+        greatest.copy_(answers.greatest, non_blocking=True)
+        self._accelerator.synchronize()
+        likeliest = greatest.tolist()
+        tokens = [SampledToken(likeliest[row]) for row in answers.rows]
+        others = [index for index, row in enumerate(batch.samples) if not is_plain_greedy(row)]
+        if others:
+            logits = answers.logits[[answers.rows[index] for index in others]].cpu()
+            for index, token in zip(others, sample(logits, [batch.samples[i] for i in others]), strict=True):
+                tokens[index] = token
+        return tuple(tokens)
+
+    def _warm_up(self) -> None:
+        """Chunks of all magnitudes over the scratch page: kernels are compiled and memory is taken now, not later."""
+        most = min(self._limits.max_tokens, self._limits.pages.max_positions)
+        for count in (most, *(1 << power for power in range(most.bit_length() - 1))):
+            self.logits(_scratch_chunk(count, self._limits.pages))
+        self._accelerator.synchronize()
+
+
+def _scratch_chunk(count: int, pages: PageTable) -> Batch:
+    """A prompt of `count` tokens whose pages are all the scratch page."""
+    positions = np.arange(count, dtype=np.int32)
+    return Batch(
+        tokens=np.zeros(count, np.int32),
+        positions=positions,
+        query_starts=np.array([0, count], np.int32),
+        context_lens=np.array([count], np.int32),
+        block_tables=np.full((1, -(-count // pages.block_size)), pages.scratch_page, np.int32),
+        write_slots=pages.scratch_page * pages.block_size + positions.astype(np.int64) % pages.block_size,
+    )
+
+
+def _staging_bytes(limits: StepLimits) -> int:
+    """Of the largest step."""
+    tokens, sequences = limits.max_tokens, limits.max_sequences
+    arrays: list[HostArray] = [
+        np.empty(tokens, np.int64),
+        np.empty(tokens, np.int32),
+        np.empty(tokens, np.int32),
+        np.empty(sequences, np.int64),
+        np.empty((sequences, limits.pages.max_blocks), np.int32),
+    ]
+    return packed_offsets(arrays)[-1]

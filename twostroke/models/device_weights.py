@@ -1,0 +1,90 @@
+"""The weights of a model as plain tensors on a device, fused where one product serves several projections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from twostroke.models.spec import ModelSpec
+
+
+class Source(Protocol):
+    """Where tensors come from: a model's files, or a generator of random ones."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor of this name, on the device and in the dtype of the model."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseWeights:
+    weight: torch.Tensor
+    """[out, in]"""
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLayer:
+    attention_norm: torch.Tensor
+    qkv: DenseWeights
+    """hidden -> q heads, then k heads, then v heads"""
+    q_norm: torch.Tensor | None
+    k_norm: torch.Tensor | None
+    attention_output: DenseWeights
+    mlp_norm: torch.Tensor
+    gate_up: DenseWeights
+    """hidden -> gate, then up"""
+    down: DenseWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceWeights:
+    embedding: torch.Tensor
+    layers: tuple[DeviceLayer, ...]
+    norm: torch.Tensor
+    head: torch.Tensor | None
+    """None on a worker that never samples."""
+
+
+def take_weights(source: Source, spec: ModelSpec, *, with_head: bool) -> DeviceWeights:
+    """Raises what the source raises."""
+    words = (spec.vocab_size, spec.hidden_size)
+    embedding = source.take("model.embed_tokens.weight", *words)
+    layers = tuple(_take_layer(source, f"model.layers.{layer}", spec) for layer in range(spec.layers))
+    norm = source.take("model.norm.weight", spec.hidden_size)
+    head = None
+    if with_head:
+        head = embedding if spec.tie_word_embeddings else source.take("lm_head.weight", *words)
+    return DeviceWeights(embedding, layers, norm, head)
+
+
+def _take_layer(source: Source, prefix: str, spec: ModelSpec) -> DeviceLayer:
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]
+    gate_up = [(f"{mlp}.{part}_proj", inner) for part in ("gate", "up")]
+    output = [(f"{attention}.o_proj", hidden)]
+    return DeviceLayer(
+        attention_norm=source.take(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=_take_dense(source, qkv, hidden, has_bias=spec.qkv_bias),
+        q_norm=source.take(f"{attention}.q_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        k_norm=source.take(f"{attention}.k_norm.weight", spec.head_dim) if spec.qk_norm else None,
+        attention_output=_take_dense(source, output, q_rows, has_bias=spec.attention_output_bias),
+        mlp_norm=source.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=_take_dense(source, gate_up, hidden, has_bias=spec.mlp_bias),
+        down=_take_dense(source, [(f"{mlp}.down_proj", hidden)], inner, has_bias=spec.mlp_bias),
+    )
+
+
+def _take_dense(source: Source, parts: Sequence[tuple[str, int]], columns: int, *, has_bias: bool) -> DenseWeights:
+    """Several projections of the same input, stacked in the order given."""
+    weight = _stacked([source.take(f"{name}.weight", rows, columns) for name, rows in parts])
+    bias = _stacked([source.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None
+    return DenseWeights(weight, bias)
+
+
+def _stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat(list(tensors)) if len(tensors) > 1 else tensors[0]
