@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from decode_worker.answer import Answer
@@ -35,8 +35,12 @@ class Pace:
     """Per block, here, beside the streams that run."""
 
 
-def choose(pulls: Iterable[OpenPull], pace: Pace, now_s: float) -> OpenPull | None:
-    """The oldest pull that its source has not begun and that would be done sooner here."""
+def choose(pulls: Sequence[OpenPull], pace: Pace, now_s: float) -> OpenPull | None:
+    """The oldest pull that its source has not begun, that would be done sooner here, and without which the source has
+    work for as long as that takes: this worker's streams are slowed down for a source that is busy, not for one that
+    would be idle.
+    """
+    in_all = _missing_blocks(pulls)
     ahead: Counter[str] = Counter()
     for pull in pulls:
         source = pull.spec.source.worker_id
@@ -44,9 +48,19 @@ def choose(pulls: Iterable[OpenPull], pace: Pace, now_s: float) -> OpenPull | No
         ahead[source] += pull.missing_blocks
         if not is_waiting or not pull.is_computable or now_s - pull.started_s < ANSWER_S:
             continue
-        if pull.missing_blocks * pace.local_s <= ahead[source] * pace.source_s:
+        local_s = pull.missing_blocks * pace.local_s
+        waits_s, others_s = (blocks * pace.source_s for blocks in (ahead[source], in_all[source] - pull.missing_blocks))
+        if local_s <= min(waits_s, others_s):
             return pull
     return None
+
+
+def _missing_blocks(pulls: Sequence[OpenPull]) -> Counter[str]:
+    """By source."""
+    missing: Counter[str] = Counter()
+    for pull in pulls:
+        missing[pull.spec.source.worker_id] += pull.missing_blocks
+    return missing
 
 
 class Takeover:

@@ -51,6 +51,7 @@ def test_what_the_source_reaches_with_its_next_chunk_is_left_to_it() -> None:
     assert chosen(*(pull(number, 8) for number in range(1, 5))) is None
     assert chosen(*(pull(number, 8) for number in range(1, 7))) == 5
     assert chosen(pull(1, 8, has_begun=True), pull(2), pull(3)) == 3
+    assert chosen(pull(1, 32, has_begun=True), pull(2, 32)) == 2
 
 
 def test_each_source_has_a_queue_of_its_own() -> None:
@@ -68,6 +69,13 @@ def test_a_slow_worker_takes_over_only_what_would_wait_longer_than_that() -> Non
     busy = replace(SAME_PACE, local_s=0.035)
     assert chosen(pull(1), pull(2), pull(3), pace=busy) is None
     assert chosen(*map(pull, range(1, 6)), pace=busy) == 4
+
+
+def test_a_source_is_not_left_without_work_while_streams_are_slowed_down_here() -> None:
+    slower = replace(SAME_PACE, local_s=0.015)
+    assert chosen(pull(1), pull(2), pace=slower) is None
+    assert chosen(pull(1), pull(2), pull(3), pace=slower) == 2
+    assert chosen(pull(1), pull(2), pull(3, source="prefill-1"), pace=slower) is None
 
 
 def test_while_nothing_is_known_of_costs_an_idle_worker_does_not_wait() -> None:
