@@ -27,7 +27,7 @@ def expected(smollm2_dir: Path) -> list[Reference]:
 
 @asynccontextmanager
 async def real_cluster(
-    smollm2_dir: Path, prefill: int, decode: int, pages: int = 400, **schedule: int
+    smollm2_dir: Path, prefill: int, decode: int, pages: int = 400, policy: str = "kv", **schedule: int
 ) -> AsyncIterator[tuple[ProcessCluster, Client]]:
     async with running_cluster(
         prefill=prefill,
@@ -36,6 +36,7 @@ async def real_cluster(
         model_dir=smollm2_dir,
         cache=CacheConfig(kv_cache_memory_bytes=pages * PAGE_BYTES),
         schedule=ScheduleConfig(**schedule),
+        policy=policy,
     ) as cluster:
         client = Client(cluster.grpc)
         yield cluster, client
@@ -60,6 +61,19 @@ async def test_split_and_then_warm_the_tokens_are_those_of_transformers(
         hits = cluster.metric("decode-0", "twostroke_prefix_cache_hits_total")
         assert mismatches(expected, await answers_of(client, expected)) == []
         assert cluster.metric("decode-0", "twostroke_prefix_cache_hits_total") > hits + 1000
+
+
+async def test_prompts_of_a_burst_that_are_taken_over_have_the_tokens_of_transformers(
+    smollm2_dir: Path, expected: list[Reference]
+) -> None:
+    """A policy that always names the prefill worker; with short chunks its queue is long from the first moment on."""
+    longest = sorted(expected, key=lambda each: -len(each.prompt))[:4]
+    chunks = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
+    async with real_cluster(smollm2_dir, 1, 1, policy="round-robin", **chunks) as (cluster, client):
+        assert mismatches(longest, await answers_of(client, longest)) == []
+        assert 1 <= cluster.metric("decode-0", "twostroke_takeovers_total") <= 3
+        assert cluster.metric("decode-0", "twostroke_pull_bytes_total") > 0
+        assert cluster.metric("decode-0", "twostroke_pull_failures_total") == 0
 
 
 async def test_colocated_in_odd_chunks_the_tokens_are_those_of_transformers(
