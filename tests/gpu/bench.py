@@ -27,6 +27,8 @@ def main() -> int:
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
+        torch.set_num_threads(1)  # for shapes this small, more only get in each other's way
+        os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
     from tests.gpu import attention, kernels, measure, model, report, split
 
     findings = report.Report()

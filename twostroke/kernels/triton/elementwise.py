@@ -56,10 +56,23 @@ def _launch_norm(
 ) -> None:
     rows, width = x.shape
     padded = triton.next_power_of_2(width)
-    warps = min(16, max(4, padded // 512))
     add_norm_kernel[(rows,)](
-        x, residual, weight, total, out, width, epsilon, PADDED=padded, HAS_RESIDUAL=has_residual, num_warps=warps
+        x,
+        residual,
+        weight,
+        total,
+        out,
+        width,
+        epsilon,
+        PADDED=padded,
+        HAS_RESIDUAL=has_residual,
+        num_warps=norm_warps(padded),
     )
+
+
+def norm_warps(padded: int) -> int:
+    """Two accesses of 16 bytes per thread and tensor."""
+    return min(16, max(4, padded // 512))
 
 
 @triton.jit

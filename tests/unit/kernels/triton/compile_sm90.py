@@ -22,7 +22,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from twostroke.kernels.triton import decode, pages, prefill, store
+from twostroke.kernels.triton import decode, elementwise, pages, prefill, store
 
 KV_HEADS, GROUP, BLOCK = 8, 4, 16
 FLOATS = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -53,6 +53,12 @@ def variants() -> Iterator[Variant]:
         pointers = {"pool": "*i32", "buffer": "*i32", "pages": "*i64"}
         constants = {"GATHER": gather, "CHUNK": pages.CHUNK_WORDS}
         yield Variant(f"pages-{'gather' if gather else 'scatter'}", pages.copy_kernel, pointers, constants, 4)
+    rows = dict.fromkeys(("x", "residual", "weight", "total", "out", "gate_up"), "*bf16")
+    for width in (4096, 8192):
+        constants = {"PADDED": width, "HAS_RESIDUAL": True}
+        yield Variant(f"norm-{width}", elementwise.add_norm_kernel, rows, constants, elementwise.norm_warps(width))
+    columns = {"COLUMNS": elementwise.SILU_COLUMNS}
+    yield Variant("silu", elementwise.silu_mul_kernel, rows, columns, 4)
 
 
 def decode_variant(name: str, dim: int, dtype: torch.dtype, rows: int, tuning: decode.DecodeTuning) -> Variant:
@@ -109,7 +115,7 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
         elif name in variant.pointers:
             signature[name] = variant.pointers[name]
         else:
-            signature[name] = "fp32" if name == "scale_log2" else "i32"
+            signature[name] = "fp32" if name in ("scale_log2", "epsilon") else "i32"
         if name in variant.pointers or name.endswith(ALIGNED_INTEGERS):
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, variant.constants, aligned)
