@@ -38,6 +38,7 @@ class GoodputOptions:
     arrivals: str
     duration_s: float
     min_requests: int
+    votes: int
     json_path: str | None
 
     def __post_init__(self) -> None:
@@ -45,6 +46,8 @@ class GoodputOptions:
         positive("--output-tokens", self.output_tokens)
         positive("--duration", self.duration_s)
         positive("--min-requests", self.min_requests)
+        if self.votes < 1 or self.votes % 2 == 0:
+            raise ConfigError(f"--votes must be odd, so that one side wins, got {self.votes}", field="votes")
         file_can_be_made("--json", self.json_path)
 
     def requests_at(self, rate: float) -> int:
@@ -83,6 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--min-requests", type=int, default=20, metavar="N", help="of a run, at any rate (default %(default)s)"
     )
     group.add_argument(
+        "--votes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs per rate, with other arrivals, of which the majority counts: 3 on a machine that is not quiet "
+        "(default %(default)s)",
+    )
+    group.add_argument(
         "--start-rate", type=float, default=0.5, metavar="PER_SECOND", help="tried first (default %(default)s)"
     )
     group.add_argument("--min-rate", type=float, default=0.02, metavar="PER_SECOND", help="(default %(default)s)")
@@ -107,5 +118,6 @@ def options_from(args: argparse.Namespace) -> GoodputOptions:
         arrivals=args.arrivals,
         duration_s=args.duration,
         min_requests=args.min_requests,
+        votes=args.votes,
         json_path=args.json,
     )

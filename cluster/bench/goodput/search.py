@@ -37,6 +37,19 @@ class Tried:
     passed: bool
 
 
+def decided(votes: Sequence[Tried], of: int) -> list[Tried]:
+    """The rates on which more than half of `of` votes agree; the others want another vote."""
+    by_rate: dict[float, list[bool]] = {}
+    for vote in votes:
+        by_rate.setdefault(vote.rate, []).append(vote.passed)
+    return [
+        Tried(rate, passed)
+        for rate, given in by_rate.items()
+        for passed in (True, False)
+        if 2 * given.count(passed) > of
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Bracket:
     """Between which rates the truth lies, by what was tried."""

@@ -15,7 +15,7 @@ from cluster.bench.checks import STDOUT
 from cluster.bench.connect import allow_many_sockets, wait_until_ready
 from cluster.bench.endpoints import Endpoint
 from cluster.bench.goodput.options import GoodputOptions
-from cluster.bench.goodput.search import Bracket, Tried, bracket_of, next_rate
+from cluster.bench.goodput.search import Bracket, Tried, bracket_of, decided, next_rate
 from cluster.bench.goodput.trial import Trial, try_rate
 from cluster.bench.report import write_json
 
@@ -33,7 +33,7 @@ def run_session(options: GoodputOptions) -> int:
     console.print(_table(trials, options))
     console.print(f"[dim]{_explanation(options)}[/dim]", highlight=False)
     write_json(as_json(trials, options), options.json_path)
-    return 0 if all(found(made).passing is not None for made in trials.values()) else 1
+    return 0 if all(found(made, options.votes).passing is not None for made in trials.values()) else 1
 
 
 async def find(options: GoodputOptions) -> Trials:
@@ -47,19 +47,21 @@ async def find(options: GoodputOptions) -> Trials:
     number = 0
     while searching:
         for endpoint in tuple(searching):
-            rate = next_rate(_tried(trials[endpoint.name]), options.limits)
+            made = trials[endpoint.name]
+            rate = next_rate(_tried(made, options.votes), options.limits)
             if rate is None:
                 searching.remove(endpoint)
                 continue
-            trial = await try_rate(options, endpoint, rate, number)
-            trials[endpoint.name].append(trial)
+            vote = sum(trial.rate == rate for trial in made)
+            trial = await try_rate(options, endpoint, rate, number, vote)
+            made.append(trial)
             _say(endpoint, trial)
             number += 1
     return trials
 
 
-def found(trials: list[Trial]) -> Bracket:
-    return bracket_of(_tried(trials))
+def found(trials: list[Trial], votes: int) -> Bracket:
+    return bracket_of(_tried(trials, votes))
 
 
 def ratio_of(own: Bracket, base: Bracket) -> dict[str, float | None] | None:
@@ -74,7 +76,7 @@ def ratio_of(own: Bracket, base: Bracket) -> dict[str, float | None] | None:
 
 
 def as_json(trials: Trials, options: GoodputOptions) -> dict[str, Any]:
-    base = found(trials[options.endpoints.baseline])
+    base = found(trials[options.endpoints.baseline], options.votes)
     return {
         "schema_version": SCHEMA_VERSION,
         "promise": dataclasses.asdict(options.promise),
@@ -82,23 +84,25 @@ def as_json(trials: Trials, options: GoodputOptions) -> dict[str, Any]:
         "output_tokens": options.output_tokens,
         "arrivals": options.arrivals,
         "duration_s": options.duration_s,
+        "votes": options.votes,
         "seed": options.endpoints.seed,
         "baseline": options.endpoints.baseline,
         "endpoints": {
             endpoint.name: {
                 "endpoint": endpoint.target.name,
-                "goodput_per_s": found(trials[endpoint.name]).passing,
-                "failing_per_s": found(trials[endpoint.name]).failing,
-                "over_baseline": ratio_of(found(trials[endpoint.name]), base),
+                "goodput_per_s": own.passing,
+                "failing_per_s": own.failing,
+                "over_baseline": ratio_of(own, base),
                 "trials": [dataclasses.asdict(trial) for trial in trials[endpoint.name]],
             }
             for endpoint in options.endpoints.all
+            for own in [found(trials[endpoint.name], options.votes)]
         },
     }
 
 
-def _tried(trials: list[Trial]) -> list[Tried]:
-    return [Tried(trial.rate, trial.passed) for trial in trials]
+def _tried(trials: list[Trial], votes: int) -> list[Tried]:
+    return decided([Tried(trial.rate, trial.passed) for trial in trials], votes)
 
 
 def _say(endpoint: Endpoint, trial: Trial) -> None:
@@ -113,11 +117,11 @@ def _say(endpoint: Endpoint, trial: Trial) -> None:
 
 def _table(trials: Trials, options: GoodputOptions) -> Table:
     table = Table(title="goodput, requests/s", title_justify="left")
-    base = found(trials[options.endpoints.baseline])
+    base = found(trials[options.endpoints.baseline], options.votes)
     for column in ("", "passes at", "fails at", f"over {escape(options.endpoints.baseline)}", "trials"):
         table.add_column(column, justify="right" if column else "left")
     for name, made in trials.items():
-        own = found(made)
+        own = found(made, options.votes)
         over = None if name == options.endpoints.baseline else ratio_of(own, base)
         table.add_row(
             escape(name),

@@ -44,11 +44,11 @@ def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
     return arrivals
 
 
-async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int) -> Trial:
-    """`number` keeps the prompts of this trial apart from all others of the session."""
+async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> Trial:
+    """`number` keeps the prompts of this trial apart from all others of the session; `vote` draws the arrivals."""
     endpoints = options.endpoints
     count = options.requests_at(rate)
-    arrivals = arrivals_at(rate, count, options.arrivals, endpoints.seed)
+    arrivals = arrivals_at(rate, count, options.arrivals, endpoints.seed + vote)
     plan = [
         PlannedRequest(
             index, (Segment(Stream.OWN, index, options.prompt_tokens),), options.output_tokens, arrivals[index]

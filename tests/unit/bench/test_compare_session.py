@@ -74,6 +74,19 @@ async def test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios(
     assert "prefers-color-scheme: dark" in page
 
 
+async def test_grpc_and_http_may_be_compared(
+    openai_server: Any, grpc_server: Any, arguments: Any, tmp_path: Path
+) -> None:
+    flags = ("--load", "8x4@c1x3", "--rounds", "1", "--warmup", "0", "--baseline", "ours")
+    ours = f"grpc://{grpc_server.address},name=ours"
+    status, found, _ = await compared(arguments, tmp_path, f"{openai_server.url},name=other", ours, *flags)
+    assert status == 0
+    over_http = [body["prompt"] for body in openai_server.bodies if body["max_tokens"] == 4]
+    over_grpc = [list(each.token_ids.ids) for each in grpc_server.requests if each.stop.max_tokens == 4]
+    assert over_http == over_grpc
+    assert [name for name, each in found["loads"][0]["endpoints"].items() if each["ratios"]] == ["other"]
+
+
 async def test_an_endpoint_given_twice_gets_prompts_of_its_own(
     openai_server: Any, arguments: Any, tmp_path: Path
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cluster.bench import run
 from cluster.bench.goodput.options import Promise, options_from
-from cluster.bench.goodput.search import Bracket, Limits, Tried, bracket_of, next_rate
+from cluster.bench.goodput.search import Bracket, Limits, Tried, bracket_of, decided, next_rate
 from cluster.bench.goodput.session import ratio_of
 from cluster.bench.goodput.trial import arrivals_at
 from cluster.bench.goodput.verdict import Verdict, own_inter_token_p99_s
@@ -70,6 +70,15 @@ def test_a_search_ends_whatever_a_noisy_server_answers(answers: list[bool]) -> N
 
 def test_a_lucky_pass_above_a_failure_does_not_count() -> None:
     assert bracket_of([Tried(1, True), Tried(2, False), Tried(3, True)]) == Bracket(1, 2)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=5), st.sampled_from([1, 3, 5]))
+def test_a_rate_is_decided_once_most_of_its_votes_agree(votes: list[bool], of: int) -> None:
+    tried = decided([Tried(1.0, vote) for vote in votes[:of]], of)
+    needed = of // 2 + 1
+    expected = [passed for passed in (True, False) if votes[:of].count(passed) >= needed]
+    assert [each.passed for each in tried] == expected
+    assert len(votes) < of or len(tried) == 1, "all votes together always decide"
 
 
 def test_ratios_of_goodput_come_with_what_their_brackets_leave_open() -> None:
@@ -130,6 +139,7 @@ async def test_the_rate_at_which_a_server_starts_to_refuse_is_found(
     out = tmp_path / "goodput.json"
     flags = ["--prompt-tokens", "8", "--output-tokens", "5", "--arrivals", "constant", "--duration", "0.1"]
     flags += ["--min-requests", "8", "--start-rate", "8", "--max-rate", "4096", "--precision", "0.5", "--share", "0.5"]
+    flags += ["--votes", "3"]
     flags += ["--slo-ttft", "30", "--slo-itl", "30000", "--json", str(out)]
     url = f"{openai_server.url},name=a,model=narrow"
     status = await asyncio.to_thread(run, arguments("goodput", url, *flags))
@@ -137,6 +147,7 @@ async def test_the_rate_at_which_a_server_starts_to_refuse_is_found(
     found = json.loads(out.read_text())["endpoints"]["a"]
     assert found["goodput_per_s"] >= 8
     assert found["failing_per_s"] <= found["goodput_per_s"] * 1.5 * (1 + 1e-9)
+    assert [trial["rate"] for trial in found["trials"]][:2] == [8.0, 8.0], "the second vote decides"
     assert found["trials"][0]["passed"] is True
     assert all(trial["missed_ttft"] == trial["missed_inter_token"] == 0 for trial in found["trials"])
     printed = capsys.readouterr()
@@ -162,6 +173,7 @@ async def test_a_server_that_keeps_no_promise_is_status_1(openai_server: Any, ar
         (["--precision", "0"], "precision"),
         (["--duration", "0"], "duration"),
         (["--min-requests", "0"], "min_requests"),
+        (["--votes", "2"], "votes"),
         (["--start-rate", "0.01"], "start_rate"),
         (["--max-rate", "nan"], "max_rate"),
         (["--min-rate", "0"], "min_rate"),
