@@ -38,9 +38,9 @@ class DecodeTuning:
 
 
 def decode_tuning(head_dim: int, dtype: torch.dtype) -> DecodeTuning:
-    """Two or three programs per multiprocessor with two tiles of K and V in flight each (Hopper: 227 KiB shared)."""
+    """For Hopper (227 KiB shared): three programs per multiprocessor, each with one tile in use and one in flight."""
     if dtype == torch.float32:
-        return DecodeTuning(keys=32, warps=4, stages=2, least_share=128)
+        return DecodeTuning(keys=32 if head_dim <= 128 else 16, warps=4, stages=2, least_share=128)
     if head_dim <= 64:
         return DecodeTuning(keys=128, warps=4, stages=3, least_share=256)
     if head_dim <= 128:
@@ -98,12 +98,12 @@ def decode_attention(
         q.stride(0), out.stride(0), spans.block_tables.stride(0), pool.stride(0), layer, packed, splits,
         scale * LOG2_E,
         **shape, **share, BLOCK=block, PACKED_PAD=max(16, triton.next_power_of_2(packed)), WHOLE=splits == 1,
-        num_warps=tuning.warps, num_stages=tuning.stages,
+        num_warps=tuning.warps, num_stages=tuning.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(kv_heads, packed, count)](
             out, plan.partials, plan.weights, spans.fields, out.stride(0), packed, splits,
-            **shape, **share, CHUNK=MERGE_CHUNK, num_warps=4,
+            **shape, **share, CHUNK=MERGE_CHUNK, num_warps=4, enable_fp_fusion=True,
         )  # fmt: skip
 
 
@@ -150,16 +150,19 @@ def decode_kernel(
     # K of this layer and head in page 0; V follows K at the distance of all heads
     keys_base = pool + layer.to(tl.int64) * (2 * KV_HEADS * BLOCK * DIM) + kv_head * (BLOCK * DIM)
     table = block_tables + table_row.to(tl.int64) * table_stride
+    # the page of each token of the first tile; the next tile's are asked for a tile ahead
+    at = begin + tl.arange(0, KEYS)
+    page = tl.load(table + at // BLOCK, mask=at < end, other=0)
     for start in tl.range(begin, end, KEYS):
         at = start + tl.arange(0, KEYS)
         valid = at < end
-        # the page of each token
-        page = tl.load(table + at // BLOCK, mask=valid, other=0).to(tl.int64)
         # K: page, offset in the block, d
-        key_at = keys_base + (page * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        key_at = keys_base + (page.to(tl.int64) * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
         mask = valid[:, None] & inside[None, :]
+        # the page of each token of the next tile
+        page = tl.load(table + (at + KEYS) // BLOCK, mask=at + KEYS < end, other=0)
         keys = tl.load(key_at, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale_log2
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
         scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this share
@@ -168,7 +171,7 @@ def decode_kernel(
         total = total * decay + tl.sum(weight, 1)
         # V: as K, all heads of K further
         values = tl.load(key_at + KV_HEADS * BLOCK * DIM, mask=mask, other=0.0)
-        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
+        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         best = higher
 
     divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none

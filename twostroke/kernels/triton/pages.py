@@ -39,8 +39,9 @@ def _launch(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor, *, ga
     pool_words, buffer_words = pool.flatten(1).view(torch.int32), buffer.flatten(1).view(torch.int32)
     words = pool_words.shape[1]
     copy_kernel[(triton.cdiv(words, CHUNK_WORDS), len(pages))](
-        pool_words, buffer_words, pages, pool_words.stride(0), words, GATHER=gather, CHUNK=CHUNK_WORDS, num_warps=4
-    )
+        pool_words, buffer_words, pages, pool_words.stride(0), words,
+        GATHER=gather, CHUNK=CHUNK_WORDS, num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 @triton.jit

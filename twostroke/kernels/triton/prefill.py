@@ -29,12 +29,15 @@ class PrefillTuning:
 
 
 def prefill_tuning(head_dim: int, dtype: torch.dtype) -> PrefillTuning:
-    """For Hopper: two warp groups of 64 rows each, K and V in shared memory ahead of use (227 KiB per program)."""
+    """For Hopper (227 KiB shared): two warp groups of 64 rows, one tile of keys in use and one in flight.
+
+    Three stages, since a tile stays in use until the next one's matrix product has begun.
+    """
     if dtype == torch.float32:
         return PrefillTuning(rows=32, keys=32, warps=4, stages=2)
     if head_dim <= 128:
-        return PrefillTuning(rows=128, keys=64, warps=8, stages=3)
-    return PrefillTuning(rows=128, keys=64, warps=8, stages=2)
+        return PrefillTuning(rows=128, keys=128, warps=8, stages=3)
+    return PrefillTuning(rows=128, keys=32, warps=8, stages=3)
 
 
 def prefill_attention(
@@ -60,6 +63,7 @@ def prefill_attention(
         scale * LOG2_E,
         KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim, DIM_PAD=triton.next_power_of_2(dim), BLOCK=block,
         ROWS=tuning.rows, KEYS=tuning.keys, num_warps=tuning.warps, num_stages=tuning.stages,
+        enable_fp_fusion=True,
     )  # fmt: skip
 
 
@@ -70,17 +74,14 @@ def walk_keys(
     DIAGONAL: tl.constexpr,
 ):  # fmt: skip
     """Positions begin..end: all of them seen by every row, in whole tiles, unless DIAGONAL."""
+    at = begin + tl.arange(0, KEYS)
+    # the page of each token of the first tile
+    page = tl.load(table + at // BLOCK, mask=at < end, other=0)
     for start in tl.range(begin, end, KEYS):
         at = start + tl.arange(0, KEYS)
-        if DIAGONAL:
-            valid = at < end
-            # the page of each token
-            page = tl.load(table + at // BLOCK, mask=valid, other=0).to(tl.int64)
-        else:
-            # the page of each token
-            page = tl.load(table + at // BLOCK).to(tl.int64)
+        valid = at < end
         # K: page, offset in the block, d; V: all heads of K further
-        key_at = keys_base + (page * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        key_at = keys_base + (page.to(tl.int64) * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
         if DIAGONAL:
             keys = tl.load(key_at, mask=valid[:, None] & inside[None, :], other=0.0)
             values = tl.load(key_at + VALUES, mask=valid[:, None] & inside[None, :], other=0.0)
@@ -90,14 +91,16 @@ def walk_keys(
         else:
             keys = tl.load(key_at)
             values = tl.load(key_at + VALUES)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        # the page of each token of the next tile
+        page = tl.load(table + (at + KEYS) // BLOCK, mask=at + KEYS < end, other=0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3")
         if DIAGONAL:
             scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1) * scale_log2)
         decay = tl.exp2(best - higher)
         weight = tl.exp2(scores * scale_log2 - higher[:, None])
         total = total * decay + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="ieee")
+        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
         best = higher
     return acc, best, total
 

@@ -31,7 +31,7 @@ def rotate_and_store(
         q, k, v, rotated, pool, placement.write_slots, placement.cosines, placement.sines,
         q.stride(0), k.stride(0), v.stride(0), pool.stride(0), layer, len(q),
         KV_HEADS=kv_heads, GROUP=group, GROUP_PAD=triton.next_power_of_2(group), HALF=dim // 2,
-        HALF_PAD=triton.next_power_of_2(dim // 2), BLOCK=block, TOKENS=TOKENS, num_warps=4,
+        HALF_PAD=triton.next_power_of_2(dim // 2), BLOCK=block, TOKENS=TOKENS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
     return rotated
 

@@ -1,0 +1,38 @@
+"""Every Triton kernel through the compiler for Hopper, which needs no GPU and refuses what an interpreter lets pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SHARED_BYTES_OF_A_HOPPER_BLOCK = 227 * 1024
+COMPILED = (
+    "decode-1-128-bf16",
+    "decode-16-64-bf16",
+    "prefill-128-bf16",
+    "prefill-80-bf16",
+    "store-80-bf16",
+    "merge",
+    "pages-gather",
+)
+
+
+def test_kernels_compile_for_hopper_without_spills_and_with_its_instructions(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path.cwd())}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("compile_sm90.py")), *COMPILED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    kernels = {kernel["kernel"]: kernel for kernel in map(json.loads, done.stdout.splitlines())}
+    assert len(kernels) == len(COMPILED)
+    for name, kernel in kernels.items():
+        assert kernel["stack_bytes"] == 0, f"{name} spills registers: {kernel}"
+        assert kernel["shared_bytes"] <= SHARED_BYTES_OF_A_HOPPER_BLOCK, name
+        if name.startswith(("decode", "prefill")):
+            assert kernel["cp_async_16"] > 0, f"{name} does not copy K and V ahead, 16 bytes at a time: {kernel}"
+            assert kernel["cp_async_less"] == 0, f"{name} copies in small pieces: {kernel}"
+    assert kernels["prefill-128-bf16"]["wgmma"] > 0
+    assert kernels["decode-1-128-bf16"]["mma"] > 0
