@@ -13,6 +13,9 @@ from twostroke.errors import ConfigError
 CONTEXT_BYTES = 1 << 30
 """For what we do not count: the driver's context, libraries' workspaces, recorded graphs, fragmentation."""
 
+DRAW_BYTES = 40
+"""Per logit of a row that is drawn on the device: float32 values and int64 counters, and what they become."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
@@ -55,9 +58,9 @@ def read_memory(device: torch.device) -> MemoryReading:
 
 
 def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int) -> int:
-    """Of a step's widest moment, generously: in and out of the widest layer, logits twice, all in float32."""
+    """Of a step's widest moment, generously: in and out of the widest layer, and draws from all logits."""
     activations = tokens * (8 * hidden + 6 * intermediate) * 4
-    return CONTEXT_BYTES + activations + samples * vocab * 2 * 4
+    return CONTEXT_BYTES + activations + samples * vocab * DRAW_BYTES
 
 
 def device_pages(memory: MemoryReading, needs: Needs, cache: CacheConfig) -> int:

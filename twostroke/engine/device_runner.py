@@ -1,27 +1,32 @@
 """One real model on a CUDA device: decode steps as recorded graphs, steps with prompt chunks as they come.
 
-A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). Rows that are not
-plain greedy send their logits after it and are drawn on the host, by the same sampler that serves the CPU.
+A step costs one copy to the device (everything about the batch, packed) and one back (the tokens). For rows that are
+drawn, the device proposes tokens and the host decides; rows that ask for more (penalties, bias, logprobs) send their
+logits and go through the sampler that serves the CPU.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable, graph_sizes
-from twostroke.engine.sampler import is_plain_greedy, sample
+from twostroke.engine.device_sampler import draw_rows
+from twostroke.engine.sampler import is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.kernels.spans import Placement, Spans
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.request import SampledToken
-from twostroke.schedule.batch import Batch, StepResult
+from twostroke.schedule.batch import Batch, SampleRow, StepResult
+
+Picked = TypeVar("Picked")
 
 
 class DeviceAttention(AttentionBackend, Protocol):
@@ -138,11 +143,15 @@ class DeviceRunner:
         self._accelerator.synchronize()
         likeliest = greatest.tolist()
         tokens = [SampledToken(likeliest[row]) for row in answers.rows]
-        others = [index for index, row in enumerate(batch.samples) if not is_plain_greedy(row)]
-        if others:
-            logits = answers.logits[[answers.rows[index] for index in others]].cpu()
-            for index, token in zip(others, sample(logits, [batch.samples[i] for i in others]), strict=True):
+        drawn = [index for index, row in enumerate(batch.samples) if is_plain_draw(row)]
+        others = [index for index, row in enumerate(batch.samples) if not is_plain_greedy(row) and index not in drawn]
+        for index, token in _pick(draw_rows, answers, batch, drawn):
+            if token is None:
+                others.append(index)
+            else:
                 tokens[index] = token
+        for index, token in _pick(_sample_on_host, answers, batch, others):
+            tokens[index] = token
         return tuple(tokens)
 
     def _warm_up(self) -> None:
@@ -151,6 +160,22 @@ class DeviceRunner:
         for count in (most, *(1 << power for power in range(most.bit_length() - 1))):
             self.logits(_scratch_chunk(count, self._limits.pages))
         self._accelerator.synchronize()
+
+
+def _pick(
+    sampler: Callable[[torch.Tensor, Sequence[SampleRow]], Sequence[Picked]],
+    answers: Answers,
+    batch: Batch,
+    indices: Sequence[int],
+) -> Iterator[tuple[int, Picked]]:
+    """What `sampler` makes of the logits of some of the samples, by their indices."""
+    if indices:
+        logits = answers.logits[[answers.rows[index] for index in indices]]
+        yield from zip(indices, sampler(logits, [batch.samples[index] for index in indices]), strict=True)
+
+
+def _sample_on_host(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[SampledToken, ...]:
+    return sample(logits.cpu(), rows)
 
 
 def _scratch_chunk(count: int, pages: PageTable) -> Batch:

@@ -16,8 +16,25 @@ _MASK = (1 << 64) - 1
 
 def gumbel(seed: int, choice: int, position: int, tokens: torch.Tensor) -> torch.Tensor:
     """float32 Gumbel noise for each id of `tokens` (int64): argmax(log p + noise) draws from p."""
-    h = tokens * _signed(_GOLDEN)
-    h += _signed(_stream(seed, choice, position))
+    return _gumbel(tokens * _signed(_GOLDEN) + stream_of(seed, choice, position))
+
+
+def gumbel_rows(streams: torch.Tensor, count: int) -> torch.Tensor:
+    """The same for the ids below `count` on the device of `streams` (int64 [rows], of `stream_of`): [rows, count].
+
+    A device's logarithm may differ from the host's in the last bits; the numbers before it do not.
+    """
+    tokens = torch.arange(count, device=streams.device)
+    return _gumbel((tokens * _signed(_GOLDEN))[None] + streams[:, None])
+
+
+def stream_of(seed: int, choice: int, position: int) -> int:
+    """Where a draw's counter starts, as an int64."""
+    return _signed(_stream(seed, choice, position))
+
+
+def _gumbel(h: torch.Tensor) -> torch.Tensor:
+    """Overwrites h."""
     _mix_in_place(h)
     # 53 bits as float32 keep their relative precision near 0, which is the tail that wins an argmax.
     uniform = _shift_right(h, 11).float().add_(0.5).mul_(2.0**-53)
@@ -25,7 +42,6 @@ def gumbel(seed: int, choice: int, position: int, tokens: torch.Tensor) -> torch
 
 
 def _stream(seed: int, choice: int, position: int) -> int:
-    """Where this draw's counter starts."""
     state = _mix((seed + _GOLDEN) & _MASK)
     state = _mix((state ^ choice) + _GOLDEN & _MASK)
     return _mix((state ^ position) + _GOLDEN & _MASK)
