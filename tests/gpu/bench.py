@@ -29,12 +29,13 @@ def main() -> int:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
         torch.set_num_threads(1)  # for shapes this small, more only get in each other's way
         os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
-    from tests.gpu import attention, kernels, measure, model, report, split
+    from tests.gpu import attention, draws, kernels, measure, model, report, split
 
     findings = report.Report()
     with torch.inference_mode():
         findings.section("kernels against their references", kernels.check_kernels)
         findings.section("recorded steps", model.check_steps)
+        findings.section("draws", draws.check_draws)
         if has_gpu:
             findings.section("ceilings", measure.ceilings)
             findings.section("decode attention", attention.decode_speed)
