@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from twostroke.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages, Window
+from twostroke.transfer.connection import MAX_PAGES
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send, send_frame
 from twostroke.transfer.hello import Gate
 
@@ -19,8 +20,6 @@ HELLO_S = 5.0
 """Within this time a new connection must have said who it is."""
 MAX_REQUEST_S = 600.0
 """No answer takes longer: after that a reader that does not read loses its connection."""
-MAX_PAGES = 4096
-"""Pages of one request; longer pulls send several."""
 REQUEST_LIMIT_BYTES = MAX_PAGES * 12 + 64
 BATCH_BYTES = 512 << 10
 """Pages between two status bytes: small pages share system calls, and what is being copied stays in the CPU's cache

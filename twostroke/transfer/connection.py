@@ -1,0 +1,201 @@
+"""The reader's end of page connections over sockets: a peer is a few of them, each with a thread that alone uses it."""
+
+from __future__ import annotations
+
+import abc
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from twostroke.errors import ServeError, TransferFailed
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import Welcome, introduce
+from twostroke.transfer.peers import LanePeer
+from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.threads import Lanes, hang_up, has_hung_up
+
+MAX_PAGES = 4096
+"""Pages of one request; longer pulls send several."""
+
+
+class Connection(abc.ABC):
+    """Only its thread sends, receives and closes; others may at most hang up, under the lock."""
+
+    def __init__(self, endpoint: Endpoint, identity: Identity) -> None:
+        self._endpoint = endpoint
+        self._identity = identity
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._welcome: Welcome | None = None
+        self._pull: Pull | None = None
+        self._shut = False
+
+    @abc.abstractmethod
+    def enter(self, sock: socket.socket, deadline: Deadline) -> None:
+        """What this kind of connection has to say after the hello. Raises PeerLost, OSError or EOFError."""
+
+    @abc.abstractmethod
+    def copy_part(self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: Tally) -> None:
+        """Ask for these pages and wait until they are here.
+
+        Raises TransferFailed where the connection stays good, and ServeError, OSError or EOFError where it does not.
+        """
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """After this returns, no byte of a local page changes before the next `copy_part`. Nothing is under way, or
+        the socket is closed."""
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """The socket is closed."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Nothing is copied any more: let go of the memory."""
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pull is not None
+
+    def reach(self, deadline: Deadline) -> Welcome:
+        """Say hello unless that was done and the peer is still there. Raises a refusal, OSError or EOFError."""
+        self._connected(deadline)
+        assert self._welcome is not None
+        return self._welcome
+
+    def copy(self, pull: Pull) -> TransferResult:
+        tally = Tally()
+        where = f"{self._endpoint.transport} {self._endpoint.address}"
+        with self._lock:
+            self._pull = pull
+        try:
+            for start in range(0, len(pull.copies), MAX_PAGES):
+                sock = self._connected(pull.deadline)
+                self.copy_part(sock, pull.copies[start : start + MAX_PAGES], pull.deadline, tally)
+            self.settle()
+            return tally.result(Outcome.DONE)
+        except TransferFailed as error:
+            return tally.result(Outcome.FAILED, error.message)
+        except TimeoutError as error:
+            self.drop()
+            return tally.result(Outcome.EXPIRED, f"{where}: {error}")
+        except (OSError, EOFError, ServeError) as error:
+            self.drop()
+            return tally.result(Outcome.FAILED, f"{where}: {error}")
+        finally:
+            self.settle()
+            with self._lock:
+                self._pull = None
+
+    def interrupt(self, pull: Pull) -> None:
+        with self._lock:
+            if self._pull is pull and self._sock is not None:
+                hang_up(self._sock)
+
+    def shut(self) -> None:
+        """For good: what is being copied and whatever is queued fails."""
+        with self._lock:
+            self._shut = True
+            if self._sock is not None:
+                hang_up(self._sock)
+
+    def drop(self) -> None:
+        with self._lock:
+            if self._sock is not None:
+                self._sock.close()
+            self._sock = None
+        self.leave()
+
+    def forget(self) -> None:
+        """After the thread has ended: keep neither the socket nor the pool's memory alive."""
+        self.drop()
+        self.release()
+
+    def _connected(self, deadline: Deadline) -> socket.socket:
+        """The connection, dialled again where the peer has hung up meanwhile."""
+        if self._sock is not None and has_hung_up(self._sock):
+            self.drop()
+        if self._sock is not None:
+            self._use(self._sock)
+            return self._sock
+        try:
+            sock = self._dial(deadline)
+            self._welcome = introduce(sock, self._identity, self._endpoint, deadline)
+            self.enter(sock, deadline)
+        except BaseException:
+            self.drop()
+            raise
+        return sock
+
+    def _dial(self, deadline: Deadline) -> socket.socket:
+        failure: OSError = ConnectionError("the address leads nowhere")
+        for family, kind, protocol, _, where in _resolve(self._endpoint.address):
+            self.drop()
+            sock = socket.socket(family, kind, protocol)
+            self._use(sock)
+            sock.settimeout(deadline.remaining_s())
+            try:
+                sock.connect(where)
+            except TimeoutError:
+                raise
+            except OSError as error:
+                failure = error
+            else:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return sock
+        raise failure
+
+    def _use(self, sock: socket.socket) -> None:
+        """From here on whoever hangs up reaches this socket; refused where somebody wanted to already."""
+        with self._lock:
+            self._sock = sock
+            if self._shut:
+                raise ConnectionAbortedError("the transport was closed")
+            if self._pull is not None and self._pull.unwanted:
+                raise ConnectionAbortedError("the pull was fenced")
+
+
+class ConnectionPeer(LanePeer):
+    """One life of one worker's pages. More than one connection lets a short pull pass a long one."""
+
+    def __init__(self, endpoint: Endpoint, connections: Sequence[Connection]) -> None:
+        super().__init__(endpoint)
+        self._connections = connections
+        self._lanes = Lanes(f"pages-{endpoint.transport}-pull", connections)
+
+    @property
+    def is_busy(self) -> bool:
+        return any(connection.is_busy for connection in self._connections)
+
+    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
+        hello: Future[Welcome] = Future()
+        self._lanes.submit(lambda connection: connection.reach(deadline), hello)
+        return hello
+
+    def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
+        pull = Pull(copies, deadline, self._interrupt)
+        self._lanes.submit(lambda connection: connection.copy(pull), pull.ended)
+        return pull
+
+    def end(self) -> None:
+        for connection in self._connections:
+            connection.shut()
+        self._lanes.close()
+        for connection in self._connections:
+            connection.forget()
+
+    def _interrupt(self, pull: Pull) -> None:
+        for connection in self._connections:
+            connection.interrupt(pull)
+
+
+def _resolve(address: str) -> list[Any]:
+    host, _, port = address.rpartition(":")
+    try:
+        return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except ValueError as error:  # a label that is too long, a null character
+        raise ConnectionError(f"not an address: {error}") from error

@@ -1,0 +1,156 @@
+"""Pages of a peer's GPU on the same host: the owner shares its pool tensor, a pull copies from device to device.
+
+Over the socket (`same_host`) travel the descriptor of the owner's generations and a frame [how to open its pool].
+Both ends may use one GPU, or two that reach each other's memory. `Sharing` is all that needs a GPU here.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import torch
+
+from twostroke.device.memory import DeviceMemory
+from twostroke.device.stream import copy_stream
+from twostroke.errors import ConfigError, PeerLost
+from twostroke.kv_cache.shared import GenerationTable
+from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send_frame
+from twostroke.transfer.same_host import SameHostPeer, SameHostTransport, receive_descriptor, refuse_changed
+
+STEP_PAGES = 64
+"""Copied between two looks at the generations: enough to keep a device busy, and soon over."""
+_HANDLE_LIMIT_BYTES = 4096
+_HAND_OVER_S = 5.0
+
+
+class Sharing(abc.ABC):
+    """How processes share the memory of a device."""
+
+    @abc.abstractmethod
+    def device_name(self, device: torch.device) -> str:
+        """The same in every process, whatever it calls the device; without spaces."""
+
+    @abc.abstractmethod
+    def reachable(self, name: str, ours: torch.device) -> torch.device | None:
+        """What this process calls the device of that name, if `ours` can copy from there."""
+
+    @abc.abstractmethod
+    def share(self, pool: torch.Tensor) -> bytes:
+        """How another process opens the pool; for one that opens it once."""
+
+    @abc.abstractmethod
+    def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
+        """The shared pool as flat bytes. It lasts as long as the tensor that this returns."""
+
+
+class CudaSharing(Sharing):
+    """CUDA IPC as torch does it: the allocator shares the segment that the pool lies in, and keeps count of readers.
+
+    torch opens a segment once per process, and closes it with the last tensor over it.
+    """
+
+    def device_name(self, device: torch.device) -> str:
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+
+    def reachable(self, name: str, ours: torch.device) -> torch.device | None:
+        for index in range(torch.cuda.device_count()):
+            device = torch.device("cuda", index)
+            if self.device_name(device) == name:
+                near = device == ours or torch.cuda.can_device_access_peer(ours, device)
+                return device if near else None
+        return None
+
+    def share(self, pool: torch.Tensor) -> bytes:
+        _, *handle = pool.untyped_storage()._share_cuda_()
+        return bytes(msgpack.packb([*handle, pool.storage_offset()]))
+
+    def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
+        *fields, offset = msgpack.unpackb(handle)
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch annotates it not
+        # The owner may call its device by another number: the storage is opened on what we call it.
+        storage = torch.UntypedStorage._new_shared_cuda(device.index, *fields)
+        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)[offset:]
+
+
+class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
+    """`sharing` is CUDA's, but in tests."""
+
+    name = "cuda_ipc"
+
+    def __init__(self, sharing: Sharing | None = None) -> None:
+        super().__init__(DeviceMemory)
+        self._sharing = sharing or CudaSharing()
+
+    def address(self, name: str, memory: DeviceMemory) -> str:
+        return f"{name} {self._sharing.device_name(memory.device)}"
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        if self._memory is None or not super().reaches(endpoint):
+            return False
+        return self._sharing.reachable(_device_name(endpoint), self._memory.device) is not None
+
+    def hand_over(self, sock: socket.socket, memory: DeviceMemory) -> None:
+        socket.send_fds(sock, [b"\0"], [memory.table.fd])
+        send_frame(sock, [self._sharing.share(memory.tensor)], Deadline.after(_HAND_OVER_S))
+
+    def peer(self, endpoint: Endpoint, identity: Identity, memory: DeviceMemory) -> _DevicePeer:
+        return _DevicePeer(endpoint, identity, memory, self._sharing)
+
+
+class _DevicePeer(SameHostPeer):
+    step = STEP_PAGES
+
+    def __init__(self, endpoint: Endpoint, identity: Identity, memory: DeviceMemory, sharing: Sharing) -> None:
+        self._sharing = sharing
+        self._device = memory.device
+        self._local: torch.Tensor | None = memory.tensor
+        self._remote: torch.Tensor | None = None
+        self._table: GenerationTable | None = None
+        self._stream = copy_stream(memory.device)
+        super().__init__(endpoint, identity)
+
+    def take_over(self, sock: socket.socket, deadline: Deadline) -> None:
+        descriptor = receive_descriptor(sock, self.endpoint)
+        try:
+            self._table = GenerationTable.attach(descriptor, self.endpoint.pages)
+        except ConfigError:
+            os.close(descriptor)
+            raise
+        fields: list[Any] = receive_frame(sock, _HANDLE_LIMIT_BYTES, deadline)
+        check_fields(fields, (bytes,))
+        device = self._sharing.reachable(_device_name(self.endpoint), self._device)
+        if device is None:
+            raise PeerLost(f"{_device_name(self.endpoint)} cannot be reached from {self._device}")
+        shape = (-1, self.endpoint.page_bytes)
+        needed = self.endpoint.pages * self.endpoint.page_bytes
+        self._remote = self._sharing.open(fields[0], device)[:needed].view(shape)
+
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        assert self._remote is not None, "copied before the hello"
+        assert self._local is not None
+        self._refuse_changed(copies, after=False)
+        for copy in copies:
+            self._stream.copy(self._local[copy.local], self._remote[copy.remote])
+        self._stream.settle()
+        self._refuse_changed(copies, after=True)
+
+    def let_go(self) -> None:
+        if self._table is not None:
+            self._table.close()
+        self._table = self._remote = self._local = None
+
+    def _refuse_changed(self, copies: Sequence[PageCopy], *, after: bool) -> None:
+        assert self._table is not None
+        generations = self._table.generations
+        for copy in copies:
+            refuse_changed(copy, int(generations[copy.remote]), after=after)
+
+
+def _device_name(endpoint: Endpoint) -> str:
+    return endpoint.address.partition(" ")[2]

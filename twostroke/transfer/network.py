@@ -1,0 +1,75 @@
+"""What the transports between hosts have in common: a listening socket, and peers of a few connections."""
+
+from __future__ import annotations
+
+import abc
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import Pages
+from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.connection import Connection, ConnectionPeer
+from twostroke.transfer.hello import Gate
+from twostroke.transfer.host import host_id
+from twostroke.transfer.lane_transport import BACKLOG, LaneTransport
+from twostroke.transfer.threads import Listener, off_loop
+
+
+class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
+    """Listens on `host`, which is also the address that peers are told.
+
+    Raises ConfigError where `host` is no address that a peer could connect to.
+    """
+
+    def __init__(self, host: str) -> None:
+        if host in ("", "0.0.0.0", "::"):
+            raise ConfigError(
+                f"page transport {self.name}: peers cannot connect to {host!r}, give an interface's address"
+            )
+        super().__init__(Pages)  # type: ignore[type-abstract]  # nobody makes one of it
+        self._host = host
+
+    @abc.abstractmethod
+    def serve(self, sock: socket.socket, gate: Gate, memory: Pages) -> None:
+        """The owner's end of one connection, on a thread of its own. Returns only by an exception."""
+
+    @abc.abstractmethod
+    def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
+        """The reader's ends to one peer; they connect when they are used."""
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        if endpoint.transport != self.name:
+            return False
+        return endpoint.host_id == host_id() or not _is_loopback(endpoint.address)
+
+    async def listen(self, gate: Gate, memory: Pages) -> tuple[str, Listener]:
+        listening = await off_loop(self._listen)
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        address = f"{host}:{listening.getsockname()[1]}"
+        return address, Listener(f"pages-{self.name}", listening, lambda sock: self.serve(sock, gate, memory))
+
+    async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:
+        known = self._peers.find(endpoint)
+        if known is not None and known.is_busy:
+            return known
+        peer = known or ConnectionPeer(endpoint, self.connections(endpoint, identity, memory))
+        return await self._peers.reach(peer, deadline_s)
+
+    def _listen(self) -> socket.socket:
+        try:
+            family, _, _, _, address = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                f"page transport {self.name} cannot listen on {self._host!r}: {error}", field="host"
+            ) from error
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,193 @@
+"""What the transports within one host have in common: an abstract Unix socket, and a thread that copies per peer.
+
+The owner listens on an abstract Unix socket, which leaves no file behind and can only be reached from the same host
+(and network namespace). After the hello (`hello.py`) it hands over what lets the reader see its pages. The connection
+then stays open and silent: its end tells each side that the other has gone.
+
+Nothing of the owner runs during a pull, so a frozen owner delays nobody. A dead one is noticed when a pull starts,
+which then fails. A pull that was copying while the owner died may end DONE: the dead write no more, and pages of the
+announced generation were complete before they were announced. The thread that copies is the only one that writes
+into local pages, so a pull that has ended is fenced.
+"""
+
+from __future__ import annotations
+
+import abc
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from twostroke.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import Gate, Welcome, introduce
+from twostroke.transfer.host import host_id
+from twostroke.transfer.lane_transport import BACKLOG, AnyPages, LaneTransport
+from twostroke.transfer.peers import LanePeer
+from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.threads import Lanes, Listener, hang_up, has_hung_up
+
+_HELLO_S = 5.0
+"""Within this time a new connection must have said who it is."""
+
+
+class SameHostPeer(LanePeer, abc.ABC):
+    """One life of one worker's pages: a silent connection, a view of the pages, and the thread that copies."""
+
+    step: int
+    """Pages that are copied at once: between two steps a pull can be ended."""
+
+    def __init__(self, endpoint: Endpoint, identity: Identity) -> None:
+        super().__init__(endpoint)
+        self._identity = identity
+        self._sock: socket.socket | None = None
+        self._shut = False
+        self._lanes = Lanes(f"pages-{endpoint.transport}-pull", [self])
+
+    @abc.abstractmethod
+    def take_over(self, sock: socket.socket, deadline: Deadline) -> None:
+        """Receive what the owner hands over. Raises ServeError, OSError or EOFError."""
+
+    @abc.abstractmethod
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy up to `step` pages. Raises TransferFailed where one is not the page that was asked for."""
+
+    @abc.abstractmethod
+    def let_go(self) -> None:
+        """Give back what was taken over, if anything was."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self._sock is None or has_hung_up(self._sock)
+
+    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
+        hello: Future[Welcome] = Future()
+        self._lanes.submit(lambda peer: peer._reach(deadline), hello)
+        return hello
+
+    def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
+        # Between two steps the copying thread looks at `unwanted` by itself: nobody has to wake it.
+        pull = Pull(copies, deadline, interrupt=lambda _: None)
+        self._lanes.submit(lambda peer: peer._copy_all(pull), pull.ended)
+        return pull
+
+    def end(self) -> None:
+        self._shut = True
+        if self._sock is not None:
+            hang_up(self._sock)
+        self._lanes.close()
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = None
+        self.let_go()
+
+    def _reach(self, deadline: Deadline) -> Welcome:
+        self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if self._shut:
+                raise ConnectionAbortedError("the transport was closed")
+            sock.settimeout(deadline.remaining_s())
+            sock.connect(_abstract(socket_name(self.endpoint)))
+            welcome = introduce(sock, self._identity, self.endpoint, deadline)
+            sock.settimeout(deadline.remaining_s())
+            self.take_over(sock, deadline)
+        except BaseException:
+            self._sock = None
+            sock.close()
+            raise
+        return welcome
+
+    def _copy_all(self, pull: Pull) -> TransferResult:
+        tally = Tally()
+        try:
+            self._refuse_if_gone()
+            for start in range(0, len(pull.copies), self.step):
+                if pull.unwanted or self._shut:
+                    return tally.result(Outcome.FAILED, "the transport was closed" if self._shut else "fenced")
+                if time.monotonic() >= pull.deadline.at:
+                    return tally.result(Outcome.EXPIRED, "the deadline has passed")
+                copies = pull.copies[start : start + self.step]
+                self.copy(copies)
+                tally.copied_bytes += len(copies) * self.endpoint.page_bytes
+        except ServeError as error:
+            return tally.result(Outcome.FAILED, error.message)
+        return tally.result(Outcome.DONE)
+
+    def _refuse_if_gone(self) -> None:
+        if self.is_gone:
+            raise PeerLost(f"{self.endpoint.transport} {self.endpoint.address}: the peer has gone")
+
+
+AnySameHostPeer = TypeVar("AnySameHostPeer", bound=SameHostPeer)
+
+
+class SameHostTransport(LaneTransport[AnySameHostPeer, AnyPages], abc.ABC):
+    """Reaches workers of the same host and network namespace."""
+
+    @abc.abstractmethod
+    def hand_over(self, sock: socket.socket, memory: AnyPages) -> None:
+        """Send an admitted reader what lets it see the pages."""
+
+    @abc.abstractmethod
+    def peer(self, endpoint: Endpoint, identity: Identity, memory: AnyPages) -> AnySameHostPeer: ...
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return endpoint.transport == self.name and endpoint.host_id == host_id()
+
+    def address(self, name: str, memory: AnyPages) -> str:
+        """What peers are told of the socket of this name; it begins with the name, or it is the name."""
+        return name
+
+    async def listen(self, gate: Gate, memory: AnyPages) -> tuple[str, Listener]:
+        name = f"twostroke-pages-{secrets.token_hex(16)}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(_abstract(name))
+        listening.listen(BACKLOG)
+        listener = Listener(f"pages-{self.name}", listening, lambda sock: self._serve(sock, gate, memory))
+        return self.address(name, memory), listener
+
+    async def reach(
+        self, endpoint: Endpoint, identity: Identity, memory: AnyPages, deadline_s: float
+    ) -> AnySameHostPeer:
+        known = self._peers.find(endpoint)
+        if known is not None and not known.is_gone:
+            return known
+        return await self._peers.reach(self.peer(endpoint, identity, memory), deadline_s)
+
+    def _serve(self, sock: socket.socket, gate: Gate, memory: AnyPages) -> None:
+        """The owner's end of one connection. Returns only by an exception, or when the reader is gone."""
+        gate.admit(sock, Deadline.after(_HELLO_S))
+        self.hand_over(sock, memory)
+        sock.settimeout(None)
+        if sock.recv(1):
+            raise InvalidRequest("a reader spoke after its hello")
+
+
+def socket_name(endpoint: Endpoint) -> str:
+    return endpoint.address.partition(" ")[0]
+
+
+def receive_descriptor(sock: socket.socket, endpoint: Endpoint) -> int:
+    """The one descriptor that the owner sends, with one byte. Raises PeerLost where none comes."""
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise PeerLost(f"{endpoint.transport} {endpoint.address}: the peer handed over no memory")
+    return descriptors[0]
+
+
+def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> None:
+    """Raise TransferFailed where the page does not have the generation that was asked for."""
+    if generation == copy.generation:
+        return
+    if after:
+        raise TransferFailed(
+            f"page {copy.remote} was reused while it was copied: generation {generation}, not {copy.generation}"
+        )
+    raise TransferFailed(f"page {copy.remote} has generation {generation}, generation {copy.generation} was asked for")
+
+
+def _abstract(name: str) -> str:
+    return "\0" + name
