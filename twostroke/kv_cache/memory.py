@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,15 @@ class Window(abc.ABC):
         """Let go of the memory."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the pages lie, one after the other."""
+
+    address: int
+    gpu: int | None
+    """As this process numbers GPUs; None: host memory."""
+
+
 class Pages(abc.ABC):
     """`pages` pages of `page_bytes` bytes, plus one scratch page."""
 
@@ -57,6 +67,10 @@ class Pages(abc.ABC):
     @abc.abstractmethod
     def window(self, batch_pages: int) -> Window:
         """A new way to the bytes, for at most `batch_pages` pages at a time."""
+
+    @property
+    @abc.abstractmethod
+    def place(self) -> Place: ...
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -106,6 +120,10 @@ class PageMemory(Pages):
 
     def window(self, batch_pages: int) -> Window:
         return _HostWindow(self.data)
+
+    @property
+    def place(self) -> Place:
+        return Place(self.data.ctypes.data, None)
 
     def page(self, page: PageId) -> npt.NDArray[np.uint8]:
         """The bytes of one page, as a view."""

@@ -67,7 +67,8 @@ class CudaSharing(Sharing):
         return None
 
     def share(self, pool: torch.Tensor) -> bytes:
-        _, *handle = pool.untyped_storage()._share_cuda_()
+        storage = pool.untyped_storage()
+        _, *handle = storage._share_cuda_()  # type: ignore[no-untyped-call]  # torch annotates it not
         return bytes(msgpack.packb([*handle, pool.storage_offset()]))
 
     def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
@@ -135,9 +136,11 @@ class _DevicePeer(SameHostPeer):
         assert self._remote is not None, "copied before the hello"
         assert self._local is not None
         self._refuse_changed(copies, after=False)
-        for copy in copies:
-            self._stream.copy(self._local[copy.local], self._remote[copy.remote])
-        self._stream.settle()
+        try:
+            for copy in copies:
+                self._stream.copy(self._local[copy.local], self._remote[copy.remote])
+        finally:
+            self._stream.settle()
         self._refuse_changed(copies, after=True)
 
     def let_go(self) -> None:

@@ -5,14 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from twostroke.errors import ConfigError, PeerLost
+from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Endpoint, PageTransport
 from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
+
+def _open_cuda_ipc(_host: str) -> PageTransport:
+    from twostroke.transfer.cuda_ipc import CudaIpcTransport  # loads torch
+
+    return CudaIpcTransport()
+
+
+def _open_nixl(host: str) -> PageTransport:
+    from twostroke.transfer.nixl import NixlTransport  # may not be installed
+
+    return NixlTransport(host)
+
+
 _MAKERS: dict[str, Callable[[str], PageTransport]] = {
-    ShmTransport.name: lambda _host: ShmTransport(),
-    TcpTransport.name: TcpTransport,
+    "cuda_ipc": _open_cuda_ipc,
+    "shm": lambda _host: ShmTransport(),
+    "nixl": _open_nixl,
+    "tcp": TcpTransport,
 }
+
+
+def default_names(memory: Pages) -> tuple[str, ...]:
+    """What suits the pages' memory, best first. nixl is for whoever names it: it needs a network to be trusted."""
+    return ("shm", "tcp") if isinstance(memory, PageMemory) else ("cuda_ipc", "tcp")
 
 
 def open_transports(names: Sequence[str], host: str) -> list[PageTransport]:

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from twostroke.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.transfer.connection import MAX_PAGES
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send, send_frame
 from twostroke.transfer.hello import Gate
+from twostroke.transfer.requests import PageRequest, read_request
 
 HELLO_S = 5.0
 """Within this time a new connection must have said who it is."""
-MAX_REQUEST_S = 600.0
-"""No answer takes longer: after that a reader that does not read loses its connection."""
 REQUEST_LIMIT_BYTES = MAX_PAGES * 12 + 64
 BATCH_BYTES = 512 << 10
 """Pages between two status bytes: small pages share system calls, and what is being copied stays in the CPU's cache
@@ -36,50 +29,25 @@ def batch_pages(page_bytes: int) -> int:
 
 def serve_pages(sock: socket.socket, gate: Gate, memory: Pages) -> None:
     """Returns only by an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
+    keep_alive(sock)
+    gate.admit(sock, Deadline.after(HELLO_S))
+    with contextlib.closing(memory.window(batch_pages(memory.page_bytes))) as window:
+        while True:
+            fields = receive_frame(sock, REQUEST_LIMIT_BYTES, None)
+            check_fields(fields, (float, bytes, bytes))
+            seconds, page_ids, generations = fields
+            _answer(sock, read_request(seconds, page_ids, generations, memory), memory, window)
+
+
+def keep_alive(sock: socket.socket) -> None:
+    """Notice when the other machine has vanished, and send small frames at once."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
-    gate.admit(sock, Deadline.after(HELLO_S))
-    with contextlib.closing(memory.window(batch_pages(memory.page_bytes))) as window:
-        while True:
-            request = _read_request(receive_frame(sock, REQUEST_LIMIT_BYTES, None), memory)
-            _answer(sock, request, memory, window)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    deadline: Deadline
-    pages: npt.NDArray[np.uint32]
-    generations: npt.NDArray[np.uint64]
-    """Which the reader expects, page by page."""
-
-    def changed(self, start: int, stop: int, memory: Pages) -> str:
-        """Why pages start..stop are not what the reader asked for; empty if they are."""
-        pages, expected = self.pages[start:stop], self.generations[start:stop]
-        actual = memory.generations[pages]
-        wrong = np.flatnonzero(actual != expected)
-        if not wrong.size:
-            return ""
-        first = wrong[0]
-        return f"page {pages[first]} has generation {actual[first]}, generation {expected[first]} was asked for"
-
-
-def _read_request(fields: list[Any], memory: Pages) -> _Request:
-    check_fields(fields, (float, bytes, bytes))
-    seconds, page_ids, generation_counts = fields
-    if not 0 < seconds < float("inf"):
-        raise InvalidRequest(f"a request has {seconds} seconds left")
-    if len(page_ids) % 4 or len(page_ids) * 2 != len(generation_counts):
-        raise InvalidRequest(f"{len(page_ids)} bytes of page ids with {len(generation_counts)} of generations")
-    pages = np.frombuffer(page_ids, "<u4").astype(np.uint32)
-    if not 0 < pages.size <= MAX_PAGES or int(pages.max()) >= memory.pages:
-        raise InvalidRequest(f"a request wants pages out of bounds, or not 1 to {MAX_PAGES} of them")
-    generations = np.frombuffer(generation_counts, "<u8").astype(np.uint64)
-    return _Request(Deadline.after(min(seconds, MAX_REQUEST_S)), pages, generations)
-
-
-def _answer(sock: socket.socket, request: _Request, memory: Pages, window: Window) -> None:
+def _answer(sock: socket.socket, request: PageRequest, memory: Pages, window: Window) -> None:
     """Send the pages; generations are looked at before a batch is sent and after its last byte was."""
     step, count = batch_pages(memory.page_bytes), len(request.pages)
     pages = request.pages.tolist()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,24 +15,32 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.unit.transfer import page_owner
+from tests.unit.transfer.makers import (
+    GROUPS,
+    HAS_NIXL,
+    KINDS,
+    bytes_of,
+    group_of,
+    make_memory,
+    make_transport,
+)
 from twostroke.ids import Epoch, PageId
-from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Endpoint, Identity, PageCopy, PageTransport, Peer, TransferResult
-from twostroke.transfer.fake import FakeTransport
-from twostroke.transfer.shm import ShmTransport
-from twostroke.transfer.tcp import TcpTransport
+from twostroke.transfer.base import Endpoint, Identity, PageCopy, Peer, TransferResult
 
-ROOT = Path(__file__).parents[3]
 PAGES, PAGE_BYTES = 64, 5000
-TRANSPORTS = ["shm", "tcp"]
+
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["tests.unit.transfer.page_owner", *(["nixl_cu12._bindings"] if HAS_NIXL else [])])
 
 
 class Owner:
-    """A process that owns pages (page_owner.py)."""
+    """A process that owns pages (page_owner.py), forked from one that has loaded torch already."""
 
     def __init__(self, **options: Any) -> None:
         self.options = {
-            "transports": TRANSPORTS,
+            "group": "host",
             "worker_id": "owner",
             "incarnation": 1,
             "fingerprint": "fingerprint-a",
@@ -43,58 +49,60 @@ class Owner:
             "page_bytes": PAGE_BYTES,
             "seed": 1,
         } | options
-        command = [sys.executable, str(Path(__file__).with_name("page_owner.py")), json.dumps(self.options)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-        )
-        endpoints = [Endpoint.unpack(bytes.fromhex(self._line())) for _ in self.options["transports"]]
+        self.options["kinds"] = GROUPS[self.options["group"]]
+        self._commands, theirs = FORKS.Pipe()
+        self.process = FORKS.Process(target=page_owner.run, args=(theirs, self.options), daemon=True)
+        self.process.start()
+        theirs.close()
+        endpoints = [Endpoint.unpack(packed) for packed in self._commands.recv()]
         self.endpoints = {endpoint.transport: endpoint for endpoint in endpoints}
+        assert self.process.pid is not None
+        self.pid = self.process.pid
 
     def content(self, page: int) -> npt.NDArray[np.uint8]:
-        column = np.arange(self.options["page_bytes"], dtype=np.uint32)
-        return ((column * 31 + (column >> 8) + page * 7 + self.options["seed"]) & 0xFF).astype(np.uint8)
+        return page_owner.content(page, self.options["page_bytes"], self.options["seed"])
 
     def tell(self, command: str) -> None:
         """Returns once the owner has obeyed."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(command + "\n")
-        self.process.stdin.flush()
-        assert self._line() == "done"
+        self._commands.send(command)
+        assert self._commands.recv() == "done"
 
     def freeze(self) -> None:
-        self.process.send_signal(signal.SIGSTOP)
+        os.kill(self.pid, signal.SIGSTOP)
         while self._state() != "T":
             time.sleep(0.001)
 
     def thaw(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
+        os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive()
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.join()
 
     def end(self) -> None:
         self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        self.process.close()
+        self._commands.close()
 
     def _state(self) -> str:
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="ascii")
+        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
         return stat.rpartition(")")[2].split()[0]
 
 
 class Reader:
     """A worker in this process that reads pages over one transport."""
 
-    def __init__(self, transport: PageTransport, pages: int, page_bytes: int) -> None:
-        self.transport = transport
-        self.memory = PageMemory(pages, page_bytes)
+    def __init__(self, kind: str, pages: int, page_bytes: int) -> None:
+        self.transport = make_transport(kind)
+        self.memory = make_memory(group_of(kind), pages, page_bytes)
+
+    @property
+    def data(self) -> npt.NDArray[np.uint8]:
+        return bytes_of(self.memory)
 
     async def open(self, **changes: Any) -> Endpoint:
         facts: dict[str, Any] = {
@@ -113,7 +121,7 @@ class Reader:
         return await self.transport.wait(self.transport.pull(peer, copies(pairs), deadline_s))
 
     def page(self, page: int) -> npt.NDArray[np.uint8]:
-        return self.memory.page(PageId(page))
+        return self.data[page]
 
     async def close(self) -> None:
         await self.transport.close()
@@ -124,30 +132,29 @@ def copies(pairs: list[tuple[int, int]], generation: int = 0) -> list[PageCopy]:
     return [PageCopy(PageId(remote), PageId(local), generation) for remote, local in pairs]
 
 
-def make_transport(kind: str) -> PageTransport:
-    if kind == "shm":
-        return ShmTransport()
-    tcp = TcpTransport("127.0.0.1")
-    return FakeTransport(tcp) if kind == "fake" else tcp
-
-
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     yield
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("pages-")] == []
 
 
-@pytest.fixture(params=["shm", "tcp", "fake"])
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def start_owner() -> Iterator[Callable[..., Owner]]:
+def group(request: pytest.FixtureRequest) -> str:
+    """Of the owners that a test speaks to."""
+    return group_of(request.getfixturevalue("kind")) if "kind" in request.fixturenames else "host"
+
+
+@pytest.fixture
+def start_owner(group: str) -> Iterator[Callable[..., Owner]]:
     owners: list[Owner] = []
 
     def start(**options: Any) -> Owner:
-        owners.append(Owner(**options))
+        owners.append(Owner(group=group, **options))
         return owners[-1]
 
     yield start
@@ -156,12 +163,20 @@ def start_owner() -> Iterator[Callable[..., Owner]]:
 
 
 @pytest.fixture(scope="module")
-def steady_owner() -> Iterator[Owner]:
+def steady_owners() -> Iterator[dict[str, Owner]]:
+    owners: dict[str, Owner] = {}
+    yield owners
+    for owner in owners.values():
+        owner.end()
+
+
+@pytest.fixture
+def steady_owner(group: str, steady_owners: dict[str, Owner]) -> Owner:
     """One that nobody harms; page 9 is in its generation 1."""
-    owner = Owner(worker_id="steady")
-    owner.tell("reuse 9")
-    yield owner
-    owner.end()
+    if group not in steady_owners:
+        steady_owners[group] = Owner(group=group, worker_id="steady")
+        steady_owners[group].tell("reuse 9")
+    return steady_owners[group]
 
 
 @pytest.fixture
@@ -169,7 +184,7 @@ async def make_reader(kind: str, _no_thread_is_left: None) -> AsyncIterator[Call
     readers: list[Reader] = []
 
     def make(pages: int = PAGES, page_bytes: int = PAGE_BYTES) -> Reader:
-        readers.append(Reader(make_transport(kind), pages, page_bytes))
+        readers.append(Reader(kind, pages, page_bytes))
         return readers[-1]
 
     yield make

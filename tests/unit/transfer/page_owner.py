@@ -1,49 +1,47 @@
-"""A worker process that owns pages: opens transports, prints their endpoints, then obeys one-line commands."""
+"""A worker process that owns pages: opens transports, tells their endpoints, then obeys one-line commands."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import threading
+from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
+from tests.unit.transfer.makers import bytes_of, make_memory, make_transport
 from twostroke.ids import Epoch, PageId
-from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Identity
-from twostroke.transfer.registry import open_transports
 
 
-def fill(memory: PageMemory, seed: int) -> None:
-    """Page p's byte i is a function of (seed, p, i): `conftest.content` says the same."""
-    column = np.arange(memory.page_bytes, dtype=np.uint32)
-    for page in range(memory.pages):
-        memory.data[page] = ((column * 31 + (column >> 8) + page * 7 + seed) & 0xFF).astype(np.uint8)
+def content(page: int, page_bytes: int, seed: int) -> np.ndarray:
+    """Page p's byte i is a function of (seed, p, i)."""
+    column = np.arange(page_bytes, dtype=np.uint32)
+    return ((column * 31 + (column >> 8) + page * 7 + seed) & 0xFF).astype(np.uint8)
 
 
-def obey(memory: PageMemory) -> None:
-    for line in sys.stdin:
-        command, *arguments = line.split()
+def obey(memory: Pages, commands: Connection) -> None:
+    while True:
+        command, *arguments = commands.recv().split()
         if command == "reuse":
             page = PageId(int(arguments[0]))
             memory.begin_new_generation(page)
-            memory.page(page)[:] = 0xEE
-        print("done", flush=True)
+            bytes_of(memory)[page] = 0xEE
+        commands.send("done")
 
 
-async def main() -> None:
-    options = json.loads(sys.argv[1])
-    memory = PageMemory(options["pages"], options["page_bytes"])
-    fill(memory, options["seed"])
+async def serve(commands: Connection, options: dict[str, Any]) -> None:
+    memory = make_memory(options["group"], options["pages"], options["page_bytes"])
+    for page in range(memory.pages):
+        bytes_of(memory)[page] = content(page, memory.page_bytes, options["seed"])
     epoch = Epoch.begin(options["incarnation"])
     identity = Identity(options["worker_id"], epoch, options["fingerprint"], options["token"])
-    for transport in open_transports(options["transports"], "127.0.0.1"):
-        endpoint = await transport.open(memory, identity)
-        print(endpoint.pack().hex(), flush=True)
-    threading.Thread(target=obey, args=(memory,), daemon=True).start()
+    transports = [make_transport(kind) for kind in options["kinds"]]
+    commands.send([(await transport.open(memory, identity)).pack() for transport in transports])
+    threading.Thread(target=obey, args=(memory, commands), daemon=True).start()
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
-    asyncio.run(main())
+def run(commands: Connection, options: dict[str, Any]) -> None:
+    asyncio.run(serve(commands, options))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.unit.transfer.makers import ONE_SIDED, STAGED
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, StaleEpoch, Unauthenticated
 from twostroke.ids import Epoch, PageId
 from twostroke.transfer.base import Outcome, PageCopy, digest
@@ -70,7 +71,7 @@ async def test_pages_out_of_bounds_are_refused_before_anything_moves(reader: Any
             reader.transport.pull(peer, [PageCopy(PageId(remote), PageId(local), generation)], 5.0)
     with pytest.raises(InvalidRequest, match="two copies"):
         await reader.pull(peer, [(1, 5), (2, 5)])
-    assert not reader.memory.data.any()
+    assert not reader.data.any()
 
 
 async def test_a_page_of_another_generation_fails_the_pull_but_not_the_peer(reader: Any, steady_owner: Any) -> None:
@@ -83,18 +84,21 @@ async def test_a_page_of_another_generation_fails_the_pull_but_not_the_peer(read
     assert (reader.page(2) == 0xEE).all()
 
 
-async def test_a_page_that_is_reused_while_it_is_copied_fails_the_pull(make_reader: Make) -> None:
-    owner, reader = make_reader(1, 64 << 20), make_reader(1, 64 << 20)
-    owner.memory.data[:] = 7
+async def test_a_page_that_is_reused_while_it_is_copied_fails_the_pull(kind: str, make_reader: Make) -> None:
+    pages = 32 if kind in STAGED else 1  # of those nothing is seen before the first page is complete
+    owner, reader = make_reader(pages, (64 << 20) // pages), make_reader(pages, (64 << 20) // pages)
+    owner.data[:] = 7
     endpoint = await owner.open(worker_id="owner")
     await reader.open()
     peer = await reader.transport.connect(endpoint, 5.0)
+    last = PageId(pages - 1)
     for generation in range(20):  # the copy may end before this thread gets to reuse the page: then once more
-        reader.memory.data[:] = 0
-        transfer = reader.transport.pull(peer, [PageCopy(PageId(0), PageId(0), generation)], 20.0)
-        while not reader.memory.data[0, 0]:  # memory has no events
+        reader.data[:] = 0
+        copies = [PageCopy(PageId(page), PageId(page), owner.memory.generation(page)) for page in range(pages)]
+        transfer = reader.transport.pull(peer, copies, 20.0)
+        while not reader.data[0, 0]:  # memory has no events
             await asyncio.sleep(0)
-        owner.memory.begin_new_generation(PageId(0))
+        owner.memory.begin_new_generation(last)
         result = await reader.transport.wait(transfer)
         if result.outcome is not Outcome.DONE:
             break
@@ -164,7 +168,8 @@ async def test_pulls_begun_after_the_peers_death_fail(reader: Any, start_owner: 
 
 
 async def begin_big_pull(kind: str, make_reader: Make, start_owner: Make, deadline_s: float) -> Any:
-    """A transfer whose owner was frozen after the first page had arrived, and before the last one had (but for shm)."""
+    """A transfer whose owner was frozen after the first page had arrived, and before the last one had (where the owner
+    has a part in it)."""
     for attempt in range(5):
         owner = start_owner(pages=BIG_PAGES, page_bytes=BIG_PAGE_BYTES, worker_id=f"owner-{attempt}")
         reader = make_reader(BIG_PAGES, BIG_PAGE_BYTES)
@@ -178,7 +183,7 @@ async def begin_big_pull(kind: str, make_reader: Make, start_owner: Make, deadli
         while not reader.page(pairs[0][1]).any():  # memory has no events
             await asyncio.sleep(0)
         owner.freeze()
-        if kind == "shm" or not reader.page(pairs[-1][1]).any():
+        if kind in ONE_SIDED or not reader.page(pairs[-1][1]).any():
             return owner, reader, peer, transfer, started
     raise AssertionError("the owner was never frozen in time")
 
@@ -187,7 +192,7 @@ async def test_a_peer_that_dies_in_mid_transfer(kind: str, make_reader: Make, st
     owner, reader, _, transfer, _ = await begin_big_pull(kind, make_reader, start_owner, deadline_s=60.0)
     owner.kill()
     result = await reader.transport.wait(transfer)
-    if kind == "shm":  # the dead write no more: what was announced is still there
+    if kind in ONE_SIDED:  # the dead write no more: what was announced is still there
         assert result.outcome is Outcome.DONE
         assert np.array_equal(reader.page(0), owner.content(BIG_PAGES - 1))
     else:
@@ -202,7 +207,7 @@ async def test_a_frozen_peer_expires_and_after_the_fence_no_byte_changes(
     owner, reader, peer, transfer, started = await begin_big_pull(kind, make_reader, start_owner, deadline_s=1.0)
     queued = [reader.transport.pull(peer, [PageCopy(PageId(1), PageId(0), 0)], 1.0) for _ in range(4)]
     result = await reader.transport.wait(transfer)
-    if kind == "shm":  # nothing of the owner runs during a pull
+    if kind in ONE_SIDED:  # nothing of the owner runs during a pull
         assert result.outcome is Outcome.DONE
         return
     assert result.outcome is Outcome.EXPIRED
@@ -211,11 +216,11 @@ async def test_a_frozen_peer_expires_and_after_the_fence_no_byte_changes(
         assert (await reader.transport.wait(other)).outcome is Outcome.EXPIRED
     for each in (transfer, *queued):
         await reader.transport.fence(each)
-    reader.memory.data[:] = 0xAB  # the pages' next owner
+    reader.data[:] = 0xAB  # the pages' next owner
     owner.thaw()
     owner.tell("ping")
     await asyncio.sleep(0.2)
-    assert (reader.memory.data == 0xAB).all()
+    assert (reader.data == 0xAB).all()
     assert (await reader.pull(peer, [(5, 5)])).outcome is Outcome.DONE
     assert np.array_equal(reader.page(5), owner.content(5))
 
@@ -242,11 +247,11 @@ async def test_a_fence_ends_a_transfer_long_before_its_deadline(
 ) -> None:
     _, reader, _, transfer, started = await begin_big_pull(kind, make_reader, start_owner, deadline_s=60.0)
     await reader.transport.fence(transfer)
-    after = reader.memory.data.copy()
+    after = reader.data.copy()
     result = await reader.transport.wait(transfer)
     assert time.monotonic() - started < 30.0
-    assert kind == "shm" or result.outcome is Outcome.FAILED
-    assert np.array_equal(reader.memory.data, after)
+    assert kind in ONE_SIDED or result.outcome is Outcome.FAILED
+    assert np.array_equal(reader.data, after)
 
 
 async def test_a_deadline_that_has_passed_copies_nothing(reader: Any, steady_owner: Any) -> None:
@@ -304,7 +309,7 @@ async def test_close_fails_what_is_under_way_and_leaves_no_thread_or_descriptor(
     assert len(open_descriptors()) > len(before)
     await reader.transport.close()
     results = await asyncio.gather(*waits)
-    if kind != "shm":
+    if kind not in ONE_SIDED:
         assert {result.outcome for result in results} == {Outcome.FAILED}
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("pages-")]
     assert open_descriptors() <= before
