@@ -35,8 +35,45 @@ FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["tests.unit.transfer.page_owner", *(["nixl_cu12._bindings"] if HAS_NIXL else [])])
 
 
-class Owner:
-    """A process that owns pages (page_owner.py), forked from one that has loaded torch already."""
+class Process:
+    """Forked from one that has loaded torch already."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self.commands, theirs = FORKS.Pipe()
+        self._process = FORKS.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+        assert self._process.pid is not None
+        self._pid = self._process.pid
+
+    def freeze(self) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+        while self._state() != "T":
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        os.kill(self._pid, signal.SIGCONT)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def end(self) -> None:
+        self.kill()
+        self._process.close()
+        self.commands.close()
+
+    def _state(self) -> str:
+        stat = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii")
+        return stat.rpartition(")")[2].split()[0]
+
+
+class Owner(Process):
+    """A process that owns pages."""
 
     def __init__(self, **options: Any) -> None:
         self.options = {
@@ -50,47 +87,25 @@ class Owner:
             "seed": 1,
         } | options
         self.options["kinds"] = GROUPS[self.options["group"]]
-        self._commands, theirs = FORKS.Pipe()
-        self.process = FORKS.Process(target=page_owner.run, args=(theirs, self.options), daemon=True)
-        self.process.start()
-        theirs.close()
-        endpoints = [Endpoint.unpack(packed) for packed in self._commands.recv()]
+        super().__init__(page_owner.run, self.options)
+        endpoints = [Endpoint.unpack(packed) for packed in self.commands.recv()]
         self.endpoints = {endpoint.transport: endpoint for endpoint in endpoints}
-        assert self.process.pid is not None
-        self.pid = self.process.pid
 
     def content(self, page: int) -> npt.NDArray[np.uint8]:
         return page_owner.content(page, self.options["page_bytes"], self.options["seed"])
 
     def tell(self, command: str) -> None:
         """Returns once the owner has obeyed."""
-        self._commands.send(command)
-        assert self._commands.recv() == "done"
+        self.commands.send(command)
+        assert self.commands.recv() == "done"
 
-    def freeze(self) -> None:
-        os.kill(self.pid, signal.SIGSTOP)
-        while self._state() != "T":
-            time.sleep(0.001)
 
-    def thaw(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
+class BusyReader(Process):
+    """A process that pulls all pages of an owner again and again."""
 
-    @property
-    def is_alive(self) -> bool:
-        return self.process.is_alive()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-    def end(self) -> None:
-        self.kill()
-        self.process.close()
-        self._commands.close()
-
-    def _state(self) -> str:
-        stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii")
-        return stat.rpartition(")")[2].split()[0]
+    def __init__(self, kind: str, endpoint: Endpoint, deadline_s: float) -> None:
+        super().__init__(page_owner.run_reader, kind, endpoint.pack(), deadline_s)
+        assert self.commands.recv() == "reading"
 
 
 class Reader:
@@ -160,6 +175,19 @@ def start_owner(group: str) -> Iterator[Callable[..., Owner]]:
     yield start
     for owner in owners:
         owner.end()
+
+
+@pytest.fixture
+def start_busy_reader(kind: str) -> Iterator[Callable[..., BusyReader]]:
+    readers: list[BusyReader] = []
+
+    def start(endpoint: Endpoint, deadline_s: float) -> BusyReader:
+        readers.append(BusyReader(kind, endpoint, deadline_s))
+        return readers[-1]
+
+    yield start
+    for reader in readers:
+        reader.end()
 
 
 @pytest.fixture(scope="module")

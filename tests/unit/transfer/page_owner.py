@@ -1,4 +1,4 @@
-"""A worker process that owns pages: opens transports, tells their endpoints, then obeys one-line commands."""
+"""Worker processes: an owner opens transports, tells their endpoints, then obeys; a reader pulls without end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.transfer.makers import bytes_of, make_memory, make_transport
+from tests.unit.transfer.makers import bytes_of, group_of, make_memory, make_transport
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import Pages
-from twostroke.transfer.base import Identity
+from twostroke.transfer.base import Endpoint, Identity, PageCopy
 
 
 def content(page: int, page_bytes: int, seed: int) -> np.ndarray:
@@ -45,3 +45,21 @@ async def serve(commands: Connection, options: dict[str, Any]) -> None:
 
 def run(commands: Connection, options: dict[str, Any]) -> None:
     asyncio.run(serve(commands, options))
+
+
+async def read_forever(commands: Connection, kind: str, packed: bytes, deadline_s: float) -> None:
+    endpoint = Endpoint.unpack(packed)
+    memory = make_memory(group_of(kind), endpoint.pages, endpoint.page_bytes)
+    transport = make_transport(kind)
+    await transport.open(memory, Identity("doomed", Epoch.begin(1), endpoint.fingerprint, "secret"))
+    peer = await transport.connect(endpoint, 5.0)
+    copies = [PageCopy(PageId(page), PageId(memory.pages - 1 - page), 0) for page in range(memory.pages)]
+    commands.send("reading")
+    while True:
+        transfer = transport.pull(peer, copies, deadline_s)
+        await transport.wait(transfer)
+        await transport.fence(transfer)
+
+
+def run_reader(commands: Connection, kind: str, packed: bytes, deadline_s: float) -> None:
+    asyncio.run(read_forever(commands, kind, packed, deadline_s))

@@ -232,6 +232,42 @@ async def test_connecting_to_a_frozen_peer_ends_at_the_deadline(reader: Any, sta
         await reader.transport.connect(owner.endpoints[reader.transport.name], 0.2)
 
 
+async def test_readers_that_die_in_mid_transfer_do_the_owner_no_harm(
+    make_reader: Make, start_owner: Make, start_busy_reader: Make
+) -> None:
+    owner, reader = start_owner(pages=64, page_bytes=256 << 10), make_reader(64, 256 << 10)
+    await reader.open()
+    endpoint = owner.endpoints[reader.transport.name]
+    for attempt in range(4):
+        doomed = start_busy_reader(endpoint, 30.0)
+        await asyncio.sleep(0.01 + 0.007 * attempt)
+        doomed.kill()
+    peer = await reader.connect(owner)
+    assert (await reader.pull(peer, [(page, page) for page in range(64)])).outcome is Outcome.DONE
+    assert np.array_equal(reader.page(63), owner.content(63))
+    assert owner.is_alive
+
+
+async def test_a_reader_that_freezes_in_mid_transfer_does_the_owner_no_harm(
+    make_reader: Make, start_owner: Make, start_busy_reader: Make
+) -> None:
+    owner, reader = start_owner(pages=64, page_bytes=256 << 10), make_reader(64, 256 << 10)
+    await reader.open()
+    frozen = start_busy_reader(owner.endpoints[reader.transport.name], 0.3)
+    await asyncio.sleep(0.02)
+    frozen.freeze()
+    peer = await reader.connect(owner)
+    pairs = [(page, 63 - page) for page in range(64)]
+    assert (await reader.pull(peer, pairs)).outcome is Outcome.DONE
+    await asyncio.sleep(0.5)  # past the deadline of the frozen one
+    assert (await reader.pull(peer, pairs)).outcome is Outcome.DONE
+    frozen.thaw()
+    await asyncio.sleep(0.1)
+    assert frozen.is_alive
+    assert (await reader.pull(peer, pairs)).outcome is Outcome.DONE
+    assert owner.is_alive
+
+
 async def test_a_stuck_peer_does_not_hold_up_others(reader: Any, steady_owner: Any, start_owner: Make) -> None:
     stuck = start_owner()
     stuck_peer, healthy = await reader.connect(stuck), await reader.connect(steady_owner)
