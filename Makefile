@@ -9,12 +9,13 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test lint proto proto-check gpu clean
+.PHONY: help serve test lint proto proto-check gpu nixl clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make lint              of the gate: format, lint, types, contracts"
+	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make clean             remove .venv and the tools' caches"
@@ -54,6 +55,14 @@ test: lint proto-check
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py
+
+# Beside the venv's packages, not among them: the gate must not change with it. The build for CUDA 12 runs without CUDA.
+$(VENV)/nixl/.installed: $(VENV)/.dev
+	$(PIP) --no-deps --target $(VENV)/nixl "nixl-cu12==1.5.1"
+	touch $@
+
+nixl: $(VENV)/nixl/.installed
+	PYTHONPATH=$(CURDIR)/$(VENV)/nixl $(BIN)/python -m pytest tests/unit/transfer -k nixl
 
 gpu:
 	$(GPU_PYTHON) -m tests.gpu.bench

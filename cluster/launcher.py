@@ -29,6 +29,7 @@ from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
+from twostroke.transfer.registry import check_names
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.attendant import Attendant
@@ -46,6 +47,8 @@ def serve(config: ClusterConfig) -> int:
     ports.check(config.host, "--grpc-port", config.grpc_port)
     if config.http_port == config.grpc_port != 0:
         raise ConfigError(f"--http-port and --grpc-port are both {config.http_port}", field="--grpc-port")
+    if config.transports is not None:
+        check_names(config.transports)
     if config.address is None:
         _check_memory(config)
         if not config.model.is_paced:

@@ -45,6 +45,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             threads=config.threads,
             pin=config.pin,
             borrow=config.borrow,
+            transports=config.transports,
         )
         for role, count in counts
         for index in range(count)

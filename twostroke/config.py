@@ -154,8 +154,9 @@ class WorkerConfig:
     """Keep each thread on its core."""
     borrow: bool = True
     """Run on cores of other workers too while those are idle."""
-    transports: tuple[str, ...] = ("shm", "tcp")
-    """Page transports offered, best first; the first that both ends can use is taken per pair."""
+    transports: tuple[str, ...] | None = None
+    """Page transports offered, best first; the first that both ends can use is taken per pair. None: what suits the
+    memory that the pages are in (transfer.registry)."""
     orphan_grace_s: float = 5.0
     """How long requests of a broken token stream wait for a router to attach again."""
     pull_timeout_s: float = 30.0
@@ -207,6 +208,7 @@ class ClusterConfig:
     threads: int = 1
     pin: bool = False
     borrow: bool = True
+    transports: tuple[str, ...] | None = None
     policy: str = "kv"
     seed: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -84,6 +84,12 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         help=_help("compute on cores of other workers too while those are idle"),
     )
     group.add_argument(
+        "--transports",
+        default=None,
+        metavar="NAMES",
+        help="how pages travel, best first, of cuda_ipc, shm, nixl, tcp (default: shm,tcp, or cuda_ipc,tcp on GPUs)",
+    )
+    group.add_argument(
         "--policy", choices=sorted(POLICIES), default=DEFAULTS.policy, help=_help("how requests find their workers")
     )
     group.add_argument(
@@ -190,6 +196,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         threads=args.threads,
         pin=args.pin,
         borrow=args.borrow,
+        transports=None if args.transports is None else tuple(args.transports.split(",")),
         policy=args.policy,
         seed=args.seed,
         model=ModelConfig(

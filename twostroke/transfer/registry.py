@@ -36,12 +36,16 @@ def default_names(memory: Pages) -> tuple[str, ...]:
     return ("shm", "tcp") if isinstance(memory, PageMemory) else ("cuda_ipc", "tcp")
 
 
+def check_names(names: Sequence[str]) -> None:
+    """Raise ConfigError unless these are known transports, each once."""
+    if not names or len(set(names)) != len(names) or not set(names) <= set(_MAKERS):
+        known = ", ".join(_MAKERS)
+        raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
+
+
 def open_transports(names: Sequence[str], host: str) -> list[PageTransport]:
     """One transport per name, in this order of preference; `host` is the interface that network ones bind to."""
-    unknown = [name for name in names if name not in _MAKERS]
-    if unknown or not names or len(set(names)) != len(names):
-        known = ", ".join(_MAKERS)
-        raise ConfigError(f"page transports must be some of {known}, each once; got {list(names)}", field="transports")
+    check_names(names)
     return [_MAKERS[name](host) for name in names]
 
 

@@ -22,7 +22,7 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
 from twostroke.transfer.base import Endpoint, Identity
-from twostroke.transfer.registry import open_transports
+from twostroke.transfer.registry import default_names, open_transports
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.events import EventFeed
 from twostroke.worker.gate import Gate
@@ -83,7 +83,7 @@ class WorkerHost:
         self.progress = News()
         self.engine = EngineThread(built.runner)
         self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s)
-        self.transports = open_transports(config.transports, config.host)
+        self.transports = open_transports(config.transports or default_names(built.memory), config.host)
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(built.memory)
         self.pulls = PullClient(

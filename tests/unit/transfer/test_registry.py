@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.unit.transfer.makers import HostSharing
+from twostroke.device.memory import DeviceMemory
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
-from twostroke.transfer.base import Endpoint
+from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.transfer import nixl_agent
+from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.cuda_ipc import CudaIpcTransport
 from twostroke.transfer.host import host_id
-from twostroke.transfer.registry import choose, open_transports
+from twostroke.transfer.registry import choose, default_names, open_transports
 
 
 def endpoint(transport: str, address: str, host: str) -> Endpoint:
@@ -43,10 +49,46 @@ def test_no_transport_in_common_is_a_config_error() -> None:
         choose([], open_transports(["shm"], "127.0.0.1"))
 
 
-@pytest.mark.parametrize("names", [["nixl"], ["shm", "shm"], []])
+@pytest.mark.parametrize("names", [["pigeon"], ["shm", "shm"], []])
 def test_unknown_repeated_or_no_names_are_config_errors(names: list[str]) -> None:
-    with pytest.raises(ConfigError, match="shm, tcp"):
+    with pytest.raises(ConfigError, match="cuda_ipc, shm, nixl, tcp"):
         open_transports(names, "127.0.0.1")
+
+
+def test_transports_follow_the_memory_that_the_pages_are_in() -> None:
+    host, device = PageMemory(1, 8), DeviceMemory(1, 8, torch.device("cpu"))
+    assert default_names(host) == ("shm", "tcp")
+    assert default_names(device) == ("cuda_ipc", "tcp")
+    host.close()
+    device.close()
+
+
+@pytest.mark.parametrize(("name", "memory"), [("shm", "DeviceMemory"), ("cuda_ipc", "PageMemory")])
+async def test_a_transport_refuses_pages_that_it_cannot_move(name: str, memory: str) -> None:
+    pages: Pages = PageMemory(1, 8) if memory == "PageMemory" else DeviceMemory(1, 8, torch.device("cpu"))
+    (transport,) = open_transports([name], "127.0.0.1")
+    with pytest.raises(ConfigError, match=rf"{name}.*{memory}.*leave it out of --transports"):
+        await transport.open(pages, Identity("worker", Epoch(1, 1), "fingerprint", ""))
+    pages.close()
+
+
+def test_without_its_package_nixl_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nixl_agent, "_PACKAGES", ("nixl_of_nowhere",))
+    with pytest.raises(ConfigError, match=r"pip install 'twostroke\[nixl\]'"):
+        open_transports(["nixl"], "127.0.0.1")
+
+
+async def test_cuda_ipc_reaches_devices_of_this_host_that_ours_can_copy_from() -> None:
+    transport = CudaIpcTransport(HostSharing())
+    near = endpoint("cuda_ipc", "x cpu-0", host_id())
+    assert not transport.reaches(near)  # where ours is, is not known yet
+    memory = DeviceMemory(1, 1, torch.device("cpu"))
+    await transport.open(memory, Identity("worker", Epoch(1, 1), "fingerprint", ""))
+    assert transport.reaches(near)
+    assert not transport.reaches(endpoint("cuda_ipc", "x GPU-f00", host_id()))
+    assert not transport.reaches(endpoint("cuda_ipc", "x cpu-0", "elsewhere/1"))
+    await transport.close()
+    memory.close()
 
 
 def test_an_endpoint_travels_as_bytes() -> None:
