@@ -25,7 +25,7 @@ __all__ = ["add_arguments", "run"]
 COMMANDS = {
     "compare": "the same loads against several servers, in turns: ratios with their spread, figures",
     "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
-    "kernels": "attention, matrix products and whole steps on this machine, over what it can do at most",
+    "kernels": "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
 }
 
 

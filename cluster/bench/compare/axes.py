@@ -21,7 +21,7 @@ class Axis:
 def linear_axis(high: float, pixels: tuple[float, float]) -> Axis:
     """From 0 to `high`."""
     high = max(high, 1e-9)
-    step = _round_step(high / 6)
+    step = _round_step(high / 8)
     start, end = pixels
 
     def at(value: float) -> float:

@@ -86,10 +86,10 @@ def _lane(record: Record, endpoint: int, start_s: float, top: float, tall: float
 
 
 def _bounds(ordered: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """To the highest; from the least that is no accident: events that arrive together are microseconds apart."""
-    low = min((percentile(values, 2) for values in ordered), default=1.0)
-    high = max((values[-1] for values in ordered), default=1.0)
-    return max(low, high / 1e5, 1e-3), max(high, 1e-3)
+    """To the highest; from the least that is no accident: events that arrive together are no time apart."""
+    low = min((max(percentile(values, 2), percentile(values, 50) / 10) for values in ordered), default=1.0)
+    high = max(1e-3, max((values[-1] for values in ordered), default=1.0))
+    return low or high / 1e3, high
 
 
 def _percentile_path(ordered: Sequence[float], x: Axis, y: Axis) -> str:

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def options_from(args: argparse.Namespace) -> KernelOptions:
     return KernelOptions(
-        model=ModelConfig(model=args.model, dtype=args.dtype, weights=args.weights),
+        model=ModelConfig(model=args.model, dtype=args.dtype, weights=args.weights, device="cpu"),
         threads=_listed("--threads", args.threads, int),
         kernels=_listed("--kernels", args.kernels, str),
         parts=_listed("--only", args.only, str),
