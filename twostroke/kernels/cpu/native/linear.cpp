@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t CHUNK = 96;      // rows of a unit of work; a panel stays in the first cache meanwhile
 constexpr int64_t AHEAD = 8192;    // bytes that a single pass over a panel is ahead of its reading
 constexpr int64_t LINE = 64;
+constexpr int64_t PASS_ROWS = 12;  // as many as registers hold sums for
 
 // The share of the next panel that one pass over this one brings closer: `lines` per step, of which each reads two.
 struct Ahead {
@@ -62,6 +63,15 @@ void multiply_bfloat16(const Linear &w, int64_t panel, const uint16_t *x, int64_
     }
 }
 
+// The intrinsic of the same makes GCC 12 copy every sum before it is added to.
+inline void add_dots(__m512i &sum, __m512i x, __m512i w) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(x), "v"(w));
+}
+
+inline void add_scaled(float *sum, __m512i dot, __m512 scale) {
+    _mm512_storeu_ps(sum, _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, _mm512_loadu_ps(sum)));
+}
+
 // The same with int8 weights and activations: exact within a group, float32 across groups.
 template <int R, bool IS_ONLY_PASS>
 void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float *x_scales, Ahead ahead, float *sums) {
@@ -69,26 +79,23 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
     const char *weights = (const char *)w.panels + panel * PANEL * w.inputs;
     const float *scales = w.scales + panel * groups * PANEL;
     const int32_t *starts = w.sums + panel * groups * PANEL;
-    __m512 low[R], high[R];
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) low[r] = high[r] = _mm512_setzero_ps();
+    std::fill(sums, sums + R * PANEL, 0.0f);
     for (int64_t group = 0; group < groups; group++) {
-        __m512i low_dot[R], high_dot[R];
+        __m512i low[R], high[R];
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            low_dot[r] = _mm512_loadu_si512(starts + group * PANEL);
-            high_dot[r] = _mm512_loadu_si512(starts + group * PANEL + LANES);
+            low[r] = _mm512_loadu_si512(starts + group * PANEL);
+            high[r] = _mm512_loadu_si512(starts + group * PANEL + LANES);
         }
-        for (int64_t quad = 0; quad < GROUP / 4; quad++) {
-            const int64_t step = group * (GROUP / 4) + quad;
+        for (int64_t step = group * (GROUP / 4); step < (group + 1) * (GROUP / 4); step++) {
             const char *here = weights + step * 2 * LINE;
             const __m512i left = _mm512_loadu_si512(here), right = _mm512_loadu_si512(here + LINE);
             bring(ahead, step, here, IS_ONLY_PASS);
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++) {
                 const __m512i four = broadcast4(x + r * w.inputs + step * 4);
-                low_dot[r] = _mm512_dpbusd_epi32(low_dot[r], four, left);
-                high_dot[r] = _mm512_dpbusd_epi32(high_dot[r], four, right);
+                add_dots(low[r], four, left);
+                add_dots(high[r], four, right);
             }
         }
         const __m512 left_scale = _mm512_loadu_ps(scales + group * PANEL);
@@ -96,19 +103,16 @@ void multiply_int8(const Linear &w, int64_t panel, const uint8_t *x, const float
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
             const __m512 scale = _mm512_set1_ps(x_scales[r * groups + group]);
-            low[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(low_dot[r]), _mm512_mul_ps(scale, left_scale), low[r]);
-            high[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high_dot[r]), _mm512_mul_ps(scale, right_scale), high[r]);
+            add_scaled(sums + r * PANEL, low[r], _mm512_mul_ps(scale, left_scale));
+            add_scaled(sums + r * PANEL + LANES, high[r], _mm512_mul_ps(scale, right_scale));
         }
-    }
-#pragma GCC unroll 16
-    for (int r = 0; r < R; r++) {
-        _mm512_storeu_ps(sums + r * PANEL, low[r]);
-        _mm512_storeu_ps(sums + r * PANEL + LANES, high[r]);
+        asm volatile("" ::: "memory");  // keeps sums out of registers, which are all wanted for the dots
     }
 }
 
-// Rows that one pass takes: as many as registers hold sums for.
-int64_t pass_rows(const Linear &w) { return w.kind == INT8 ? 6 : 12; }
+// As few as there can be, but two where one would be longer than bringing the panel from memory: a second one's reads
+// are from the cache, and it has time to bring the next panel.
+int64_t passes_of(int64_t rows) { return std::max((rows + PASS_ROWS - 1) / PASS_ROWS, int64_t(rows < 8 ? 1 : 2)); }
 
 template <int R>
 void multiply(const Linear &w, int64_t panel, const Rows &rows, const Quantised &q, int64_t first, Ahead ahead,
@@ -118,12 +122,10 @@ void multiply(const Linear &w, int64_t panel, const Rows &rows, const Quantised 
         if (is_only_pass) return multiply_bfloat16<R, true>(w, panel, x, rows.x_stride, ahead, sums);
         return multiply_bfloat16<R, false>(w, panel, x, rows.x_stride, ahead, sums);
     }
-    if constexpr (R <= 6) {
-        const uint8_t *x = q.values.data() + first * w.inputs;
-        const float *scales = q.scales.data() + first * (w.inputs / GROUP);
-        if (is_only_pass) return multiply_int8<R, true>(w, panel, x, scales, ahead, sums);
-        multiply_int8<R, false>(w, panel, x, scales, ahead, sums);
-    }
+    const uint8_t *x = q.values.data() + first * w.inputs;
+    const float *scales = q.scales.data() + first * (w.inputs / GROUP);
+    if (is_only_pass) return multiply_int8<R, true>(w, panel, x, scales, ahead, sums);
+    multiply_int8<R, false>(w, panel, x, scales, ahead, sums);
 }
 
 void multiply_any(const Linear &w, int64_t panel, const Rows &rows, const Quantised &q, int64_t first, int64_t count,
@@ -174,11 +176,11 @@ void finish(const Linear &w, int64_t panel, const Rows &rows, int64_t first, int
 // Rows first .. end with one panel, in passes of nearly equal size, which together bring the next panel closer.
 void unit(const Linear &w, int64_t panel, const Rows &rows, const Quantised &q, int64_t first, int64_t end, Into into,
           bool has_next) {
-    alignas(64) float sums[12 * PANEL];
+    alignas(64) float sums[PASS_ROWS * PANEL];
     const int64_t panel_bytes = PANEL * w.inputs * (w.kind == INT8 ? 1 : 2);
     const int64_t steps = panel_bytes / (2 * LINE);
     const char *next = (const char *)w.panels + (panel + 1) * panel_bytes;
-    const int64_t passes = (end - first + pass_rows(w) - 1) / pass_rows(w);
+    const int64_t passes = passes_of(end - first);
     for (int64_t pass = 0; pass < passes; pass++) {
         const int64_t from = first + (end - first) * pass / passes, to = first + (end - first) * (pass + 1) / passes;
         const int64_t done = 2 * pass / passes, due = 2 * (pass + 1) / passes;
