@@ -8,7 +8,7 @@ from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.forward import ForwardLayer, ForwardModel, NativeForward
-from twostroke.kernels.cpu.linear import PackedLinear
+from twostroke.kernels.cpu.linear import PanelLinear
 from twostroke.kernels.linear import Linear
 from twostroke.models.spec import ModelSpec
 from twostroke.models.weights import LayerWeights, ModelWeights
@@ -52,6 +52,6 @@ def _layer(layer: LayerWeights) -> ForwardLayer:
     )
 
 
-def _packed(linear: Linear) -> PackedLinear:
-    assert isinstance(linear, PackedLinear), "the native forward pass takes packed weights"
+def _packed(linear: Linear) -> PanelLinear:
+    assert isinstance(linear, PanelLinear), "the native forward pass takes packed weights"
     return linear

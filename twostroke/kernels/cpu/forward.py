@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from twostroke.kernels.cpu.build import Kernels
-from twostroke.kernels.cpu.linear import NativeLinear, PackedLinear
+from twostroke.kernels.cpu.linear import NativeLinear, PanelLinear
 from twostroke.kernels.cpu.team import Team
 
 _POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -65,13 +65,13 @@ class NativeCall(ctypes.Structure):
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardLayer:
     attention_norm: torch.Tensor
-    qkv: PackedLinear
+    qkv: PanelLinear
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: PackedLinear
+    output: PanelLinear
     mlp_norm: torch.Tensor
-    gated: PackedLinear
-    down: PackedLinear
+    gated: PanelLinear
+    down: PanelLinear
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -81,7 +81,7 @@ class ForwardModel:
     embedding: torch.Tensor
     layers: Sequence[ForwardLayer]
     norm: torch.Tensor
-    head: PackedLinear | None
+    head: PanelLinear | None
     heads: int
     kv_heads: int
     head_dim: int

@@ -40,7 +40,7 @@ class NativeLinear(ctypes.Structure):
     )
 
 
-class PackedLinear:
+class PanelLinear:
     """One weight in panels. `native` is what other kernels take; it lives as long as this."""
 
     def __init__(self, product: Callable[..., None], team: Team | None, native: NativeLinear, keep: Any) -> None:
@@ -81,15 +81,15 @@ class NativeLinears:
         """Whether this machine has the kernels for weights and activations of `dtype`."""
         return dtype == torch.bfloat16 and bool(kernels.function("twostroke_linear_is_supported", (), ctypes.c_int32)())
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
         return self._pack(weight, bias, len(weight), is_gated=False)
 
-    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedLinear:
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PanelLinear:
         """y = silu(gate) * value, of x W^T + b whose first half are gates and whose second half are values."""
         bias = None if bias is None else _interleaved(bias[:, None])[:, 0]
         return self._pack(_interleaved(weight), bias, len(weight) // 2, is_gated=True)
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, is_gated: bool) -> PackedLinear:
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None, outputs: int, *, is_gated: bool) -> PanelLinear:
         rows, inputs = weight.shape
         is_int8 = self._is_int8 and inputs % GROUP == 0
         weight = functional.pad(weight, (0, inputs % 2, 0, -rows % PANEL))
@@ -107,7 +107,7 @@ class NativeLinears:
         if bias is not None:
             keep.append(functional.pad(bias.float(), (0, -len(bias) % PANEL)))
             native.bias = keep[-1].data_ptr()
-        return PackedLinear(self._product, self._team, native, keep)
+        return PanelLinear(self._product, self._team, native, keep)
 
 
 def _interleaved(weight: torch.Tensor) -> torch.Tensor:

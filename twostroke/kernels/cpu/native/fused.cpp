@@ -45,22 +45,6 @@ void norm(int64_t width, float epsilon, const float *weight, uint16_t *y, Load l
     }
 }
 
-int64_t index_of_greatest(const float *x, int64_t width) {
-    __m512 peak = _mm512_set1_ps(-INFINITY);
-    __m512i where = _mm512_setzero_si512(), here = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i step = _mm512_set1_epi32(LANES);
-    for (int64_t i = 0; i < width; i += LANES) {
-        const __mmask16 mask = lanes(width - i);
-        const __m512 values = _mm512_maskz_loadu_ps(mask, x + i);
-        const __mmask16 greater = _mm512_mask_cmp_ps_mask(mask, values, peak, _CMP_GT_OQ);
-        peak = _mm512_mask_mov_ps(peak, greater, values);
-        where = _mm512_mask_mov_epi32(where, greater, here);
-        here = _mm512_add_epi32(here, step);
-    }
-    const __mmask16 equal = _mm512_cmp_ps_mask(peak, _mm512_set1_ps(_mm512_reduce_max_ps(peak)), _CMP_EQ_OQ);
-    return _mm512_mask_reduce_min_epi32(equal, where);
-}
-
 }  // namespace
 
 void rms_norm(Team *team, const float *x, int64_t rows, int64_t width, const float *weight, float epsilon, uint16_t *y,
@@ -90,10 +74,6 @@ void gather(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t 
             _mm512_mask_storeu_ps(y + r * width + i, mask, load_bfloat16(from + i, mask));
         }
     }
-}
-
-void argmax(Team *team, const float *x, int64_t rows, int64_t width, int64_t *indices) {
-    over_rows(team, rows, width, [=](int64_t r) { indices[r] = index_of_greatest(x + r * width, width); });
 }
 
 }  // namespace twostroke

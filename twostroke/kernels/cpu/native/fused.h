@@ -1,4 +1,4 @@
-// What a transformer does between its products, each in one pass: norms, rows of the embedding, the likeliest token.
+// What a transformer does between its products, each in one pass: norms and rows of the embedding.
 
 #pragma once
 
@@ -18,8 +18,5 @@ void head_norm(Team *team, uint16_t *x, int64_t rows, int64_t stride, int64_t he
 
 // Rows of a bfloat16 table [.., width], as float32.
 void gather(const uint16_t *table, const int32_t *tokens, int64_t rows, int64_t width, float *y);
-
-// Index of the greatest of each row; the lowest wins ties.
-void argmax(Team *team, const float *x, int64_t rows, int64_t width, int64_t *indices);
 
 }  // namespace twostroke

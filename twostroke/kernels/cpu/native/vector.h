@@ -31,6 +31,7 @@ inline void store_bfloat16(uint16_t *at, __m512 x, __mmask16 mask) {
 
 // e^x within two units in the last place; 0 far below, infinity far above.
 inline __m512 exp(__m512 x) {
+    x = _mm512_min_ps(_mm512_max_ps(x, _mm512_set1_ps(-104.0f)), _mm512_set1_ps(89.0f));
     const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 0);
     __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
     r = _mm512_fmadd_ps(n, _mm512_set1_ps(2.12194440e-4f), r);
@@ -46,10 +47,8 @@ inline __m512 exp(__m512 x) {
 
 // x / (1 + e^-x)
 inline __m512 silu(__m512 x) {
-    // Beyond 88, e^-x is infinite and the quotient 0 as it should be; at -infinity it would be no number.
-    const __m512 bounded = _mm512_max_ps(x, _mm512_set1_ps(-104.0f));
-    const __m512 power = exp(_mm512_sub_ps(_mm512_setzero_ps(), bounded));
-    return _mm512_div_ps(bounded, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
+    const __m512 power = exp(_mm512_sub_ps(_mm512_setzero_ps(), x));
+    return _mm512_div_ps(x, _mm512_add_ps(power, _mm512_set1_ps(1.0f)));
 }
 
 }  // namespace twostroke

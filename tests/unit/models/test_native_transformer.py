@@ -1,0 +1,147 @@
+"""One native call per step gives what torch's operations give, rounded less often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
+
+from tests.unit.models.test_registry import SIZES, saved
+from twostroke.errors import ConfigError
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.torch_attention import TorchAttention
+from twostroke.models.choice import load_model
+from twostroke.models.native_transformer import NativeTransformer
+from twostroke.models.registry import read_spec
+from twostroke.models.rope import rope_tables
+from twostroke.models.spec import ModelSpec
+from twostroke.models.transformer import Model, Transformer
+from twostroke.models.weights import load_weights
+
+WIDE = SIZES | {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32}
+
+MODELS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SIZES),
+    "llama tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    "llama biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama wide": LlamaConfig(**WIDE),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=16),
+}
+BLOCK, PAGES = 4, 40
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model over a pool of its own; sequence s has pages 10 s to 10 s + 9."""
+
+    spec: ModelSpec
+    model: Model
+
+    def logits(
+        self, sequences: list[torch.Tensor], starts: list[int], sampled: list[int] | None
+    ) -> torch.Tensor | None:
+        """Of one step that computes each sequence from its start on."""
+        positions = [torch.arange(start, len(s)) for s, start in zip(sequences, starts, strict=True)]
+        counts = torch.tensor([0, *map(len, positions)]).cumsum(0)
+        cosines, sines = rope_tables(self.spec.rope, 64)
+        at = torch.cat(positions)
+        batch = RaggedBatch(
+            positions=at.int(),
+            query_starts=tuple(counts.tolist()),
+            context_lens=tuple(map(len, sequences)),
+            block_tables=torch.arange(10 * len(sequences), dtype=torch.int32).view(-1, 10),
+            write_slots=torch.cat([10 * BLOCK * index + p for index, p in enumerate(positions)]),
+            cosines=cosines[at],
+            sines=sines[at],
+        )
+        tokens = torch.cat([s[start:] for s, start in zip(sequences, starts, strict=True)]).int()
+        return self.model.forward(tokens, batch, None if sampled is None else torch.tensor(sampled))
+
+
+def native(directory: Path, kernels: Kernels, *, is_int8: bool = False, with_head: bool = True) -> Served:
+    if not NativeLinears.serve(kernels, torch.bfloat16):
+        pytest.skip("this CPU computes bfloat16 through torch")
+    spec = read_spec(directory)
+    pool = torch.zeros(PAGES, *spec.page_shape(BLOCK), dtype=torch.bfloat16)
+    backend = NativeAttention(pool, spec.heads, spec.head_dim**-0.5, kernels)
+    model = load_model(directory, spec, backend, kernels, dtype=torch.bfloat16, is_int8=is_int8, with_head=with_head)
+    assert isinstance(model, NativeTransformer)
+    return Served(spec, model)
+
+
+def plain(directory: Path, dtype: torch.dtype) -> Served:
+    spec = read_spec(directory)
+    pool = torch.zeros(PAGES, *spec.page_shape(BLOCK), dtype=dtype)
+    weights = load_weights(directory, spec, dtype, with_head=True)
+    return Served(spec, Transformer(spec, weights, TorchAttention(pool, spec.heads, spec.head_dim**-0.5)))
+
+
+def prompt(length: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(131, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def logits_of(served: Served, tokens: torch.Tensor) -> torch.Tensor:
+    logits = served.logits([tokens], [0], list(range(len(tokens))))
+    assert logits is not None
+    return logits.float()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_nearer_to_the_truth_than_those_of_torch(name: str, tmp_path: Path, kernels: Kernels) -> None:
+    saved(MODELS[name], tmp_path)
+    tokens = prompt(37)
+    truth = logits_of(plain(tmp_path, torch.float32), tokens)
+    theirs = (logits_of(plain(tmp_path, torch.bfloat16), tokens) - truth).abs()
+    ours = (logits_of(native(tmp_path, kernels), tokens) - truth).abs()
+    assert ours.mean() < theirs.mean()
+    assert ours.max() < 1.5 * theirs.max()
+
+
+def test_int8_weights_stay_near_the_truth(tmp_path: Path, kernels: Kernels) -> None:
+    saved(MODELS["llama wide"], tmp_path)
+    tokens = prompt(37)
+    truth = logits_of(plain(tmp_path, torch.float32), tokens)
+    exact, rounded = (logits_of(native(tmp_path, kernels, is_int8=is_int8), tokens) for is_int8 in (False, True))
+    assert not torch.equal(exact, rounded)
+    assert (rounded - truth).abs().mean() < 0.1 * truth.std()
+
+
+@pytest.mark.parametrize("name", ["llama biased", "qwen3"])
+def test_a_sequence_is_the_same_bits_in_chunks_and_beside_others(name: str, tmp_path: Path, kernels: Kernels) -> None:
+    saved(MODELS[name], tmp_path)
+    served = native(tmp_path, kernels)
+    sequences = [prompt(length, seed=length) for length in (30, 3, 17)]
+    alone = [logits_of(served, tokens)[-1] for tokens in sequences]
+    assert served.logits([tokens[: len(tokens) // 2] for tokens in sequences], [0, 0, 0], None) is None
+    rest = [len(tokens) - len(tokens) // 2 for tokens in sequences]
+    ends = (torch.tensor(rest).cumsum(0) - 1).tolist()
+    together = served.logits(sequences, [len(tokens) // 2 for tokens in sequences], [ends[2], ends[0], ends[1]])
+    assert together is not None
+    for row, sequence in enumerate((2, 0, 1)):
+        torch.testing.assert_close(together[row], alone[sequence], rtol=1e-2, atol=2e-2)
+
+
+def test_a_worker_without_head_writes_the_same_pages(tmp_path: Path, kernels: Kernels) -> None:
+    saved(MODELS["llama"], tmp_path)
+    tokens = prompt(21)
+    headless, whole = native(tmp_path, kernels, with_head=False), native(tmp_path, kernels)
+    assert headless.logits([tokens], [0], None) is None
+    whole.logits([tokens], [0], [20])
+    pools = [served.model._backend.pool for served in (headless, whole)]  # type: ignore[attr-defined]  # what it wrote
+    assert torch.equal(*pools)
+    assert pools[0].any()
+
+
+def test_int8_weights_without_their_kernels_are_refused_by_name(tmp_path: Path) -> None:
+    saved(MODELS["llama"], tmp_path)
+    spec = read_spec(tmp_path)
+    backend = TorchAttention(torch.zeros(1, *spec.page_shape(BLOCK)), spec.heads, 1.0)
+    with pytest.raises(ConfigError, match="--weights int8"):
+        load_model(tmp_path, spec, backend, None, dtype=torch.bfloat16, is_int8=True, with_head=True)
