@@ -8,26 +8,28 @@ import numpy as np
 import torch
 
 from tests.gpu.kernels import WORST, relative_error
-from tests.gpu.measure import l2_bytes, replayed_ms
+from tests.gpu.measure import DEVICE, ON_GPU, free_bytes, l2_bytes, replayed_ms
 from tests.gpu.report import Report, Row
-from tests.gpu.shapes import BLOCK, LLAMA_8B, scattered_tables
+from tests.gpu.shapes import BLOCK, LLAMA_8B, TINY, scattered_tables
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.spans import Placement, Spans
 from twostroke.kernels.triton.attention import TritonAttention
 
-HEADS, KV_HEADS, DIM = LLAMA_8B.heads, LLAMA_8B.kv_heads, LLAMA_8B.head_dim
+SPEC = LLAMA_8B if ON_GPU else TINY
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # which the interpreter computes rightly
+HEADS, KV_HEADS, DIM = SPEC.heads, SPEC.kv_heads, SPEC.head_dim
 SCALE = DIM**-0.5
 DECODE_SHARE = 0.80
 PREFILL_SHARE = 0.50
 JUDGED_BATCH = 64
 """Below, a layer's launch reads so little that it ends before all of the chip is at work."""
-DECODES = tuple((batch, context) for batch in (1, 16, 64) for context in (2048, 8192))
-CHUNKS = (2048, 8192)
+DECODES = [(batch, context) for batch in (1, 16, 64) for context in (2048, 8192)] if ON_GPU else [(1, 32), (2, 64)]
+CHUNKS = (2048, 8192) if ON_GPU else (64,)
 
 
 def random_pool(pages: int, layers: int) -> torch.Tensor:
-    pool = torch.empty((pages, layers, 2, KV_HEADS, BLOCK, DIM), dtype=torch.bfloat16, device="cuda")
+    pool = torch.empty((pages, layers, 2, KV_HEADS, BLOCK, DIM), dtype=DTYPE, device=DEVICE)
     for part in pool.split(4096):
         part.normal_()
     return pool
@@ -35,20 +37,20 @@ def random_pool(pages: int, layers: int) -> torch.Tensor:
 
 def layers_for(bytes_per_layer: int) -> int:
     """So many that one round over them reads several times what the cache holds."""
-    return max(2, min(LLAMA_8B.layers, -(-4 * l2_bytes() // bytes_per_layer)))
+    return max(2, min(SPEC.layers, -(-4 * l2_bytes() // bytes_per_layer)))
 
 
 def decode_speed(report: Report) -> Iterator[Row]:
     copied = report.ceilings["copy"]
     for batch, context in DECODES:
-        kv_bytes = batch * context * 2 * KV_HEADS * DIM * 2
+        kv_bytes = batch * context * 2 * KV_HEADS * DIM * DTYPE.itemsize
         layers = layers_for(kv_bytes)
-        if kv_bytes * layers * 1.2 > torch.cuda.mem_get_info()[0]:
+        if kv_bytes * layers * 1.2 > free_bytes():
             report.not_run.append(f"decode attention batch {batch} context {context}: too large for this GPU")
             continue
         seconds, error = _decode(batch, context, layers)
         share = kv_bytes / seconds / copied
-        is_right = error <= WORST[torch.bfloat16]
+        is_right = error <= WORST[DTYPE]
         judged = batch >= JUDGED_BATCH
         yield Row(
             f"decode attention, batch {batch}, context {context}",
@@ -64,12 +66,12 @@ def _decode(batch: int, context: int, layers: int) -> tuple[float, float]:
     tables = scattered_tables(batch, context // BLOCK)
     pool = random_pool(tables.size, layers)
     backend = TritonAttention(pool, HEADS, SCALE)
-    q = torch.randn(batch, HEADS, DIM, device="cuda").bfloat16()
+    q = torch.randn(batch, HEADS, DIM, device=DEVICE).to(DTYPE)
     host_fields = [[row, row, 1, context] for row in range(batch)]
-    fields = torch.tensor(host_fields, dtype=torch.int32, device="cuda")
-    spans = Spans(fields, torch.from_numpy(tables).cuda(), 1, context)
-    half = torch.zeros(batch, DIM // 2, device="cuda")
-    slots = torch.zeros(batch, dtype=torch.int64, device="cuda")
+    fields = torch.tensor(host_fields, dtype=torch.int32, device=DEVICE)
+    spans = Spans(fields, torch.from_numpy(tables).to(DEVICE), 1, context)
+    half = torch.zeros(batch, DIM // 2, device=DEVICE)
+    slots = torch.zeros(batch, dtype=torch.int64, device=DEVICE)
     outs: list[torch.Tensor] = []
 
     def every_layer() -> None:
@@ -83,7 +85,7 @@ def _decode(batch: int, context: int, layers: int) -> tuple[float, float]:
 
 def _row_error(pool: torch.Tensor, tables: np.ndarray, q: torch.Tensor, out: torch.Tensor, row: int) -> float:  # type: ignore[type-arg]
     """Of one sequence in the last layer, against the reference on the host."""
-    own = pool[torch.from_numpy(tables[row]).long().cuda(), -1:].cpu()
+    own = pool[torch.from_numpy(tables[row]).long().to(DEVICE), -1:].cpu()
     context = len(own) * BLOCK
     spans = Spans(
         torch.tensor([[0, 0, 1, context]], dtype=torch.int32),
@@ -114,16 +116,16 @@ def prefill_speed(report: Report) -> Iterator[Row]:
 def _prefill(tokens: int) -> float:
     """Seconds per layer of one whole prompt; its first rows are compared with the reference."""
     tables = scattered_tables(1, tokens // BLOCK)
-    layers = layers_for(tokens * 2 * KV_HEADS * DIM * 2)
+    layers = layers_for(tokens * 2 * KV_HEADS * DIM * DTYPE.itemsize)
     pool = random_pool(tables.size, layers)
-    q = torch.randn(tokens, HEADS, DIM, device="cuda").bfloat16()
-    positions = torch.arange(tokens, dtype=torch.int32, device="cuda")
-    half = torch.zeros(tokens, DIM // 2, device="cuda")
+    q = torch.randn(tokens, HEADS, DIM, device=DEVICE).to(DTYPE)
+    positions = torch.arange(tokens, dtype=torch.int32, device=DEVICE)
+    half = torch.zeros(tokens, DIM // 2, device=DEVICE)
     batch = RaggedBatch(
         positions=positions,
         query_starts=(0, tokens),
         context_lens=(tokens,),
-        block_tables=torch.from_numpy(tables).cuda(),
+        block_tables=torch.from_numpy(tables).to(DEVICE),
         write_slots=positions.long(),
         cosines=half,
         sines=half,
@@ -136,12 +138,12 @@ def _prefill(tokens: int) -> float:
 
     seconds = replayed_ms(every_layer) / 1e3 / layers
     first = 4 * BLOCK
-    own = pool[torch.from_numpy(tables[0, :4]).long().cuda(), -1:].cpu()
+    own = pool[torch.from_numpy(tables[0, :4]).long().to(DEVICE), -1:].cpu()
     spans = Spans(
         torch.tensor([[0, 0, first, first]], dtype=torch.int32), torch.arange(4, dtype=torch.int32)[None], first, first
     )
     right = torch.empty(first, HEADS, DIM, dtype=q.dtype)
     reference.span_attention(q[:first].cpu(), own, 0, spans, SCALE, right)
     error = relative_error(outs[-1][:first].view_as(right), right)
-    assert error <= WORST[torch.bfloat16], f"prefill of {tokens} tokens is wrong by {error:.1e}"
+    assert error <= WORST[DTYPE], f"prefill of {tokens} tokens is wrong by {error:.1e}"
     return seconds

@@ -36,12 +36,14 @@ def main() -> int:
         findings.section("kernels against their references", kernels.check_kernels)
         findings.section("recorded steps", model.check_steps)
         findings.section("draws", draws.check_draws)
-        if has_gpu:
-            findings.section("ceilings", measure.ceilings)
-            findings.section("decode attention", attention.decode_speed)
-            findings.section("prefill attention", attention.prefill_speed)
-            findings.section("8B-shaped step", model.step_speed)
-        else:
+        # Without a GPU the timing is rehearsed at toy sizes, so that it does not fail where a GPU is paid for.
+        speeds = findings if has_gpu else report.Report(is_rehearsal=True)
+        speeds.section("ceilings", measure.ceilings)
+        speeds.section("decode attention", attention.decode_speed)
+        speeds.section("prefill attention", attention.prefill_speed)
+        speeds.section("8B-shaped step", model.step_speed)
+        if not has_gpu:
+            findings.failures += [f"rehearsal of {failure}" for failure in speeds.failures]
             findings.not_run += [f"{name}: no GPU here" for name in GPU_SECTIONS]
         findings.section("split run", split.split_run)
     facts = environment(has_gpu)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
+from tests.gpu.measure import DEVICE, ON_GPU
 from tests.gpu.report import Report, Row
 from twostroke.engine.device_sampler import draw_rows
 from twostroke.engine.sampler import sample
@@ -19,13 +20,12 @@ LEAST_DECIDED = 0.75
 
 
 def check_draws(_report: Report) -> Iterator[Row]:
-    is_gpu = torch.cuda.is_available()
-    rows, vocab = (64, 128256) if is_gpu else (20, 4000)
+    rows, vocab = (64, 128256) if ON_GPU else (20, 4000)
     random = torch.Generator().manual_seed(7)
     logits = (torch.randn(rows, vocab, generator=random) * 3).bfloat16()
     asked = [_row(seed, KINDS[seed % len(KINDS)]) for seed in range(rows)]
     expected = sample(logits, asked)
-    there = logits.to("cuda" if is_gpu else "cpu")
+    there = logits.to(DEVICE)
     draw_rows(there, asked)
     began_s = time.perf_counter()
     drawn = draw_rows(there, asked)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tests.gpu.measure import DEVICE, ON_GPU
 from tests.gpu.report import Report, Row
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
@@ -34,7 +35,7 @@ class Shape:
         return f"{name} {self.heads}/{self.kv_heads} heads of {self.dim}, blocks of {self.block}"
 
 
-ON_GPU = (
+GPU_SHAPES = (
     Shape(torch.bfloat16, 32, 8, 128),
     Shape(torch.bfloat16, 8, 8, 64),
     Shape(torch.bfloat16, 9, 3, 64, block=32),
@@ -51,7 +52,7 @@ ON_GPU = (
 INTERPRETED = (Shape(torch.float32, 4, 2, 64), Shape(torch.float16, 4, 1, 64), Shape(torch.float32, 2, 2, 80))
 """Not bfloat16, which the interpreter computes wrongly."""
 
-ON_GPU_SPANS = ((0, 1), (4095, 1), (777, 1), (16, 1), (100, 3), (0, 300), (1000, 129), (31, 17), (2047, 64))
+GPU_SPANS = ((0, 1), (4095, 1), (777, 1), (16, 1), (100, 3), (0, 300), (1000, 129), (31, 17), (2047, 64))
 INTERPRETED_SPANS = ((60, 1), (0, 40), (17, 3))
 """Per sequence: tokens that are in pages, new tokens."""
 
@@ -110,12 +111,10 @@ def relative_error(actual: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def check_kernels(_report: Report) -> Iterator[Row]:
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    is_gpu = device.type == "cuda"
-    for index, shape in enumerate(ON_GPU if is_gpu else INTERPRETED):
-        case = Case(shape, ON_GPU_SPANS if is_gpu else INTERPRETED_SPANS, seed=index)
-        errors = step_errors(case, device) | recorded_errors(case, device) | page_errors(case, device)
-        errors |= elementwise_errors(shape, device)
+    for index, shape in enumerate(GPU_SHAPES if ON_GPU else INTERPRETED):
+        case = Case(shape, GPU_SPANS if ON_GPU else INTERPRETED_SPANS, seed=index)
+        errors = step_errors(case, DEVICE) | recorded_errors(case, DEVICE) | page_errors(case, DEVICE)
+        errors |= elementwise_errors(shape, DEVICE)
         name, worst = max(errors.items(), key=lambda item: float("inf") if math.isnan(item[1]) else item[1])
         passed = all(error <= WORST[shape.dtype] for error in errors.values())
         yield Row(str(shape), f"{name} {worst:.1e}", None, f"<= {WORST[shape.dtype]:.0e}", passed)

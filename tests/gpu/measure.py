@@ -1,16 +1,24 @@
-"""How long the device takes, by its own events, and what it can do at most: copying, and multiplying matrices."""
+"""How long the device takes, by its own events, and what it can do at most: copying, and multiplying matrices.
+
+Without a GPU everything here works on the CPU, once and at toy sizes, so that the script itself can be rehearsed.
+"""
 
 from __future__ import annotations
 
+import gc
 import statistics
+import time
 from collections.abc import Callable, Iterator
 
 import torch
 
 from tests.gpu.report import Report, Row
 
-COPY_BYTES = 4 << 30
-MATMUL = 8192
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda:0" if ON_GPU else "cpu")
+COPY_BYTES = 4 << 30 if ON_GPU else 1 << 16
+MATMUL = 8192 if ON_GPU else 64
+TOY_BYTES = 4 << 30
 LEAST_RUNS = 15
 ENOUGH_MS = 400.0
 """Of measured time, beyond which no more runs are made than LEAST_RUNS."""
@@ -18,6 +26,8 @@ ENOUGH_MS = 400.0
 
 def median_ms(launch: Callable[[], object]) -> float:
     """Of many runs after a warm-up, by events around each."""
+    if not ON_GPU:
+        return _once_ms(launch)
     for _ in range(3):
         launch()
     torch.cuda.synchronize()
@@ -34,6 +44,8 @@ def median_ms(launch: Callable[[], object]) -> float:
 
 def replayed_ms(launch: Callable[[], object]) -> float:
     """The same of a CUDA graph of `launch`: without the gaps between launches that a graph does away with."""
+    if not ON_GPU:
+        return _once_ms(launch)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -47,8 +59,23 @@ def replayed_ms(launch: Callable[[], object]) -> float:
     return median_ms(graph.replay)
 
 
+def _once_ms(launch: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    launch()
+    return (time.perf_counter() - began_s) * 1e3
+
+
 def l2_bytes() -> int:
-    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+    return int(torch.cuda.get_device_properties(DEVICE).L2_cache_size) if ON_GPU else 1
+
+
+def free_bytes() -> int:
+    """Once what earlier sections have left behind is given back."""
+    if not ON_GPU:
+        return TOY_BYTES
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(DEVICE)[0]
 
 
 def ceilings(report: Report) -> Iterator[Row]:
@@ -60,8 +87,8 @@ def ceilings(report: Report) -> Iterator[Row]:
 
 
 def _copy_rate() -> float:
-    size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 4)
-    source = torch.empty(size // 2, dtype=torch.bfloat16, device="cuda").normal_()
+    size = min(COPY_BYTES, free_bytes() // 4)
+    source = torch.empty(size // 2, dtype=torch.bfloat16, device=DEVICE).normal_()
     target = torch.zeros_like(source)
     ms = median_ms(lambda: target.copy_(source))
     assert torch.equal(source[-1000:], target[-1000:])
@@ -69,6 +96,6 @@ def _copy_rate() -> float:
 
 
 def _matmul_rate() -> float:
-    a, b = (torch.randn(MATMUL, MATMUL, device="cuda").bfloat16() for _ in range(2))
+    a, b = (torch.randn(MATMUL, MATMUL, device=DEVICE).bfloat16() for _ in range(2))
     out = torch.empty_like(a)
     return 2 * MATMUL**3 / (median_ms(lambda: torch.matmul(a, b, out=out)) / 1e3)

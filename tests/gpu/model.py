@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tests.gpu.measure import median_ms
+from tests.gpu.measure import DEVICE, ON_GPU, free_bytes, median_ms
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B, SMALL, TINY, RandomSource, decode_batch, scattered_tables
 from tests.unit.engine.batches import Stream, step
@@ -18,20 +18,21 @@ from twostroke.engine.accelerator import Host, accelerator_for
 from twostroke.engine.device_build import DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.models.spec import ModelSpec
+from twostroke.schedule.batch import Batch
 
 STEP_OVER_FLOOR = 1.3
 JUDGED_BATCH = 64
-STEPS = tuple((batch, context) for batch in (1, 16, 64) for context in (2048, 8192))
+STEPS = [(batch, context) for batch in (1, 16, 64) for context in (2048, 8192)] if ON_GPU else [(2, 32), (3, 64)]
+TIMED_SPEC, TIMED_DTYPE = (LLAMA_8B, "bfloat16") if ON_GPU else (TINY, "float32")
+TIMED_RUNS = 30 if ON_GPU else 4
 PROMPTS = (70, 3, 33, 16, 48)
 CHECKED_STEPS = 12
 
 
-def plan_for(
-    spec: ModelSpec, device: torch.device, dtype: str, *, sequences: int, length: int, tokens: int
-) -> DevicePlan:
+def plan_for(spec: ModelSpec, dtype: str, *, sequences: int, length: int, tokens: int) -> DevicePlan:
     return DevicePlan(
         spec=spec,
-        device=device,
+        device=DEVICE,
         dtype=dtype,
         block_size=BLOCK,
         max_model_len=length,
@@ -56,9 +57,8 @@ def empty_pages(plan: DevicePlan, count: int) -> torch.Tensor:
 
 def check_steps(_report: Report) -> Iterator[Row]:
     """Greedy float32 streams of a small model: recorded steps against single launches, and pages against the CPU's."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    spec = SMALL if device.type == "cuda" else TINY
-    plan = plan_for(spec, device, "float32", sequences=6, length=128, tokens=128)
+    spec = SMALL if ON_GPU else TINY
+    plan = plan_for(spec, "float32", sequences=6, length=128, tokens=128)
     answers, logits = [], []
     for recorded in (True, False):
         runner = runner_for(plan, empty_pages(plan, 8 * len(PROMPTS)))
@@ -96,21 +96,21 @@ def _serve(runner: DeviceRunner, spec: ModelSpec, *, recorded: bool) -> tuple[li
 
 def step_speed(report: Report) -> Iterator[Row]:
     """Whole decode steps, packing and the way back included, over (weights + KV read) / copy bandwidth."""
-    device = torch.device("cuda")
-    spec = LLAMA_8B
+    spec = TIMED_SPEC
     longest = max(context for _, context in STEPS)
-    plan = plan_for(spec, device, "bfloat16", sequences=JUDGED_BATCH, length=longest + BLOCK, tokens=512)
+    plan = plan_for(spec, TIMED_DTYPE, sequences=JUDGED_BATCH, length=longest + BLOCK, tokens=512)
     needs = plan.needs()
-    room = (torch.cuda.mem_get_info()[0] - needs.weight_bytes - needs.working_bytes) // needs.page_bytes - 1
+    room = (free_bytes() - needs.weight_bytes - needs.working_bytes) // needs.page_bytes - 1
     wanted = max(batch * context for batch, context in STEPS) // BLOCK
     if room < STEPS[0][1] // BLOCK:
         report.not_run.append("step of an 8B-shaped model: its weights do not fit this GPU")
         return
-    pages = torch.empty((min(room, wanted) + 1, needs.page_bytes), dtype=torch.uint8, device=device)
-    for part in pages.view(torch.bfloat16).split(256):
+    pages = torch.empty((min(room, wanted) + 1, needs.page_bytes), dtype=torch.uint8, device=DEVICE)
+    for part in pages.view(plan.torch_dtype).split(256):
         part.normal_()
     runner = runner_for(plan, pages)
-    read_bytes = needs.weight_bytes - 2 * spec.vocab_size * spec.hidden_size  # one row per token of the embedding
+    embedding_bytes = spec.vocab_size * spec.hidden_size * plan.torch_dtype.itemsize
+    read_bytes = needs.weight_bytes - embedding_bytes  # one row per token of the embedding
     for batch, context in STEPS:
         blocks = context // BLOCK
         if batch * blocks > room:
@@ -133,11 +133,11 @@ def step_speed(report: Report) -> Iterator[Row]:
     runner.close()
 
 
-def _wall_ms(runner: DeviceRunner, batch: object) -> float:
+def _wall_ms(runner: DeviceRunner, batch: Batch) -> float:
     times = []
-    for _ in range(30):
+    for _ in range(TIMED_RUNS):
         began_s = time.perf_counter()
-        result = runner.run(batch)  # type: ignore[arg-type]
+        result = runner.run(batch)
         times.append((time.perf_counter() - began_s) * 1e3)
-    assert len({result.tokens}) == 1
+        assert len(result.tokens) == batch.sequences
     return statistics.median(times[3:])

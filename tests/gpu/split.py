@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import multiprocessing
 
+from tests.gpu.measure import ON_GPU
 from tests.gpu.model import empty_pages, plan_for, runner_for
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, SMALL, TINY
@@ -30,20 +31,18 @@ class Load:
     """The prompts, and on which pages each side keeps them."""
 
     def __init__(self) -> None:
-        self.is_gpu = torch.cuda.is_available()
         self.lengths, self.answer, self.chunk = (
-            (GPU_PROMPTS, GPU_ANSWER, GPU_CHUNK) if self.is_gpu else (CPU_PROMPTS, CPU_ANSWER, CPU_CHUNK)
+            (GPU_PROMPTS, GPU_ANSWER, GPU_CHUNK) if ON_GPU else (CPU_PROMPTS, CPU_ANSWER, CPU_CHUNK)
         )
-        self.spec = SMALL if self.is_gpu else TINY
+        self.spec = SMALL if ON_GPU else TINY
         random = np.random.default_rng(SEED)
         self.prompts = [random.integers(0, self.spec.vocab_size, length).tolist() for length in self.lengths]
         self.blocks = -(-(max(self.lengths) + self.answer) // BLOCK)
 
     def plan(self) -> DevicePlan:
-        device = torch.device("cuda:0" if self.is_gpu else "cpu")
-        dtype = "bfloat16" if self.is_gpu else "float32"
+        dtype = "bfloat16" if ON_GPU else "float32"
         length = self.blocks * BLOCK
-        return plan_for(self.spec, device, dtype, sequences=len(self.prompts), length=length, tokens=self.chunk)
+        return plan_for(self.spec, dtype, sequences=len(self.prompts), length=length, tokens=self.chunk)
 
     def streams(self, seed: int) -> list[Stream]:
         """On pages drawn by `seed`."""
@@ -91,7 +90,7 @@ def prefill_process(pipe: Connection) -> None:
     plan = load.plan()
     with torch.inference_mode():
         pages = empty_pages(plan, load.pages)
-        if not load.is_gpu:
+        if not ON_GPU:
             pages.share_memory_()
         runner = runner_for(plan, pages, SEED)
         prefill(runner, load.streams(seed=1), load.chunk)
@@ -123,7 +122,7 @@ def split_run(report: Report) -> Iterator[Row]:
             full = len(stream.tokens) // BLOCK
             pages[stream.pages[:full]] = remote[source.pages[:full]]
             stream.computed = full * BLOCK
-        if load.is_gpu:
+        if ON_GPU:
             torch.cuda.synchronize()
         same_pages = sum(
             torch.equal(_full_pages(pages, mine), right) for mine, right in zip(split, computed, strict=True)
@@ -137,7 +136,7 @@ def split_run(report: Report) -> Iterator[Row]:
         child.kill()
         child.join()
     count = len(load.prompts)
-    how = "CUDA IPC" if load.is_gpu else "shared host memory"
+    how = "CUDA IPC" if ON_GPU else "shared host memory"
     same = sum(a == b for a, b in zip(answers, expected, strict=True))
     yield Row(f"split run over {how}, equal streams", f"{same} of {count}", passed=same == count)
     yield Row("  prompts whose pages are equal bit by bit", f"{same_pages} of {count}")

@@ -9,7 +9,8 @@ import pytest
 
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from, memory_bytes, size_text
-from twostroke.config import ClusterConfig
+from cluster.spec import fleet_spec
+from twostroke.config import DEVICE_SHARE, ClusterConfig
 from twostroke.kv_cache.memory import available_memory_bytes
 
 
@@ -28,13 +29,13 @@ def test_every_flag_reaches_the_config() -> None:
         *("--threads", "4", "--dtype", "float32", "--block-size", "32", "--policy", "random", "--model", "some/model"),
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
         *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
-        *("--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
+        *("--device", "cuda:1", "--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
     )
     assert (config.prefill, config.decode, config.threads, config.seed) == (2, 3, 4, 6)
     assert (config.host, config.http_port, config.grpc_port) == ("0.0.0.0", 1, 2)
     assert (config.policy, config.address) == ("random", "host:6379")
     assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("some/model", "float32", 100)
-    assert config.model.public_name == "name"
+    assert (config.model.public_name, config.model.device) == ("name", "cuda:1")
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (32, 512 << 20)
     assert (config.schedule.max_num_seqs, config.schedule.max_num_batched_tokens) == (5, 64)
     assert (config.pin, config.borrow) == (True, False)
@@ -138,3 +139,11 @@ def test_help_shows_the_defaults_of_the_config(capsys: pytest.CaptureFixture[str
     said = " ".join(capsys.readouterr().out.split())
     for default in ("default: 8000", "default: 50051", "default: bfloat16", "default: 1GiB", "default: smollm2-135m"):
         assert default in said
+
+
+def test_workers_that_may_share_a_gpu_share_its_memory_out() -> None:
+    config = config_of("--prefill", "1", "--decode", "2")
+    assert config.cache.kv_cache_memory_bytes is None
+    shares = [worker.cache.device_share for worker in fleet_spec(config, token="", port=0).workers]
+    assert sum(shares) == pytest.approx(DEVICE_SHARE)
+    assert len(set(shares)) == 1

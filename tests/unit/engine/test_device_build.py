@@ -1,0 +1,123 @@
+"""A worker's engine as it is built for a device; the CPU and the reference take the device's and the kernels' place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tests.unit.engine.batches import Stream, generate
+from tests.unit.engine.reference_attention import ReferenceAttention
+from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
+from twostroke.device.memory import DeviceMemory
+from twostroke.engine import build, device_build
+from twostroke.engine.build import build_runner
+from twostroke.engine.device_fit import MemoryReading
+from twostroke.engine.device_runner import DeviceRunner
+from twostroke.errors import ConfigError
+from twostroke.models.files import TensorFiles
+
+MODEL = LlamaConfig(
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=64,
+    max_position_embeddings=128,
+    eos_token_id=2,
+)
+PAGE_BYTES = 2 * 2 * 1 * 16 * 16 * 4
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(MODEL).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def config(directory: Path, role: Role = Role.DECODE, **model: str) -> WorkerConfig:
+    return WorkerConfig(
+        role=role,
+        worker_id="worker",
+        model=ModelConfig(model=str(directory), **{"dtype": "float32", "device": "cuda", **model}),  # type: ignore[arg-type]
+        cache=CacheConfig(kv_cache_memory_bytes=20 * PAGE_BYTES),
+        schedule=ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=32),
+    )
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU answers to the name of a CUDA device."""
+
+    def attention(pool: torch.Tensor, *, heads: int, scale: float) -> ReferenceAttention:
+        assert heads == 2
+        return ReferenceAttention(pool, scale)
+
+    monkeypatch.setattr("twostroke.engine.device_fit.resolve_device", lambda _name: torch.device("cpu"))
+    monkeypatch.setattr(build, "_build_on_cpu", build._build_on_device)
+    monkeypatch.setattr(device_build, "read_memory", lambda _device: MemoryReading("cuda:0", 8 << 30, 8 << 30))
+    monkeypatch.setattr(device_build, "device_attention", attention)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_worker_on_a_device_answers_as_one_on_the_cpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3]
+    built = build_runner(config(tiny), tiny)
+    assert isinstance(built.memory, DeviceMemory)
+    assert isinstance(built.runner, DeviceRunner)
+    assert (built.model.pages, built.memory.tensor.shape) == (20, (21, PAGE_BYTES))
+    answer = generate(built.runner, Stream(prompt.copy(), [7, 2, 9]), 10, chunk=7)
+    built.close()
+    monkeypatch.undo()
+    usual = build_runner(config(tiny, device="cpu"), tiny)
+    assert generate(usual.runner, Stream(prompt.copy(), [1, 2, 3]), 10, chunk=7) == answer
+    assert usual.model.fingerprint == built.model.fingerprint, "they hold the same KV and may exchange pages"
+    usual.close()
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_that_is_too_small_is_refused_before_a_weight_is_read(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_args: object) -> None:
+        raise AssertionError("the weights were opened")
+
+    monkeypatch.setattr(TensorFiles, "__init__", never)
+    monkeypatch.setattr(device_build, "read_memory", lambda _device: MemoryReading("cuda:0", 1 << 20, 1 << 30))
+    weights = 4 * sum(weight.numel() for weight in AutoModelForCausalLM.from_config(MODEL).parameters())
+    with pytest.raises(ConfigError, match=rf"--device cuda:0 is \d+ bytes too small: weights take {weights}, working"):
+        build_runner(config(tiny), tiny)
+
+
+@pytest.mark.usefixtures("device")
+def test_int8_weights_are_for_cpus(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="--weights int8 is for CPUs: use --device cpu"):
+        build_runner(config(tiny, dtype="bfloat16", weights="int8"), tiny)
+
+
+@pytest.mark.usefixtures("device")
+def test_a_prefill_worker_loads_no_head(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+    take = TensorFiles.take
+
+    def note(files: TensorFiles, name: str, *shape: int) -> torch.Tensor:
+        taken.append(name)
+        return take(files, name, *shape)
+
+    monkeypatch.setattr(TensorFiles, "take", note)
+    build_runner(config(tiny, Role.PREFILL), tiny).close()
+    assert "lm_head.weight" not in taken
+    build_runner(config(tiny), tiny).close()
+    assert "lm_head.weight" in taken
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_machine_without_the_device_refuses_to_start(tiny: Path) -> None:
+    with pytest.raises(ConfigError, match="--device cuda") as error:
+        build_runner(config(tiny), tiny)
+    assert error.value.field == "device"
