@@ -33,7 +33,9 @@ def device_attention(pool: torch.Tensor, *, heads: int, scale: float) -> TritonA
     _require_triton()  # only here: a machine without CUDA need not have it
     from twostroke.kernels.triton.attention import TritonAttention
 
-    return TritonAttention(pool, heads, scale)
+    attention = TritonAttention(pool, heads, scale)
+    attention.warm_up()  # no request should wait for a compiler
+    return attention
 
 
 def device_elementwise(device: torch.device) -> Elementwise:

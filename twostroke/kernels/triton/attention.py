@@ -14,7 +14,7 @@ import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.spans import Placement, Span, Spans, cut_into_tiles, span_fields, spans_of
+from twostroke.kernels.spans import FIELDS, Placement, Span, Spans, cut_into_tiles, span_fields, spans_of
 from twostroke.kernels.triton.checks import DTYPES, WIDEST_HEAD
 from twostroke.kernels.triton.decode import (
     MOST_PACKED,
@@ -85,6 +85,26 @@ class TritonAttention:
 
     def plan(self, spans: Spans) -> Decode:
         return Decode(spans, plan_decode(spans, self.pool, self.heads, self.multiprocessors, self.decode))
+
+    def warm_up(self) -> None:
+        """Compile every kernel that a step can need: none of them runs, since a launch of nothing only compiles."""
+        pool = self.pool
+        kv_heads, block, dim = pool.shape[3:]
+        widest = -(-2 * self.decode.least_share // block)
+        nothing = torch.empty(0, FIELDS, dtype=torch.int32, device=pool.device)
+        tables = torch.zeros(1, widest, dtype=torch.int32, device=pool.device)
+        q = torch.empty(0, self.heads, dim, dtype=pool.dtype, device=pool.device)
+        angles = torch.empty(0, dim // 2, device=pool.device)
+        slots = torch.empty(0, dtype=torch.int64, device=pool.device)
+        with torch.cuda.device_of(pool):
+            rotate_and_store(q, q[:, :kv_heads], q[:, :kv_heads], pool, 0, Placement(slots, angles, angles))
+            for rows in {self.short_rows, *(1 << power for power in range(self.short_rows.bit_length()))}:
+                for longest in (self.decode.least_share, 2 * self.decode.least_share):  # whole, split
+                    spans = Spans(nothing, tables, rows, longest)
+                    plan = plan_decode(spans, pool, self.heads, max(2, self.multiprocessors), self.decode)
+                    decode_attention(q, pool, 0, spans, self.scale, q, plan)
+            tile = Spans(nothing, tables, self.prefill.rows, 1)
+            prefill_attention(q, pool, 0, tile, self.scale, q, self.prefill)
 
     def _by_length(self, spans: list[Span]) -> tuple[list[Span], list[Span], list[Span]]:
         single = [span for span in spans if span[2] == 1]

@@ -113,7 +113,10 @@ def share_of(context, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(context, splits), KEYS) * KEYS, LEAST_SHARE)
 
 
-@triton.jit(do_not_specialize=["layer", "packed", "splits"])
+@triton.jit(
+    do_not_specialize=["layer", "packed", "splits", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "fields"],
+)
 def decode_kernel(
     q, out, partials, weights, pool, block_tables, fields,
     q_stride, out_stride, table_stride, page_stride, layer, packed, splits,
@@ -187,7 +190,7 @@ def decode_kernel(
         tl.store(weights + part, best + tl.log2(divisor), mask=asked)
 
 
-@triton.jit(do_not_specialize=["packed", "splits"])
+@triton.jit(do_not_specialize=["packed", "splits"], do_not_specialize_on_alignment=["fields"])
 def merge_kernel(
     out, partials, weights, fields, out_stride, packed, splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,

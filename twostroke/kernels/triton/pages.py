@@ -38,7 +38,7 @@ def _launch(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor, *, ga
         return
     pool_words, buffer_words = pool.flatten(1).view(torch.int32), buffer.flatten(1).view(torch.int32)
     words = pool_words.shape[1]
-    copy_kernel[(triton.cdiv(words, CHUNK_WORDS), len(pages))](
+    copy_kernel[(len(pages), triton.cdiv(words, CHUNK_WORDS))](
         pool_words, buffer_words, pages, pool_words.stride(0), words,
         GATHER=gather, CHUNK=CHUNK_WORDS, num_warps=4, enable_fp_fusion=True,
     )  # fmt: skip
@@ -46,8 +46,8 @@ def _launch(pool: torch.Tensor, pages: torch.Tensor, buffer: torch.Tensor, *, ga
 
 @triton.jit
 def copy_kernel(pool, buffer, pages, page_stride, words, GATHER: tl.constexpr, CHUNK: tl.constexpr):
-    index = tl.program_id(1).to(tl.int64)
-    word = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    index = tl.program_id(0).to(tl.int64)
+    word = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
     inside = word < words
     # pool: page, word
     pool_at = pool + tl.load(pages + index) * page_stride + word

@@ -105,7 +105,7 @@ def walk_keys(
     return acc, best, total
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "table_stride"], do_not_specialize_on_alignment=["block_tables", "fields"])
 def prefill_kernel(
     q, out, pool, block_tables, fields,
     q_stride, out_stride, table_stride, page_stride, layer,

@@ -36,7 +36,7 @@ def rotate_and_store(
     return rotated
 
 
-@triton.jit(do_not_specialize=["layer", "count"])
+@triton.jit(do_not_specialize=["layer", "count"], do_not_specialize_on_alignment=["write_slots"])
 def store_kernel(
     q, k, v, rotated, pool, write_slots, cosines, sines,
     q_stride, k_stride, v_stride, page_stride, layer, count,

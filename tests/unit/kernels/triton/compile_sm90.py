@@ -116,7 +116,9 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
             signature[name] = variant.pointers[name]
         else:
             signature[name] = "fp32" if name in ("scale_log2", "epsilon") else "i32"
-        if name in variant.pointers or name.endswith(ALIGNED_INTEGERS):
+        parameter = kernel.params[index]
+        is_specialized = not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment)
+        if is_specialized and (name in variant.pointers or name.endswith(ALIGNED_INTEGERS)):
             aligned[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, variant.constants, aligned)
     options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True}

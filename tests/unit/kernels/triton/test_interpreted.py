@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -231,6 +233,24 @@ def test_other_layers_and_pages_are_left_alone() -> None:
     changed = (case.pool.nan_to_num(9) != before.nan_to_num(9)).flatten(2).any(dim=2)
     assert not changed[:, 0].any()
     assert changed[:, 1].tolist() == [page == case.tables[0, 0] for page in range(len(changed))]
+
+
+def test_warming_up_takes_every_decode_variant_through_its_launch_and_touches_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[tuple[int, bool]] = []
+
+    def noted(*arguments: Any) -> None:
+        *_, spans, _, _, plan = arguments
+        launched.append((spans.most_rows, plan.splits > 1))
+        decode_attention(*arguments)
+
+    monkeypatch.setattr("twostroke.kernels.triton.attention.decode_attention", noted)
+    case = case_of((20, 1), groups=4)
+    before = case.pool.clone()
+    TritonAttention(case.pool, case.heads, case.scale).warm_up()
+    assert torch.equal(case.pool.nan_to_num(9), before.nan_to_num(9))
+    assert sorted(launched) == [(rows, split) for rows in (1, 2, 4, 8, 16) for split in (False, True)]
 
 
 def test_tensors_that_do_not_fit_are_named_before_the_launch() -> None:
