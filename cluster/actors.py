@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import ray
 
 from cluster.spec import NODE_ADDRESS
+from twostroke import collector
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import InternalError, ServeError
 from twostroke.models.catalog import locate
@@ -90,6 +91,7 @@ class MountedWorker:
 
     async def ready(self) -> Serving:
         info = await self._worker.ready()
+        collector.keep_out_of_the_way()
         return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address)
 
     async def shutdown(self) -> None:

@@ -19,6 +19,7 @@ from router.dispatch import RouterCore
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text import load_text
+from twostroke import collector
 from twostroke.config import RouterConfig, from_json
 from twostroke.errors import ConfigError
 from twostroke.telemetry import configure_logging
@@ -36,6 +37,7 @@ async def serve(config: RouterConfig) -> None:
     await core.start()
     try:
         async with server.serving():
+            collector.keep_out_of_the_way()
             print(json.dumps({"http": server.http_address, "grpc": server.grpc_address}), flush=True)
             try:
                 if await _first(signals.get(), core.ended()) == signal.SIGTERM:

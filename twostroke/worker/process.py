@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 
+from twostroke import collector
 from twostroke.config import WorkerConfig, from_json
 from twostroke.errors import ServeError
 from twostroke.worker.worker import Worker
@@ -36,6 +37,7 @@ async def _serve(worker: Worker) -> None:
     running = asyncio.ensure_future(worker.run())
     try:
         print(json.dumps(dataclasses.asdict(await worker.ready())), flush=True)
+        collector.keep_out_of_the_way()
         await _first(running, stopping.wait())
         if not running.done():
             await _first(worker.drain(DRAIN_S), hurry.wait())

@@ -1,0 +1,22 @@
+"""The garbage collector keeps out of the way of a process that serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import gc
+from twostroke import collector
+loaded = [[number] for number in range(100_000)]
+collector.keep_out_of_the_way()
+assert gc.get_freeze_count() > 100_000
+assert len(gc.get_objects()) < 1_000, "a full collection looks at next to nothing"
+class Cycle: pass
+cycle = Cycle(); cycle.self = cycle; del cycle
+assert gc.collect() > 0, "what comes later is collected as ever"
+"""
+
+
+def test_what_was_loaded_is_never_looked_at_again_and_what_comes_later_is_collected() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)

@@ -1,0 +1,17 @@
+"""Python's garbage collector in a process that serves."""
+
+from __future__ import annotations
+
+import gc
+
+YOUNG_OBJECTS = 10_000
+"""New objects between two looks at the young ones: some hundred tokens' worth instead of a few."""
+
+
+def keep_out_of_the_way() -> None:
+    """Call when everything is loaded: modules, model and tokenizer are never looked at again.
+
+    A full collection over them takes tenths of a second, in which no token leaves the process.
+    """
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
