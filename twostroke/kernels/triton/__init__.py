@@ -1,11 +1,11 @@
 """Attention over pages on a CUDA device, written in Triton, each kernel beside its twin in `kernels/reference.py`.
 
-store.py      rope on q and k; k and v into their slots
-decode.py     few query rows over long contexts: the context is split among programs, a second kernel merges
-prefill.py    tiles of query rows over pages, causal by position
+store.py        rope on q and k; k and v into their slots
+decode.py       few query rows over long contexts: the context is split among programs, a second kernel merges
+prefill.py      tiles of query rows over pages, causal by position
 elementwise.py  norms with their residual sum, the gated product
-pages.py      whole pages to and from a contiguous buffer
-attention.py  the backend: which span goes to which kernel
+pages.py        whole pages to and from a contiguous buffer
+attention.py    the backend: which span goes to which kernel
 
 Every launch reads slots, lengths and block tables on the device and never waits for it, so all of them can be captured
 in a CUDA graph. What a captured graph keeps: the grid (how many tokens, spans and splits), the layer and the addresses

@@ -17,6 +17,7 @@ from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.spans import FIELDS, Placement, Span, Spans, cut_into_tiles, span_fields, spans_of
 from twostroke.kernels.triton.checks import DTYPES, WIDEST_HEAD
 from twostroke.kernels.triton.decode import (
+    HOPPER_SHARED_BYTES,
     MOST_PACKED,
     DecodePlan,
     DecodeTuning,
@@ -29,6 +30,11 @@ from twostroke.kernels.triton.store import rotate_and_store
 
 INTERPRETED_MULTIPROCESSORS: Final = 1
 """Where there is no device to ask: kernels run one program after the other."""
+
+LIKE_HOPPER: Final = (9, 10)
+"""Major compute capabilities with as much shared memory per program."""
+LEAST_SHARED_BYTES: Final = 99 * 1024
+"""Of all devices since 8.0."""
 
 
 class TritonAttention:
@@ -53,8 +59,9 @@ class TritonAttention:
         self.pool = pool
         self.heads = heads
         self.scale = scale
-        self.decode = decode or decode_tuning(dim, pool.dtype)
-        self.prefill = prefill or prefill_tuning(dim, pool.dtype)
+        shared = shared_bytes_of(pool.device)
+        self.decode = decode or decode_tuning(dim, pool.dtype, shared)
+        self.prefill = prefill or prefill_tuning(dim, pool.dtype, shared)
         self.short_rows = max(1, MOST_PACKED // (heads // kv_heads))
         """Spans of more query rows are prefill."""
         self.multiprocessors = multiprocessors_of(pool.device)
@@ -149,6 +156,13 @@ def multiprocessors_of(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETED_MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def shared_bytes_of(device: torch.device) -> int:
+    """Shared memory that a program can count on."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] not in LIKE_HOPPER:
+        return LEAST_SHARED_BYTES
+    return HOPPER_SHARED_BYTES
 
 
 def _spans(spans: list[Span], fields: torch.Tensor, block_tables: torch.Tensor) -> Spans:

@@ -18,6 +18,8 @@ import triton.language as tl
 from twostroke.kernels.spans import Spans
 from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans
 
+HOPPER_SHARED_BYTES: Final = 227 * 1024
+"""What one program may have there."""
 LOG2_E: Final = 1.4426950408889634
 MOST_PACKED: Final = 64
 """Query rows times query heads per K/V head that one program takes; beyond, arithmetic weighs more than reading."""
@@ -37,10 +39,12 @@ class DecodeTuning:
     """Programs that the host aims for: several waves, so that ragged contexts even out."""
 
 
-def decode_tuning(head_dim: int, dtype: torch.dtype) -> DecodeTuning:
-    """For Hopper (227 KiB shared): three programs per multiprocessor, each with one tile in use and one in flight."""
+def decode_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER_SHARED_BYTES) -> DecodeTuning:
+    """For Hopper: three programs per multiprocessor, each with one tile in use and one in flight. Else what fits."""
     if dtype == torch.float32:
         return DecodeTuning(keys=32 if head_dim <= 128 else 16, warps=4, stages=2, least_share=128)
+    if shared_bytes < HOPPER_SHARED_BYTES:
+        return DecodeTuning(keys=32 if head_dim <= 128 else 16, warps=4, stages=3, least_share=128)
     if head_dim <= 64:
         return DecodeTuning(keys=128, warps=4, stages=3, least_share=256)
     if head_dim <= 128:

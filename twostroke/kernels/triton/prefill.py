@@ -15,7 +15,7 @@ import triton.language as tl
 
 from twostroke.kernels.spans import Spans
 from twostroke.kernels.triton.checks import check_heads, check_pool, check_spans
-from twostroke.kernels.triton.decode import LOG2_E
+from twostroke.kernels.triton.decode import HOPPER_SHARED_BYTES, LOG2_E
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,15 @@ class PrefillTuning:
     stages: int
 
 
-def prefill_tuning(head_dim: int, dtype: torch.dtype) -> PrefillTuning:
-    """For Hopper (227 KiB shared): two warp groups of 64 rows, one tile of keys in use and one in flight.
+def prefill_tuning(head_dim: int, dtype: torch.dtype, shared_bytes: int = HOPPER_SHARED_BYTES) -> PrefillTuning:
+    """For Hopper: two warp groups of 64 rows, one tile of keys in use and one in flight.
 
-    Three stages, since a tile stays in use until the next one's matrix product has begun.
+    Three stages, since a tile stays in use until the next one's matrix product has begun. Else what fits.
     """
     if dtype == torch.float32:
         return PrefillTuning(rows=32, keys=32, warps=4, stages=2)
+    if shared_bytes < HOPPER_SHARED_BYTES:
+        return PrefillTuning(rows=64, keys=32, warps=4, stages=3 if head_dim <= 128 else 2)
     if head_dim <= 128:
         return PrefillTuning(rows=128, keys=128, warps=8, stages=3)
     return PrefillTuning(rows=128, keys=32, warps=8, stages=3)

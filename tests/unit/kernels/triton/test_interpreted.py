@@ -13,10 +13,10 @@ from twostroke.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.spans import Placement, Spans, cut_into_tiles, span_fields
-from twostroke.kernels.triton.attention import TritonAttention
-from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, plan_decode
+from twostroke.kernels.triton.attention import LEAST_SHARED_BYTES, TritonAttention
+from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, decode_tuning, plan_decode
 from twostroke.kernels.triton.pages import gather_pages, scatter_pages
-from twostroke.kernels.triton.prefill import PrefillTuning
+from twostroke.kernels.triton.prefill import PrefillTuning, prefill_tuning
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 CPU = torch.device("cpu")
@@ -204,6 +204,16 @@ def test_tiles_cover_every_row_once_and_start_with_the_longest_context() -> None
     assert covered == list(range(58))
     assert [context for *_, context in tiles] == [133, 132, 116, 50, 46, 5]
     assert (2, 25, 16, 116) in tiles
+
+
+def test_a_device_with_less_shared_memory_gets_smaller_tiles() -> None:
+    for dim in (64, 128, 256):
+        small = prefill_tuning(dim, torch.bfloat16, LEAST_SHARED_BYTES)
+        assert small.rows < prefill_tuning(dim, torch.bfloat16).rows
+        two_tiles = 2 * 2 * small.keys * dim * 2
+        assert small.rows * dim * 2 + two_tiles <= LEAST_SHARED_BYTES
+        keys = decode_tuning(dim, torch.bfloat16, LEAST_SHARED_BYTES).keys
+        assert keys < decode_tuning(dim, torch.bfloat16).keys
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
