@@ -1,22 +1,26 @@
-"""Whole steps: recorded ones equal to those launch by launch, and an 8B-shaped model's against its byte floor."""
+"""Whole steps: a small model's equal to the reference's, and an 8B-shaped model's against its byte floor."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from tests.gpu.kernels import relative_error
 from tests.gpu.measure import DEVICE, ON_GPU, free_bytes, median_ms
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B, SMALL, TINY, RandomSource, decode_batch, scattered_tables
 from tests.unit.engine.batches import Stream, step
-from tests.unit.engine.reference_attention import ReferenceAttention
-from twostroke.engine.accelerator import Host, accelerator_for
-from twostroke.engine.device_build import DevicePlan, make_device_runner
+from tests.unit.engine.reference_attention import reference_kernels
+from twostroke.engine.accelerator import accelerator_for
+from twostroke.engine.device_build import DeviceKernels, DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
+from twostroke.kernels.triton.attention import TritonAttention
+from twostroke.kernels.triton.elementwise import TritonElementwise
 from twostroke.models.spec import ModelSpec
 from twostroke.schedule.batch import Batch
 
@@ -25,8 +29,9 @@ JUDGED_BATCH = 64
 STEPS = [(batch, context) for batch in (1, 16, 64) for context in (2048, 8192)] if ON_GPU else [(2, 32), (3, 64)]
 TIMED_SPEC, TIMED_DTYPE = (LLAMA_8B, "bfloat16") if ON_GPU else (TINY, "float32")
 TIMED_RUNS = 30 if ON_GPU else 4
-PROMPTS = (70, 3, 33, 16, 48)
-CHECKED_STEPS = 12
+PROMPTS = (70, 3, 33, 16, 48) if ON_GPU else (20, 3, 17)
+CHECKED_STEPS = 12 if ON_GPU else 3
+WORST_LOGITS = 1e-4
 
 
 def plan_for(spec: ModelSpec, dtype: str, *, sequences: int, length: int, tokens: int) -> DevicePlan:
@@ -44,11 +49,9 @@ def plan_for(spec: ModelSpec, dtype: str, *, sequences: int, length: int, tokens
 
 def runner_for(plan: DevicePlan, pages: torch.Tensor, seed: int = 0) -> DeviceRunner:
     """Random weights over given pages; on the CPU with the reference in the kernels' place."""
-    source = RandomSource.seeded(seed, plan.device, plan.torch_dtype)
-    if plan.device.type == "cuda":
-        return make_device_runner(plan, source, pages, accelerator_for(plan.device))
-    pool = pages.view(plan.torch_dtype).view(-1, *plan.spec.page_shape(BLOCK))
-    return make_device_runner(plan, source, pages, Host(), ReferenceAttention(pool, plan.spec.head_dim**-0.5))
+    source = RandomSource.seeded(seed, plan.device, plan.torch_dtype, plan.device)
+    kernels_over = DeviceKernels.over if ON_GPU else reference_kernels
+    return make_device_runner(plan, source, pages, accelerator_for(plan.device), kernels_over)
 
 
 def empty_pages(plan: DevicePlan, count: int) -> torch.Tensor:
@@ -56,20 +59,29 @@ def empty_pages(plan: DevicePlan, count: int) -> torch.Tensor:
 
 
 def check_steps(_report: Report) -> Iterator[Row]:
-    """Greedy float32 streams of a small model: recorded steps against single launches, and pages against the CPU's."""
+    """Greedy float32 streams of a small model: recorded steps of Triton's kernels against the reference on the CPU."""
     spec = SMALL if ON_GPU else TINY
-    plan = plan_for(spec, "float32", sequences=6, length=128, tokens=128)
-    answers, logits = [], []
-    for recorded in (True, False):
-        runner = runner_for(plan, empty_pages(plan, 8 * len(PROMPTS)))
-        tokens, last = _serve(runner, spec, recorded=recorded)
-        answers.append(tokens)
-        logits.append(last)
-        runner.close()
-    same = sum(a == b for a, b in zip(*answers, strict=True))
-    yield Row("recorded steps, streams as launch by launch", f"{same} of {len(PROMPTS)}", passed=same == len(PROMPTS))
-    error = float((logits[0] - logits[1]).norm() / logits[1].norm())
-    yield Row("their last logits differ by", f"{error:.1e}", None, "<= 1e-4", error <= 1e-4)
+    plan = plan_for(spec, "float32", sequences=len(PROMPTS), length=128, tokens=128 if ON_GPU else 32)
+    on_cpu = replace(plan, device=torch.device("cpu"))
+    right, right_logits = _serve(_checked_runner(on_cpu, reference_kernels), spec, recorded=False)
+    for recorded, how in ((True, "recorded steps"), (False, "single launches")):
+        tokens, logits = _serve(_checked_runner(plan, triton_kernels), spec, recorded=recorded)
+        same = sum(a == b for a, b in zip(tokens, right, strict=True))
+        error = relative_error(logits, right_logits)
+        passed = same == len(PROMPTS) and error <= WORST_LOGITS
+        yield Row(f"{how}, streams as the reference's", f"{same} of {len(PROMPTS)}, error {error:.0e}", passed=passed)
+
+
+def triton_kernels(pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
+    """Compiled on a GPU, else interpreted."""
+    return DeviceKernels(TritonAttention(pool, spec.heads, spec.head_dim**-0.5), TritonElementwise())
+
+
+def _checked_runner(plan: DevicePlan, kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels]) -> DeviceRunner:
+    """Weights are drawn on the CPU, so that they are the same everywhere."""
+    source = RandomSource.seeded(0, plan.device, torch.float32, torch.device("cpu"))
+    pages = empty_pages(plan, 8 * len(PROMPTS))
+    return make_device_runner(plan, source, pages, accelerator_for(plan.device), kernels_over)
 
 
 def _serve(runner: DeviceRunner, spec: ModelSpec, *, recorded: bool) -> tuple[list[list[int]], torch.Tensor]:

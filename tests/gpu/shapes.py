@@ -41,22 +41,22 @@ TINY = _spec(hidden=64, layers=2, heads=4, kv_heads=2, inner=96, vocab=160, dim=
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Instead of a model's files. Equal seeds on equal devices make equal models."""
+    """Instead of a model's files. Equal seeds make equal models where they are drawn on equal devices."""
 
     device: torch.device
     dtype: torch.dtype
     generator: torch.Generator
 
     @classmethod
-    def seeded(cls, seed: int, device: torch.device, dtype: torch.dtype) -> RandomSource:
-        return cls(device, dtype, torch.Generator(device).manual_seed(seed))
+    def seeded(cls, seed: int, device: torch.device, dtype: torch.dtype, drawn_on: torch.device) -> RandomSource:
+        return cls(device, dtype, torch.Generator(drawn_on).manual_seed(seed))
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
-        tensor = torch.empty(shape, dtype=self.dtype, device=self.device)
+        tensor = torch.empty(shape, dtype=self.dtype, device=self.generator.device)
         if name.endswith("norm.weight"):
-            return tensor.fill_(1.0)
+            return tensor.fill_(1.0).to(self.device)
         # So that no layer makes its input much larger or smaller, whatever its width.
-        return tensor.normal_(0.0, shape[-1] ** -0.5, generator=self.generator)
+        return tensor.normal_(0.0, shape[-1] ** -0.5, generator=self.generator).to(self.device)
 
 
 def decode_batch(contexts: Sequence[int], tables: np.ndarray, vocab: int) -> Batch:  # type: ignore[type-arg]

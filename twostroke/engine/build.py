@@ -104,6 +104,8 @@ def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _devic
 
 
 def _build_on_device(config: WorkerConfig, spec: ModelSpec, model_dir: Path, device: torch.device) -> BuiltEngine:
+    from torch import set_num_threads
+
     from twostroke.device.memory import DeviceMemory
     from twostroke.engine.accelerator import accelerator_for
     from twostroke.engine.device_build import DevicePlan, make_device_runner
@@ -111,6 +113,7 @@ def _build_on_device(config: WorkerConfig, spec: ModelSpec, model_dir: Path, dev
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
+    set_num_threads(config.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
     facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
 

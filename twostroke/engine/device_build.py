@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from twostroke.engine.decode_graphs import PageTable
 from twostroke.engine.device_fit import Needs, device_pages, read_memory, working_bytes
 from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise
+from twostroke.kernels.elementwise import Elementwise
 from twostroke.models.device_model import DeviceModel
 from twostroke.models.device_weights import Source, take_weights
 from twostroke.models.rope import rope_tables
@@ -77,18 +79,32 @@ class DevicePlan:
         return StepLimits(max_tokens=self.max_tokens, max_sequences=self.max_sequences, pages=pages)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceKernels:
+    """What a model computes with, beside matrix products."""
+
+    attention: DeviceAttention
+    elementwise: Elementwise
+
+    @classmethod
+    def over(cls, pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
+        """What serves this pool best. Raises ConfigError where nothing does."""
+        attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
+        return cls(attention, device_elementwise(pool.device))
+
+
 def make_device_runner(
     plan: DevicePlan,
     source: Source,
     pages: torch.Tensor,
     accelerator: Accelerator,
-    attention: DeviceAttention | None = None,
+    kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels] = DeviceKernels.over,
 ) -> DeviceRunner:
-    """`pages` is uint8 [pages + scratch, page_bytes] on the device. `attention` is over them; None chooses it."""
+    """`pages` is uint8 [pages + scratch, page_bytes] on the device."""
     spec = plan.spec
-    pool = pages.view(plan.torch_dtype).view(-1, *spec.page_shape(plan.block_size))
-    attention = attention or device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
-    model = DeviceModel(spec, take_weights(source, spec, with_head=plan.with_head), device_elementwise(plan.device))
+    kernels = kernels_over(pages.view(plan.torch_dtype).view(-1, *spec.page_shape(plan.block_size)), spec)
+    weights = take_weights(source, spec, with_head=plan.with_head)
+    model = DeviceModel(spec, weights, kernels.elementwise)
     cosines, sines = (table.to(plan.device) for table in rope_tables(spec.rope, plan.max_model_len))
     limits = plan.limits(len(pages) - 1)
-    return DeviceRunner(model, attention, (cosines, sines), accelerator, limits, with_head=plan.with_head)
+    return DeviceRunner(model, kernels.attention, (cosines, sines), accelerator, limits, with_head=plan.with_head)

@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.elementwise import TorchElementwise
 from twostroke.kernels.spans import Placement, Spans, span_fields, spans_of
+from twostroke.models.spec import ModelSpec
+
+
+def reference_kernels(pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
+    return DeviceKernels(ReferenceAttention(pool, spec.head_dim**-0.5), TorchElementwise())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.unit.engine.batches import Stream, step
-from tests.unit.engine.reference_attention import ReferenceAttention
+from tests.unit.engine.reference_attention import reference_kernels
 from twostroke.config import ModelConfig
 from twostroke.engine.accelerator import Host
 from twostroke.engine.cores import Cores
@@ -69,10 +69,8 @@ def plan_for(spec: ModelSpec, *, with_head: bool = True) -> DevicePlan:
 
 def on_device(directory: Path, plan: DevicePlan) -> DeviceRunner:
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
-    pool = pages.view(torch.float32).view(-1, *plan.spec.page_shape(16))
-    attention = ReferenceAttention(pool, plan.spec.head_dim**-0.5)
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        return make_device_runner(plan, files, pages, Host(), attention)
+        return make_device_runner(plan, files, pages, Host(), reference_kernels)
 
 
 @pytest.fixture
@@ -163,8 +161,7 @@ def test_a_prefill_worker_has_no_head_and_fills_the_same_pages(directory: Path) 
         pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
         pool = pages.view(torch.float32).view(-1, *spec.page_shape(16))
         with TensorFiles(directory, torch.float32, plan.device) as files:
-            attention = ReferenceAttention(pool, spec.head_dim**-0.5)
-            runner = make_device_runner(plan, files, pages, Host(), attention)
+            runner = make_device_runner(plan, files, pages, Host(), reference_kernels)
         assert runner.run(chunk).tokens == ()
         pools.append(pool[:PAGES])
     assert torch.equal(*pools)
