@@ -20,7 +20,8 @@ from tests.unit.transfer.makers import (
     GROUPS,
     HAS_NIXL,
     KINDS,
-    bytes_of,
+    all_bytes,
+    fill,
     group_of,
     make_memory,
     make_transport,
@@ -117,7 +118,13 @@ class Reader:
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        return bytes_of(self.memory)
+        """To be read."""
+        return all_bytes(self.memory)
+
+    def fill(self, value: int) -> None:
+        """Every byte."""
+        content = np.full(self.memory.page_bytes, value, np.uint8)
+        fill(self.memory, range(self.memory.pages + 1), lambda _: content)
 
     async def open(self, **changes: Any) -> Endpoint:
         facts: dict[str, Any] = {
@@ -156,6 +163,13 @@ def _no_thread_is_left() -> Iterator[None]:
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+def two_in_one_process(kind: str) -> None:
+    """For tests whose owner is no process of its own."""
+    if kind == "cuda_ipc-gpu":
+        pytest.skip("CUDA opens no memory of its own process")
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import mmap
 import os
+from collections.abc import Callable, Iterable
 
 import msgpack
 import numpy as np
+import pytest
 import torch
 
 from twostroke.device.memory import DeviceMemory
@@ -19,10 +22,15 @@ from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
-KINDS = ["shm", "tcp", "fake", "tcp-staged", "cuda_ipc", *(["nixl"] if HAS_NIXL else [])]
-ONE_SIDED = {"shm", "cuda_ipc"}
+GPU_KINDS = ["cuda_ipc-gpu", "tcp-gpu"]
+KINDS = [
+    *("shm", "tcp", "fake", "tcp-staged", "cuda_ipc"),
+    *(["nixl"] if HAS_NIXL else []),
+    *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS if torch.cuda.is_available()),
+]
+ONE_SIDED = {"shm", "cuda_ipc", "cuda_ipc-gpu"}
 """Kinds for which nothing of the owner runs during a pull."""
-STAGED = {"tcp-staged", "cuda_ipc"}
+STAGED = {"tcp-staged", "cuda_ipc", *GPU_KINDS}
 
 
 class HostSharing(Sharing):
@@ -44,36 +52,52 @@ class HostSharing(Sharing):
             return torch.from_numpy(np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8))
 
 
+GROUPS = {
+    "host": ["shm", "tcp"],
+    "staged": ["tcp-staged", "cuda_ipc"],
+    "nixl": ["nixl"],
+    "gpu": ["cuda_ipc-gpu", "tcp-gpu"],
+}
+"""Owners of one group serve all its kinds at once."""
+
+
 def group_of(kind: str) -> str:
-    """Owners of one group serve all its kinds at once."""
-    if kind == "nixl":
-        return "nixl"
-    return "staged" if kind in STAGED else "host"
-
-
-GROUPS = {"host": ["shm", "tcp"], "staged": ["tcp-staged", "cuda_ipc"], "nixl": ["nixl"]}
+    return next((group for group, kinds in GROUPS.items() if kind in kinds), "host")
 
 
 def make_memory(group: str, pages: int, page_bytes: int) -> Pages:
-    if group != "staged":
-        return PageMemory(pages, page_bytes)
-    memory = DeviceMemory(pages, page_bytes, torch.device("cpu"))
-    memory.tensor.share_memory_()
-    return memory
+    match group:
+        case "gpu":
+            return DeviceMemory(pages, page_bytes, torch.device("cuda", 0))
+        case "staged":
+            memory = DeviceMemory(pages, page_bytes, torch.device("cpu"))
+            memory.tensor.share_memory_()
+            return memory
+    return PageMemory(pages, page_bytes)
 
 
-def bytes_of(memory: Pages) -> np.ndarray:
-    """All pages, as a view."""
+def all_bytes(memory: Pages) -> np.ndarray:
+    """All pages: a view, or a copy of what lies on a GPU."""
     if isinstance(memory, PageMemory):
         return memory.data
     assert isinstance(memory, DeviceMemory)
-    return memory.tensor.numpy()
+    return memory.tensor.cpu().numpy()
+
+
+def fill(memory: Pages, pages: Iterable[int], content: Callable[[int], np.ndarray]) -> None:
+    """Write to pages as a window does."""
+    with contextlib.closing(memory.window(1)) as window:
+        for page in pages:
+            window.landing([page])[0][:] = content(page).data
+            window.landed()
 
 
 def make_transport(kind: str) -> PageTransport:
     match kind:
         case "shm":
             return ShmTransport()
+        case "cuda_ipc-gpu":
+            return CudaIpcTransport()
         case "cuda_ipc":
             return CudaIpcTransport(HostSharing())
         case "nixl":

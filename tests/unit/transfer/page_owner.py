@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.unit.transfer.makers import bytes_of, group_of, make_memory, make_transport
+from tests.unit.transfer.makers import fill, group_of, make_memory, make_transport
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity, PageCopy
@@ -27,14 +27,13 @@ def obey(memory: Pages, commands: Connection) -> None:
         if command == "reuse":
             page = PageId(int(arguments[0]))
             memory.begin_new_generation(page)
-            bytes_of(memory)[page] = 0xEE
+            fill(memory, [page], lambda _: np.full(memory.page_bytes, 0xEE, np.uint8))
         commands.send("done")
 
 
 async def serve(commands: Connection, options: dict[str, Any]) -> None:
     memory = make_memory(options["group"], options["pages"], options["page_bytes"])
-    for page in range(memory.pages):
-        bytes_of(memory)[page] = content(page, memory.page_bytes, options["seed"])
+    fill(memory, range(memory.pages), lambda page: content(page, memory.page_bytes, options["seed"]))
     epoch = Epoch.begin(options["incarnation"])
     identity = Identity(options["worker_id"], epoch, options["fingerprint"], options["token"])
     transports = [make_transport(kind) for kind in options["kinds"]]

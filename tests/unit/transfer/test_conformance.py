@@ -84,16 +84,18 @@ async def test_a_page_of_another_generation_fails_the_pull_but_not_the_peer(read
     assert (reader.page(2) == 0xEE).all()
 
 
-async def test_a_page_that_is_reused_while_it_is_copied_fails_the_pull(kind: str, make_reader: Make) -> None:
+async def test_a_page_that_is_reused_while_it_is_copied_fails_the_pull(
+    kind: str, make_reader: Make, two_in_one_process: None
+) -> None:
     pages = 32 if kind in STAGED else 1  # of those nothing is seen before the first page is complete
     owner, reader = make_reader(pages, (64 << 20) // pages), make_reader(pages, (64 << 20) // pages)
-    owner.data[:] = 7
+    owner.fill(7)
     endpoint = await owner.open(worker_id="owner")
     await reader.open()
     peer = await reader.transport.connect(endpoint, 5.0)
     last = PageId(pages - 1)
     for _ in range(20):  # the copy may end before this thread gets to reuse the page: then once more
-        reader.data[:] = 0
+        reader.fill(0)
         copies = [PageCopy(PageId(page), PageId(page), owner.memory.generation(page)) for page in range(pages)]
         transfer = reader.transport.pull(peer, copies, 20.0)
         while not reader.data[0, 0]:  # memory has no events
@@ -139,7 +141,9 @@ async def test_an_owner_that_lives_another_epoch_is_refused(reader: Any, steady_
     assert (await reader.pull(await reader.connect(steady_owner), [(1, 1)])).outcome is Outcome.DONE
 
 
-async def test_an_earlier_life_of_a_reader_is_refused_after_a_later_one(make_reader: Make) -> None:
+async def test_an_earlier_life_of_a_reader_is_refused_after_a_later_one(
+    make_reader: Make, two_in_one_process: None
+) -> None:
     owner, later, earlier = make_reader(), make_reader(), make_reader()
     endpoint = await owner.open(worker_id="owner")
     await later.open(epoch=Epoch.begin(2))
@@ -216,7 +220,7 @@ async def test_a_frozen_peer_expires_and_after_the_fence_no_byte_changes(
         assert (await reader.transport.wait(other)).outcome is Outcome.EXPIRED
     for each in (transfer, *queued):
         await reader.transport.fence(each)
-    reader.data[:] = 0xAB  # the pages' next owner
+    reader.fill(0xAB)  # the pages' next owner
     owner.thaw()
     owner.tell("ping")
     await asyncio.sleep(0.2)
@@ -374,7 +378,7 @@ async def test_a_cancelled_connect_leaves_a_known_peer_alone(reader: Any, steady
     assert (await reader.pull(peer, [(1, 1)])).outcome is Outcome.DONE
 
 
-async def test_an_owner_that_closes_lets_its_readers_go(make_reader: Make) -> None:
+async def test_an_owner_that_closes_lets_its_readers_go(make_reader: Make, two_in_one_process: None) -> None:
     owner, reader = make_reader(), make_reader()
     endpoint = await owner.open(worker_id="owner")
     await reader.open()
