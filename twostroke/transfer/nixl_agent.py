@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import logging
 import os
 import sys
 import time
@@ -34,6 +35,8 @@ _SPINS = 50
 _SPIN_S, _SLEEP_S = 20e-6, 300e-6
 _LOOK_AROUND_EVERY = 16
 """Between that many looks at a transfer, its caller may find that nobody wants it any more."""
+
+log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 
@@ -92,8 +95,11 @@ class Agent:
 
     def remove(self, remote: RemotePages) -> None:
         """Hang up on an agent; what was being written to it ends."""
-        self._agent.releasedDlistH(remote.handle)
-        self._agent.invalidateRemoteMD(remote.agent)
+        try:
+            self._agent.releasedDlistH(remote.handle)
+            self._agent.invalidateRemoteMD(remote.agent)
+        except Exception as error:  # it has gone already
+            log.debug("nixl agent not removed agent=%s error=%s", remote.agent, error)
 
     def write(
         self,
@@ -156,11 +162,10 @@ class Agent:
             raise PeerLost(f"nixl: {status}")
 
     def _release(self, request: int) -> None:
-        # A request that NIXL does not let go of ends with its remote agent.
         try:
             self._agent.releaseXferReq(request)
-        except Exception:
-            return
+        except Exception as error:  # it ends with its remote agent
+            log.debug("nixl request not released error=%s", error)
 
     def _prepare(self, agent: str, place: Place, pages: int, page_bytes: int) -> int:
         rows = np.empty((pages, 3), np.uint64)
