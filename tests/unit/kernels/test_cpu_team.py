@@ -96,6 +96,33 @@ def test_an_idle_core_is_borrowed_and_given_back_within_one_region(kernels: Kern
             assert borrower.threads_now == 1, "the owner was busy a moment ago"
 
 
+def test_a_borrowed_core_is_given_back_within_a_long_region(kernels: Kernels, tmp_path: Path) -> None:
+    run = kernels.function(
+        "twostroke_team_probe_tasks", (*[ctypes.c_void_p] * 2, *[ctypes.c_int64] * 2, ctypes.c_void_p)
+    )
+    count = 1_000_000
+    done, stop = (ctypes.c_int32 * count)(), ctypes.c_int32()
+
+    def work_long() -> None:
+        with borrower.step():
+            threads.append(borrower.threads_now)
+            run(borrower.address, done, count, 500, ctypes.addressof(stop))
+
+    threads: list[int] = []
+    with team_of(kernels, (0,), (1,), tmp_path) as borrower, team_of(kernels, (1,), (), tmp_path) as owner:
+        working = Thread(target=work_long)
+        working.start()
+        while not done[0]:
+            time.sleep(0.001)
+        with owner.step():
+            stop.value = 1
+            assert not done[count - 1], "the region was not over yet"
+        working.join()
+    assert threads == [2]
+    ran = list(done)
+    assert ran == [1] * sum(ran) + [0] * (count - sum(ran)), "every task before the stop ran once"
+
+
 def hold_once(team: Team, held: list[int]) -> None:
     with team.step():
         held.append(team.threads_now)

@@ -2,8 +2,6 @@
 
 #pragma once
 
-#include <atomic>
-
 #include "plan.h"
 #include "rows.h"
 
@@ -60,20 +58,11 @@ class Attention {
         const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
         slot_floats_ = Sums::floats(PARTIAL_TOKENS * shape_.groups, shape_.lanes);
         slots_.resize(size_t(plan.slots * slot_floats_));
-        share(team, plan.tasks, [this](const Task &task) { compute(task); });
-        share(team, plan.merges, [this](const Task &task) { merge(task); });
+        run_tasks(team, plan.tasks.size(), [&](size_t i) { compute(plan.tasks[i]); });
+        if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i) { merge(plan.merges[i]); });
     }
 
   private:
-    template <class F>
-    static void share(Team *team, const std::vector<Task> &tasks, F f) {
-        if (tasks.empty()) return;
-        std::atomic<size_t> next{0};
-        run_parts(tasks.size() > 1 ? team : nullptr, [&](int, int) {
-            for (size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks.size();) f(tasks[i]);
-        });
-    }
-
     Sums slot(int64_t at, int rows) { return Sums::in(slots_.data() + at * slot_floats_, rows, shape_.lanes); }
 
     void compute(const Task &task) {
@@ -98,7 +87,8 @@ class Attention {
                 for (auto &head : space.heads) head.total.merge(head.split, space.rows, shape_.lanes);
         }
         if (!task.is_partial)
-            for (size_t h = 0; h < space.heads.size(); h++) finish(task, task.first_head + int64_t(h), space.heads[h].total);
+            for (size_t h = 0; h < space.heads.size(); h++)
+                finish(task, task.first_head + int64_t(h), space.heads[h].total);
     }
 
     // One tile for all heads of a task. While a head's is packed, what comes after it is fetched.
@@ -108,11 +98,12 @@ class Attention {
         for (size_t h = 0; h < space.heads.size(); h++) {
             const bool is_last = h + 1 == space.heads.size();
             const T *keys = first + int64_t(h) * step_.head_stride, *values = keys + step_.value_offset;
-            const T *next_keys = is_last ? first : keys + step_.head_stride, *next_values = next_keys + step_.value_offset;
+            const T *next_keys = is_last ? first : keys + step_.head_stride;
+            const T *next_values = next_keys + step_.value_offset;
             const Tile &then = is_last ? next : tile;
             pack_keys<Math>(keys, tile, shape_.words, next_keys, then, row_bytes, space.keys);
-            pack_values<Math>(values, tile, shape_.dim, shape_.lanes, (const T *)space.zeros, next_values, then, row_bytes,
-                              space.values);
+            pack_values<Math>(values, tile, shape_.dim, shape_.lanes, (const T *)space.zeros, next_values, then,
+                              row_bytes, space.values);
             add_tile(shape_, space.heads[h].queries, start, tile.count, space.keys, space.values, step_.scale * LOG2_E,
                      space.heads[h].split);
         }

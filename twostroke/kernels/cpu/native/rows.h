@@ -12,7 +12,7 @@
 
 namespace twostroke {
 
-constexpr int SPLIT = 4 * TILE;  // tokens
+constexpr int SPLIT = 256;  // tokens
 constexpr float LOWEST = -1e30f;  // below every score, yet finite: LOWEST - LOWEST is no NaN
 constexpr float LOG2_E = 1.44269504f;
 
@@ -72,48 +72,54 @@ struct Queries {
 };
 
 template <class Math, class T>
-void load_queries(const Shape<Math> &shape, const AttentionStep &step, const T *q, int64_t q_stride, int64_t first_token,
-                  int64_t kv_head, Queries &queries) {
+void load_queries(const Shape<Math> &shape, const AttentionStep &step, const T *q, int64_t q_stride,
+                  int64_t first_token, int64_t kv_head, Queries &queries) {
     for (int row = 0; row < queries.rows; row++) {
         const int64_t token = first_token + row / shape.groups;
         const T *from = q + token * q_stride + (kv_head * shape.groups + row % shape.groups) * shape.dim;
         queries.limits[row] = step.positions[token] + 1;
         for (int at = 0; at < shape.words; at += simd::W) {
             const int n = std::min(simd::W, shape.words - at);
-            simd::store_part(queries.words + row * shape.words + at, Math::load_words(from, at, n), n);
+            simd::store_up_to(queries.words + row * shape.words + at, Math::load_words(from, at, n), n);
         }
     }
 }
 
-// Turns scores of one row into weights under the new peak; what the sums so far shrink by.
+// A row's scores from column `at` on; those of tokens that it must not see are -infinity.
+inline simd::F visible_scores(const float *scores, int at, int visible) {
+    const simd::F x = simd::load(scores + at);
+    if (at + simd::W <= visible) return x;
+    return simd::keep_first(x, std::max(0, visible - at), simd::set1(-__builtin_inff()));
+}
+
+// Turns the scores of a product's rows into weights under their new peaks; `shrink`: what older sums are worth now.
+// Phase by phase over all rows, because a single row's maximum and exponentials are one long chain of dependent steps.
 template <class Math>
-float weigh(const float *scores, int columns, int visible, float scale, float &peak, float *sum, float *weights) {
-    simd::F highest = simd::set1(-__builtin_inff());
-    for (int c = 0; c < columns; c += simd::W) {
-        simd::F x = simd::load(scores + c);
-        if (c + simd::W > visible) x = simd::keep_first(x, std::max(0, visible - c), simd::set1(-__builtin_inff()));
-        highest = simd::max(highest, x);
+void weigh(int rows, const float *scores, int columns, const int *visible, float scale, float *peaks, float *sums,
+           float *weights, float *shrink) {
+    alignas(64) float change[simd::W * 2] = {};
+    for (int r = 0; r < rows; r++) {
+        simd::F highest = visible_scores(scores + r * TILE, 0, visible[r]);
+        for (int c = simd::W; c < columns; c += simd::W)
+            highest = simd::max(highest, visible_scores(scores + r * TILE, c, visible[r]));
+        const float peak = std::max(peaks[r], simd::reduce_max(highest) * scale);
+        change[r] = peaks[r] - peak;
+        peaks[r] = peak;
     }
-    const float before = peak;
-    peak = std::max(before, simd::reduce_max(highest) * scale);
-    const simd::F base = simd::set1(-peak), by = simd::set1(scale);
-    simd::F total = simd::zero();
-    for (int c = 0; c < columns; c += 2 * simd::W) {
-        simd::F pair[2];
-        for (int i = 0; i < 2; i++) {
-            const int at = c + i * simd::W;
-            simd::F x = simd::fma(simd::load(scores + at), by, base);
-            if (at + simd::W > visible) x = simd::keep_first(x, std::max(0, visible - at), simd::set1(-__builtin_inff()));
-            pair[i] = simd::exp2_of_negative(x);
-            total = simd::add(total, pair[i]);
+    for (int r = 0; r < rows; r += simd::W) simd::store(shrink + r, simd::exp2_of_negative(simd::load(change + r)));
+    for (int r = 0; r < rows; r++) {
+        const simd::F base = simd::set1(-peaks[r]), by = simd::set1(scale);
+        simd::F total = simd::zero();
+        for (int c = 0; c < columns; c += 2 * simd::W) {
+            const simd::F low = Math::exp2(simd::fma(visible_scores(scores + r * TILE, c, visible[r]), by, base));
+            const simd::F high =
+                Math::exp2(simd::fma(visible_scores(scores + r * TILE, c + simd::W, visible[r]), by, base));
+            total = simd::add(total, simd::add(low, high));
+            Math::store_weights(weights + r * TILE, c, low, high);
         }
-        Math::store_weights(weights, c, pair[0], pair[1]);
+        simd::store(sums, simd::fma(simd::load(sums), simd::set1(shrink[r]), total));
+        sums += simd::W;
     }
-    const simd::F shrink = simd::exp2_of_negative(simd::set1(before - peak));
-    simd::store(sum, simd::fma(simd::load(sum), shrink, total));
-    float shrink_by;
-    simd::store_part(&shrink_by, shrink, 1);
-    return shrink_by;
 }
 
 // One tile, packed, for all rows that see any of it. `start` is the position of its first token.
@@ -129,12 +135,11 @@ void add_tile(const Shape<Math> &shape, const Queries &queries, int64_t start, i
         const int columns = rounded_up(seen, GROUP);
         multiply<Math>(rows, queries.words + first * shape.words, shape.words, keys, TILE, shape.words, nullptr, scores,
                        TILE, columns);
-        float shrink[MAX_ROWS];
-        for (int r = 0; r < rows; r++) {
-            const int visible = int(std::clamp<int64_t>(limits[r] - start, 0, count));
-            shrink[r] = weigh<Math>(scores + r * TILE, columns, visible, scale, sums.peaks[first + r],
-                                    sums.weights + (first + r) * simd::W, weights + r * TILE);
-        }
+        int visible[MAX_ROWS];
+        for (int r = 0; r < rows; r++) visible[r] = int(std::clamp<int64_t>(limits[r] - start, 0, count));
+        alignas(64) float shrink[2 * simd::W];
+        weigh<Math>(rows, scores, columns, visible, scale, sums.peaks + first, sums.weights + first * simd::W, weights,
+                    shrink);
         multiply<Math>(rows, weights, TILE, values, shape.lanes, columns / Math::PER_WORD, shrink,
                        sums.values + first * shape.lanes, shape.lanes, shape.lanes);
     }
@@ -150,7 +155,7 @@ void write_out(const Shape<Math> &shape, const AttentionStep &step, const Sums &
         T *to = out + (token * step.heads + head) * shape.dim;
         const simd::F inverse = simd::set1(1.0f / simd::reduce_add(simd::load(sums.weights + row * simd::W)));
         for (int at = 0; at < shape.dim; at += simd::W)
-            simd::store_part(to + at, simd::mul(simd::load(sums.values + row * shape.lanes + at), inverse),
+            simd::store_up_to(to + at, simd::mul(simd::load(sums.values + row * shape.lanes + at), inverse),
                              std::min(simd::W, shape.dim - at));
     }
 }

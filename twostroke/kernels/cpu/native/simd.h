@@ -1,6 +1,6 @@
 // One vector of floats, `F`, of `W` lanes, and what kernels do with it, for each instruction set that we compile for.
 //
-// Memory holds float, bfloat16 or half; lanes are always float. Functions with a count `n` touch the first n lanes only.
+// Memory holds float, bfloat16 or half; lanes are always float. Functions with a count `n` touch the first n only.
 
 #pragma once
 
@@ -29,19 +29,50 @@ struct Float16 {
 
 namespace twostroke::simd {
 
+// The first n lanes, where n is most often W or more.
+template <class T>
+inline F load_up_to(const T *p, int n) {
+    return n >= W ? load(p) : load_part(p, n);
+}
+template <class T>
+inline void store_up_to(T *p, F x, int n) {
+    if (n >= W)
+        store(p, x);
+    else
+        store_part(p, x, n);
+}
+
+// x <= 0 as an integer and a rest of -1/2 to 1/2. `bits_to_exponent` makes 2^integer of what is returned.
+inline F split_exponent(F x, F &rest) {
+    x = max(x, set1(-127.0f));                 // its power is zero
+    const F magic = set1(0x1.8p23f + 127.0f);  // adding it rounds, and leaves x + 127 in the lowest bits
+    const F shifted = add(x, magic);
+    rest = sub(x, sub(shifted, magic));
+    return shifted;
+}
+
 // 2^x for x <= 0, to three units in the last place; zero below -126, and for -infinity.
 inline F exp2_of_negative(F x) {
-    x = max(x, set1(-127.0f));
-    const F magic = set1(0x1.8p23f + 127.0f);  // adding it rounds to integers and leaves x + 127 in the lowest bits
-    const F shifted = add(x, magic);
-    const F f = sub(x, sub(shifted, magic));
+    F f;
+    const F exponent = split_exponent(x, f);
     F p = set1(0.0013264726390411416f);
     p = fma(p, f, set1(0.009671512697265194f));
     p = fma(p, f, set1(0.05550733745934455f));
     p = fma(p, f, set1(0.2402224208411917f));
     p = fma(p, f, set1(0.6931469775972973f));
     p = fma(p, f, set1(1.0f));
-    return mul(p, bits_to_exponent(shifted));
+    return mul(p, bits_to_exponent(exponent));
+}
+
+// The same to one part in ten thousand, for weights that are rounded to bfloat16 anyway.
+inline F rough_exp2_of_negative(F x) {
+    F f;
+    const F exponent = split_exponent(x, f);
+    F p = set1(0.055008928068727175f);
+    p = fma(p, f, set1(0.24221096023823613f));
+    p = fma(p, f, set1(0.6932829277032073f));
+    p = fma(p, f, set1(1.0f));
+    return mul(p, bits_to_exponent(exponent));
 }
 
 }  // namespace twostroke::simd

@@ -13,10 +13,10 @@ template <class T>
 void rotate(const T *x, const float *cosines, const float *sines, int64_t half, T *y) {
     for (int64_t d = 0; d < half; d += simd::W) {
         const int n = int(std::min<int64_t>(simd::W, half - d));
-        const simd::F low = simd::load_part(x + d, n), high = simd::load_part(x + d + half, n);
-        const simd::F cosine = simd::load_part(cosines + d, n), sine = simd::load_part(sines + d, n);
-        simd::store_part(y + d, simd::sub(simd::mul(low, cosine), simd::mul(high, sine)), n);
-        simd::store_part(y + d + half, simd::fma(high, cosine, simd::mul(low, sine)), n);
+        const simd::F low = simd::load_up_to(x + d, n), high = simd::load_up_to(x + d + half, n);
+        const simd::F cosine = simd::load_up_to(cosines + d, n), sine = simd::load_up_to(sines + d, n);
+        simd::store_up_to(y + d, simd::sub(simd::mul(low, cosine), simd::mul(high, sine)), n);
+        simd::store_up_to(y + d + half, simd::fma(high, cosine, simd::mul(low, sine)), n);
     }
 }
 

@@ -73,6 +73,7 @@ void Team::begin() {
 }
 
 void Team::end() {
+    yield_wanted();
     for (Seat *seat : active_) release(*seat);
     active_.clear();
 }
@@ -96,12 +97,22 @@ void Team::release(Seat &seat) {
 void Team::yield_wanted() {
     size_t kept = 0;
     for (Seat *seat : active_) {
-        if (!seat->is_home && seat->lease->wanted_back())
+        if (seat->is_given_back)
+            seat->is_given_back = false;
+        else if (!seat->is_home && seat->lease->wanted_back())
             release(*seat);
         else
             active_[kept++] = seat;
     }
     active_.resize(kept);
+}
+
+bool Team::give_back_if_wanted(int part) {
+    Seat &seat = *active_[part];
+    if (seat.is_home || !seat.lease->wanted_back()) return false;
+    seat.is_given_back = true;
+    release(seat);
+    return true;
 }
 
 void Team::run(Work work, void *context) {
@@ -124,7 +135,7 @@ void Team::run(Work work, void *context) {
     }
 }
 
-// A ticket's lowest bit says whether there is work. Work is never overwritten, since the caller waits for it to be done.
+// A ticket's lowest bit says whether there is work. Work is never overwritten: the caller waits until it is done.
 void Team::tell(Seat &seat, bool has_work) {
     const uint32_t next = (seat.ticket.load(std::memory_order_relaxed) | 1) + 1 + (has_work ? 1 : 0);
     seat.ticket.store(next, std::memory_order_seq_cst);
@@ -187,4 +198,15 @@ TWOSTROKE_EXPORT int64_t twostroke_team_probe(Team *team, int32_t *who, int64_t 
         for (int64_t unit = part; unit < units; unit += parts) who[unit] += part + 1;
     });
     return ran;
+}
+
+// The same with tasks: `who[task]` counts its runs. Once `stop` is set, those that remain are empty.
+TWOSTROKE_EXPORT void twostroke_team_probe_tasks(Team *team, int32_t *who, int64_t tasks, int64_t spins,
+                                                 const volatile int32_t *stop) {
+    twostroke::run_tasks(team, size_t(tasks), [&](size_t task) {
+        if (*stop) return;
+        for (volatile int64_t i = 0; i < spins; i = i + 1) {
+        }
+        who[task] += 1;
+    });
 }

@@ -42,6 +42,9 @@ class Team {
         run([](void *context, int part, int parts) { (*static_cast<F *>(context))(part, parts); }, &f);
     }
 
+    // Of a part that may run on a borrowed core: whether its owner wants that. Then it is given back, and the part ends.
+    bool give_back_if_wanted(int part);
+
   private:
     using Work = void (*)(void *context, int part, int parts);
 
@@ -53,6 +56,7 @@ class Team {
         int part = 0;
         int core = 0;
         bool is_home = false;
+        bool is_given_back = false;  // within a region, by its own part
         std::unique_ptr<Lease> lease;
         std::thread helper;
     };
@@ -82,6 +86,20 @@ void run_parts(Team *team, F f) {
         team->run_parts(f);
     else
         f(0, 1);
+}
+
+// f(task) for every task of 0..count - 1, each by the thread that comes for it first: parts may be slow, start late, or
+// leave.
+template <class F>
+void run_tasks(Team *team, size_t count, F f) {
+    std::atomic<size_t> next{0};
+    run_parts(count > 1 ? team : nullptr, [&](int part, int) {
+        while (part == 0 || !team->give_back_if_wanted(part)) {
+            const size_t task = next.fetch_add(1, std::memory_order_relaxed);
+            if (task >= count) return;
+            f(task);
+        }
+    });
 }
 
 }  // namespace twostroke

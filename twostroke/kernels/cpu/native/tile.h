@@ -13,7 +13,7 @@
 
 namespace twostroke {
 
-constexpr int TILE = 64;   // tokens
+constexpr int TILE = 128;  // tokens
 constexpr int GROUP = std::max(16, 2 * simd::W);  // tokens that a partly filled tile is rounded up to
 constexpr int MAX_ROWS = 6, MAX_VECTORS = simd::W == 16 ? 4 : 2;  // of a product, by the registers there are
 static_assert(GROUP % simd::W == 0 && TILE % GROUP == 0, "groups are whole vectors, tiles whole groups");
@@ -30,7 +30,7 @@ struct FloatMath {
     static constexpr int PER_WORD = 1;
 
     static simd::F load_words(const T *row, int at, int n) {
-        return n >= simd::W ? simd::load(row + at) : simd::load_part(row + at, n);
+        return simd::load_up_to(row + at, n);
     }
 
     static void pack_value_rows(const T *const *rows, int at, int n, float *panel, int) {
@@ -38,6 +38,8 @@ struct FloatMath {
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma(a, b, sum); }
+
+    static simd::F exp2(simd::F x) { return simd::exp2_of_negative(x); }
 
     static void store_weights(float *words, int column, simd::F low, simd::F high) {
         simd::store(words + column, low);
@@ -51,8 +53,7 @@ struct PairMath {
     static constexpr int PER_WORD = 2;
 
     static simd::F load_words(const BFloat16 *row, int at, int n) {
-        const float *words = (const float *)row + at;
-        return n >= simd::W ? simd::load(words) : simd::load_part(words, n);
+        return simd::load_up_to((const float *)row + at, n);
     }
 
     static void pack_value_rows(const BFloat16 *const *rows, int at, int n, float *panel, int lanes_left) {
@@ -63,6 +64,8 @@ struct PairMath {
     }
 
     static simd::F multiply_add(simd::F a, simd::F b, simd::F sum) { return simd::fma_pairs(a, b, sum); }
+
+    static simd::F exp2(simd::F x) { return simd::rough_exp2_of_negative(x); }
 
     static void store_weights(float *words, int column, simd::F low, simd::F high) {
         simd::store_narrow(words + column / 2, low, high);
