@@ -42,7 +42,7 @@ class Team {
         run([](void *context, int part, int parts) { (*static_cast<F *>(context))(part, parts); }, &f);
     }
 
-    // Of a part that may run on a borrowed core: whether its owner wants that. Then it is given back, and the part ends.
+    // Of a part that may run on a borrowed core: whether its owner wants it. If so, it is given back; the part ends.
     bool give_back_if_wanted(int part);
 
   private:
