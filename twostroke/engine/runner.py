@@ -40,6 +40,7 @@ class ModelRunner:
         with_head: bool,
     ) -> None:
         self._cores = cores
+        torch.set_num_threads(len(cores.home))
         kind: torch.dtype = getattr(torch, model.dtype)
         pool = pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
@@ -48,7 +49,8 @@ class ModelRunner:
         self._model = load_model(
             model_dir, spec, backend, kernels, dtype=kind, is_int8=model.weights == "int8", with_head=with_head
         )
-        torch.set_num_threads(1 if isinstance(self._model, NativeTransformer) else len(cores.home))
+        if isinstance(self._model, NativeTransformer):  # whose threads are the team's
+            torch.set_num_threads(1)
         self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
 
     def run(self, batch: Batch) -> StepResult:
