@@ -121,6 +121,12 @@ def test_int8_weights_of_odd_width_stay_bfloat16(kernels: Kernels) -> None:
     assert torch.equal(int8(x), exact(x))
 
 
+def test_only_cpus_with_the_instructions_serve_and_only_bfloat16(built_kernels: dict[str, Kernels]) -> None:
+    for variant, kernels in built_kernels.items():
+        assert NativeLinears.serve(kernels, torch.bfloat16) == (variant == "avx512_bf16")
+        assert not NativeLinears.serve(kernels, torch.float32)
+
+
 def steps_of_64th(rows: int, inputs: int) -> torch.Tensor:
     """Multiples of 1/64 up to 127/64, which each group reaches, so that 1/64 is its scale."""
     steps = torch.randint(-127, 128, (rows, inputs), generator=torch.Generator().manual_seed(rows))
