@@ -67,6 +67,10 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         memory_bytes(text)
 
 
+def test_int8_weights_reach_the_config() -> None:
+    assert config_of("--weights", "int8").model.weights == "int8"
+
+
 @pytest.mark.parametrize("size_bytes", [1 << 30, 512 << 20, 1000])
 def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
     assert memory_bytes(size_text(size_bytes)) == size_bytes
@@ -76,6 +80,7 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
     ("flags", "named"),
     [
         (["--decode", "0"], "--decode"),
+        (["--weights", "int8", "--dtype", "float32"], "--weights int8"),
         (["--prefill", "-1"], "--prefill"),
         (["--block-size", "17"], "--block-size"),
         (["--kv-cache-memory", "0"], "--kv-cache-memory"),

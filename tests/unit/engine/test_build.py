@@ -87,6 +87,15 @@ def test_more_length_than_the_model_has_is_refused(tiny: Path) -> None:
         build_runner(config(str(tiny), max_model_len=129), tiny)
 
 
+def test_rounded_weights_have_a_fingerprint_of_their_own() -> None:
+    prints = set()
+    for weights in ("model", "int8"):
+        built = build_runner(config("paced:", 1 << 20, dtype="bfloat16", weights=weights), None)
+        prints.add(built.model.fingerprint)
+        built.close()
+    assert len(prints) == 2
+
+
 def test_fingerprints_agree_on_copies_and_differ_where_pages_would(tiny: Path, tmp_path: Path) -> None:
     def fingerprint(directory: Path, **model_config: Any) -> str:
         built = build_runner(config(str(directory), **model_config), directory)
