@@ -77,7 +77,9 @@ void pick(Buffer<T> &buffer, int64_t rows, const int64_t *picked, int64_t count,
     Buffer<T> kept;
     T *to = kept.rows(count, stride);
     const T *from = buffer.rows(rows, stride);
-    for (int64_t r = 0; r < count; r++) std::memcpy(to + r * stride, from + picked[r] * stride, size_t(stride) * sizeof(T));
+    for (int64_t r = 0; r < count; r++) {
+        std::memcpy(to + r * stride, from + picked[r] * stride, size_t(stride) * sizeof(T));
+    }
     std::memcpy(buffer.rows(count, stride), to, size_t(count * stride) * sizeof(T));
 }
 

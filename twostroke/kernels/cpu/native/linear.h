@@ -27,7 +27,7 @@ struct Linear {
     int64_t outputs;       // what is written of a row
     int64_t inputs;        // padded with zeros to a multiple of 2, or of GROUP
     int32_t kind;
-    int32_t is_gated;      // panels of 16 gates and the 16 values that they let through: half as many outputs as rows of W
+    int32_t is_gated;      // panels of 16 gates and the 16 values that they let through: W has two rows per output
 };
 
 // What becomes of a sum.
