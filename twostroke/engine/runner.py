@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
 
 from twostroke.config import ModelConfig
+from twostroke.engine.borrowing import Borrowing, kind_of
 from twostroke.engine.cores import Cores
 from twostroke.engine.pages import pool_tensor
 from twostroke.engine.sampler import sample
@@ -41,6 +43,8 @@ class ModelRunner:
     ) -> None:
         self._cores = cores
         torch.set_num_threads(len(cores.home))
+        self._neighbours = cores.neighbours()
+        self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
         pool = pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
@@ -55,12 +59,22 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
-        if self._team is not None and self._cores.should_look:
-            self._team.borrow_from(self._cores.neighbours())
-        with torch.inference_mode(), nullcontext() if self._team is None else self._team.step():
+        with torch.inference_mode(), nullcontext() if self._team is None else self._team_step(self._team, batch):
             logits = self.logits(batch)
             tokens = () if logits is None else sample(logits, batch.samples)
         return StepResult(tokens, time.perf_counter() - started_s)
+
+    @contextmanager
+    def _team_step(self, team: Team, batch: Batch) -> Iterator[None]:
+        """On the worker's own cores, and on those of idle neighbours while that makes steps shorter."""
+        if self._cores.should_look:
+            self._neighbours = self._cores.neighbours()
+        team.borrow_from(self._neighbours if self._borrowing.wanted else ())
+        started_s = time.perf_counter()
+        with team.step():
+            yield
+            borrowed = team.threads_now - len(self._cores.home)
+        self._borrowing.observe(kind_of(batch), time.perf_counter() - started_s, borrowed)
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
@@ -87,4 +101,4 @@ class ModelRunner:
 
 
 def _team_on(cores: Cores, kernels: Kernels) -> Team:
-    return Team(kernels, cores.home, cores.neighbours(), cores.folder, pin=cores.pin)
+    return Team(kernels, cores.home, (), cores.folder, pin=cores.pin)

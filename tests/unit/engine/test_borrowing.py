@@ -1,0 +1,64 @@
+"""Borrowed cores are used where steps are shorter with them, and left alone where they are not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from twostroke.engine.borrowing import FIRST_STEPS, TRIED_STEPS, Borrowing
+
+DECODE, CHUNK = (1, 0, 0), (0, 512, 0)
+
+
+def ways(
+    borrowing: Borrowing, steps: int, *, factor: float, noise: float = 0.02, kind=DECODE, lent: int = 1
+) -> Counter:
+    """How often it borrowed, where a step with borrowed cores takes `factor` of the time."""
+    random, seen = Random(1), Counter()
+    for _ in range(steps):
+        seen[borrowing.wanted] += 1
+        seconds = 0.01 * (factor if borrowing.wanted and lent else 1.0) * random.uniform(1 - noise, 1 + noise)
+        borrowing.observe(kind, seconds, lent if borrowing.wanted else 0)
+    return seen
+
+
+def test_it_borrows_at_first_and_goes_on_where_that_pays() -> None:
+    seen = ways(Borrowing(), 1000, factor=0.6)
+    assert seen[False] < 0.03 * 1000
+
+
+def test_it_stops_soon_where_that_costs_and_hardly_ever_tries_again() -> None:
+    borrowing = Borrowing()
+    first = ways(borrowing, FIRST_STEPS + TRIED_STEPS, factor=6)
+    assert first[True] == FIRST_STEPS
+    later = ways(borrowing, 4000, factor=6)
+    assert later[True] < 0.015 * 4000
+
+
+def test_where_it_makes_no_difference_nothing_changes() -> None:
+    borrowing = Borrowing()
+    ways(borrowing, 500, factor=1.0)
+    assert borrowing.wanted
+
+
+def test_it_begins_again_when_the_machine_is_free_again() -> None:
+    borrowing = Borrowing()
+    ways(borrowing, 300, factor=6)
+    assert not borrowing.wanted
+    ways(borrowing, 1000, factor=0.6)
+    assert borrowing.wanted
+
+
+def test_steps_for_which_no_core_was_to_be_had_say_nothing() -> None:
+    borrowing = Borrowing()
+    assert ways(borrowing, 500, factor=1.0, lent=0)[False] == 0
+
+
+def test_only_steps_of_one_kind_are_compared() -> None:
+    """Chunks are longer than decode steps whatever they run on."""
+    borrowing = Borrowing()
+    for turn in range(400):
+        kind, seconds = (CHUNK, 0.3) if turn % 7 == 0 else (DECODE, 0.01)
+        borrowing.observe(kind, seconds * (0.6 if borrowing.wanted else 1.0), 1 if borrowing.wanted else 0)
+    ways(borrowing, 5, factor=0.6)
+    assert borrowing.wanted
