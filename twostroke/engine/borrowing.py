@@ -10,12 +10,12 @@ import statistics
 
 from twostroke.schedule.batch import Batch
 
-TRIED_STEPS = 3
+TRIED_STEPS = 5
 """Of one kind, on each side of a comparison."""
 FIRST_STEPS, MOST_STEPS = 16, 2048
 """Between two comparisons; twice as many after each that changed nothing."""
-WORTH = 0.95
-"""The other way must take less than this share of the time to be preferred."""
+WORTH = 0.85
+"""The other way must take less than this share of the time on average to be preferred: stalls count in full."""
 CONTEXT_TOKENS = 2048
 """Steps whose contexts differ by less are alike."""
 
@@ -30,7 +30,7 @@ def kind_of(batch: Batch) -> Kind:
 
 class Borrowing:
     def __init__(self) -> None:
-        self.wanted = True
+        self.wanted = False
         """Whether the next step should borrow what it can."""
         self._seconds: dict[bool, dict[Kind, list[float]]] = {True: {}, False: {}}
         """Of the last few steps of each kind, with and without borrowed cores."""
@@ -59,7 +59,7 @@ class Borrowing:
 
     def _end_trial(self, kind: Kind) -> None:
         tried, usual = (self._seconds[way].get(kind, ()) for way in (self.wanted, not self.wanted))
-        is_better = len(tried) == len(usual) == TRIED_STEPS and statistics.median(tried) < WORTH * statistics.median(
+        is_better = len(tried) == len(usual) == TRIED_STEPS and statistics.fmean(tried) < WORTH * statistics.fmean(
             usual
         )
         if is_better:
