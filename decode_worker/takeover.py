@@ -106,7 +106,7 @@ class Takeover:
         budget = self._host.loop.budget
         source_s = budget.cost.prompt_token_s
         local_s = budget.seconds_per_prompt_token(streams, context_tokens) if source_s else 0.0
-        block_size, chunk_tokens = self._host.facts.block_size, self._host.config.schedule.max_num_batched_tokens
+        block_size, chunk_tokens = self._host.facts.block_size, self._host.scheduler.step_tokens
         return Pace(-(-chunk_tokens // block_size), block_size * source_s, block_size * local_s)
 
     def _look_again(self, when_s: float) -> None:

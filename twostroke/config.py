@@ -102,12 +102,17 @@ class CacheConfig:
         return self.kv_cache_memory_bytes or HOST_CACHE_BYTES
 
 
+CPU_STEP_TOKENS = 128
+"""Matrix products of a CPU are at their full rate from 32 rows on."""
+GPU_STEP_TOKENS = 4096
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
     max_num_seqs: int = 64
     """Sequences that hold pages at once on one worker."""
-    max_num_batched_tokens: int = 512
-    """Tokens in one step."""
+    max_num_batched_tokens: int | None = None
+    """Tokens in one step. None: see `step_tokens`."""
     step_target_s: float = 0.04
     """Length of a step in which streams run: as many prompt tokens as fit run beside them (and never none)."""
     max_waiting: int = 1024
@@ -123,9 +128,14 @@ class ScheduleConfig:
         _positive("--step-target-ms", self.step_target_s)
         _positive("max_waiting", self.max_waiting)
 
+    def step_tokens(self, *, on_gpu: bool = False) -> int:
+        """Tokens in one step: few enough that short prompts are done soon, enough that weights are read seldom."""
+        usual = GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS
+        return self.max_num_batched_tokens or max(usual, 2 * self.max_num_seqs)
+
     def check_budget(self) -> None:
         """Raises ConfigError where one token for each sequence would use up a step, so that no prompt ever ran."""
-        if self.max_num_batched_tokens <= self.max_num_seqs:
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
             raise ConfigError(
                 f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be more than "
                 f"--max-num-seqs ({self.max_num_seqs})",

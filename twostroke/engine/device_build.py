@@ -42,7 +42,7 @@ class DevicePlan:
             dtype=model.dtype,
             block_size=config.cache.block_size,
             max_model_len=model.max_model_len or spec.max_position_embeddings,
-            max_tokens=schedule.max_num_batched_tokens,
+            max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
             max_sequences=schedule.max_num_seqs,
             with_head=config.role is Role.DECODE,
         )

@@ -39,6 +39,7 @@ class Limits:
     eos_token_ids: tuple[int, ...]
     align_chunks: bool
     """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Scheduler:
         self._pool = pool
         self._config = config
         self._limits = limits
+        self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         self._builder = BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -190,7 +192,7 @@ class Scheduler:
 
     def _choose(self, budget: Budget | None) -> list[Chunk]:
         """Sequences that need one token go first, all of them; then ends of prompts; then the rest as admitted."""
-        left = self._config.max_num_batched_tokens
+        left = self.step_tokens
         chunks: list[Chunk] = []
         for sequence in sorted(self._running, key=self._urgency):
             if sequence not in self._running:
@@ -225,7 +227,7 @@ class Scheduler:
     def _align(self, sequence: Sequence, end: int) -> int:
         """Cut back to a block boundary, unless a step is too small for any block."""
         block_size = self._limits.block_size
-        too_small = self._config.max_num_batched_tokens < block_size
+        too_small = self.step_tokens < block_size
         if not self._limits.align_chunks or too_small or end == len(sequence.known):
             return end
         return end - end % block_size

@@ -14,7 +14,7 @@ from twostroke.engine.loop import EngineThread
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.models.catalog import locate
 from twostroke.rpc.server import RpcServer
@@ -76,7 +76,13 @@ class WorkerHost:
         self.scheduler = Scheduler(
             self.pool,
             config.schedule,
-            Limits(facts.block_size, facts.max_model_len, facts.eos_token_ids, config.role is Role.PREFILL),
+            Limits(
+                facts.block_size,
+                facts.max_model_len,
+                facts.eos_token_ids,
+                align_chunks=config.role is Role.PREFILL,
+                on_gpu=not isinstance(built.memory, PageMemory),
+            ),
         )
         self.metrics.watch(self.pool, self.scheduler)
         self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
