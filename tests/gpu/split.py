@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import multiprocessing
 
-from tests.gpu.measure import ON_GPU
+from tests.gpu.measure import DEVICE, ON_GPU, free_bytes
 from tests.gpu.model import empty_pages, plan_for, runner_for
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, SMALL, TINY
 from tests.unit.engine.batches import Stream, step
+from twostroke.device.sharing import CudaSharing
 from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_runner import DeviceRunner
 
@@ -84,23 +85,34 @@ def _again(stream: Stream) -> Stream:
     return Stream(stream.tokens, stream.pages, stream.computed - 1)
 
 
+def shared(pages: torch.Tensor) -> bytes | torch.Tensor:
+    """What opens the pages in another process, once."""
+    return CudaSharing().share(pages) if ON_GPU else pages.share_memory_()
+
+
+def opened(sent: bytes | torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Another process's pages, as many as there are here."""
+    if isinstance(sent, torch.Tensor):
+        return sent
+    return CudaSharing().open(sent, DEVICE)[: like.nbytes].view(like.shape)
+
+
 def prefill_process(pipe: Connection) -> None:
     """Fill pages of its own, hand them out, and keep them until told to end."""
     load = Load()
     plan = load.plan()
     with torch.inference_mode():
         pages = empty_pages(plan, load.pages)
-        if not ON_GPU:
-            pages.share_memory_()
         runner = runner_for(plan, pages, SEED)
         prefill(runner, load.streams(seed=1), load.chunk)
-        pipe.send(pages)
+        pipe.send(shared(pages))
         pipe.recv()
         runner.close()
 
 
 def split_run(report: Report) -> Iterator[Row]:
     load = Load()
+    free_bytes()  # to the other process, what earlier sections have left behind
     here, there = multiprocessing.get_context("spawn").Pipe()
     child = multiprocessing.get_context("spawn").Process(target=prefill_process, args=(there,), daemon=True)
     child.start()
@@ -115,7 +127,7 @@ def split_run(report: Report) -> Iterator[Row]:
         expected = decode(runner, colocated, load.answer)
         if not here.poll(WAIT_S):
             raise TimeoutError(f"the prefill process sent no pages in {WAIT_S:.0f} s")
-        remote = here.recv()
+        remote = opened(here.recv(), pages)
         split = load.streams(seed=3)
         pages.fill_(0xFF)  # NaN wherever nothing is copied to
         for stream, source in zip(split, load.streams(seed=1), strict=True):

@@ -6,16 +6,15 @@ Both ends may use one GPU, or two that reach each other's memory. `Sharing` is a
 
 from __future__ import annotations
 
-import abc
 import os
 import socket
 from collections.abc import Sequence
 from typing import Any
 
-import msgpack
 import torch
 
 from twostroke.device.memory import DeviceMemory
+from twostroke.device.sharing import CudaSharing, Sharing
 from twostroke.device.stream import copy_stream
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.kv_cache.shared import GenerationTable
@@ -27,56 +26,6 @@ STEP_PAGES = 64
 """Copied between two looks at the generations: enough to keep a device busy, and soon over."""
 _HANDLE_LIMIT_BYTES = 4096
 _HAND_OVER_S = 5.0
-
-
-class Sharing(abc.ABC):
-    """How processes share the memory of a device."""
-
-    @abc.abstractmethod
-    def device_name(self, device: torch.device) -> str:
-        """The same in every process, whatever it calls the device; without spaces."""
-
-    @abc.abstractmethod
-    def reachable(self, name: str, ours: torch.device) -> torch.device | None:
-        """What this process calls the device of that name, if `ours` can copy from there."""
-
-    @abc.abstractmethod
-    def share(self, pool: torch.Tensor) -> bytes:
-        """How another process opens the pool; for one that opens it once."""
-
-    @abc.abstractmethod
-    def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
-        """The shared pool as flat bytes. It lasts as long as the tensor that this returns."""
-
-
-class CudaSharing(Sharing):
-    """CUDA IPC as torch does it: the allocator shares the segment that the pool lies in, and keeps count of readers.
-
-    torch opens a segment once per process, and closes it with the last tensor over it.
-    """
-
-    def device_name(self, device: torch.device) -> str:
-        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-
-    def reachable(self, name: str, ours: torch.device) -> torch.device | None:
-        for index in range(torch.cuda.device_count()):
-            device = torch.device("cuda", index)
-            if self.device_name(device) == name:
-                near = device == ours or torch.cuda.can_device_access_peer(ours, device)
-                return device if near else None
-        return None
-
-    def share(self, pool: torch.Tensor) -> bytes:
-        storage = pool.untyped_storage()
-        _, *handle = storage._share_cuda_()  # type: ignore[no-untyped-call]  # torch annotates it not
-        return bytes(msgpack.packb([*handle, pool.storage_offset()]))
-
-    def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
-        *fields, offset = msgpack.unpackb(handle)
-        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch annotates it not
-        # The owner may call its device by another number: the storage is opened on what we call it.
-        storage = torch.UntypedStorage._new_shared_cuda(device.index, *fields)
-        return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)[offset:]
 
 
 class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):

@@ -14,19 +14,23 @@ import pytest
 import torch
 
 from twostroke.device.memory import DeviceMemory
+from twostroke.device.sharing import Sharing
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import PageTransport
-from twostroke.transfer.cuda_ipc import CudaIpcTransport, Sharing
+from twostroke.transfer.cuda_ipc import CudaIpcTransport
 from twostroke.transfer.fake import FakeTransport
 from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 GPU_KINDS = ["cuda_ipc-gpu", "tcp-gpu"]
+HAS_GPU = torch.cuda.device_count() > 0
+"""As the driver's library counts them: `is_available` would start CUDA here, and processes forked from this one, in
+which pages are owned, could not use it."""
 KINDS = [
     *("shm", "tcp", "fake", "tcp-staged", "cuda_ipc"),
     *(["nixl"] if HAS_NIXL else []),
-    *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS if torch.cuda.is_available()),
+    *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS if HAS_GPU),
 ]
 ONE_SIDED = {"shm", "cuda_ipc", "cuda_ipc-gpu"}
 """Kinds for which nothing of the owner runs during a pull."""
