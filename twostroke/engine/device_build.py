@@ -9,7 +9,7 @@ import torch
 
 from twostroke.config import CacheConfig, Role, WorkerConfig
 from twostroke.engine.accelerator import Accelerator
-from twostroke.engine.decode_graphs import PageTable
+from twostroke.engine.decode_graphs import PageTable, graph_sizes
 from twostroke.engine.device_fit import Needs, device_pages, read_memory, working_bytes
 from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise
@@ -53,6 +53,7 @@ class DevicePlan:
 
     def needs(self) -> Needs:
         spec = self.spec
+        samples = self.max_sequences if self.with_head else 0
         return Needs(
             weight_bytes=spec.weight_bytes(self.dtype, with_head=self.with_head),
             working_bytes=working_bytes(
@@ -60,7 +61,8 @@ class DevicePlan:
                 spec.intermediate_size,
                 spec.vocab_size,
                 tokens=self.max_tokens,
-                samples=self.max_sequences if self.with_head else 0,
+                samples=samples,
+                recorded=sum(graph_sizes(samples)),
             ),
             page_bytes=spec.page_bytes(self.block_size, self.dtype),
         )

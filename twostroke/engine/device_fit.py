@@ -16,6 +16,9 @@ CONTEXT_BYTES = 1 << 30
 DRAW_BYTES = 40
 """Per logit of a row that is drawn on the device: float32 values and int64 counters, and what they become."""
 
+KEPT_BYTES = 4
+"""Per logit of a recorded row, at most: every recording keeps its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryReading:
@@ -57,10 +60,13 @@ def read_memory(device: torch.device) -> MemoryReading:
     return MemoryReading(str(device), free_bytes, total_bytes)
 
 
-def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int) -> int:
-    """Of a step's widest moment, generously: in and out of the widest layer, and draws from all logits."""
+def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, samples: int, recorded: int) -> int:
+    """Of a step's widest moment, generously: in and out of the widest layer, and draws from all logits.
+
+    `recorded`: rows of all recordings together.
+    """
     activations = tokens * (8 * hidden + 6 * intermediate) * 4
-    return CONTEXT_BYTES + activations + samples * vocab * DRAW_BYTES
+    return CONTEXT_BYTES + activations + vocab * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
 
 
 def device_pages(memory: MemoryReading, needs: Needs, cache: CacheConfig) -> int:

@@ -159,7 +159,7 @@ class DeviceRunner:
         most = min(self._limits.max_tokens, self._limits.pages.max_positions)
         for count in (most, *(1 << power for power in range(most.bit_length() - 1))):
             self.logits(_scratch_chunk(count, self._limits.pages))
-        self._accelerator.synchronize()
+            self._accelerator.synchronize()  # before the next one is packed into the same buffer
 
 
 def _pick(

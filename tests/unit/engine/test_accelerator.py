@@ -24,7 +24,7 @@ def test_a_recording_on_the_cpu_is_the_step_on_what_its_inputs_hold_now() -> Non
 
 
 def test_each_device_is_driven_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    FakeCuda(monkeypatch)
     assert isinstance(accelerator_for(torch.device("cpu")), Host)
     cuda = accelerator_for(torch.device("cuda:1"))
     assert isinstance(cuda, Cuda)
@@ -37,6 +37,7 @@ class FakeCuda:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[str] = []
         self.pools: list[object] = []
+        self.streams: list[object] = []
         note = self.said.append
 
         class Stream:
@@ -59,8 +60,9 @@ class FakeCuda:
             yield
             note(f"leave {name}")
 
-        def graph(_graph: Graph, *, pool: object, capture_error_mode: str) -> Any:
+        def graph(_graph: Graph, *, pool: object, stream: Stream, capture_error_mode: str) -> Any:
             self.pools.append(pool)
+            self.streams.append(stream)
             return around(f"capture {capture_error_mode}")
 
         monkeypatch.setattr(torch.cuda, "Stream", Stream)
@@ -101,3 +103,4 @@ def test_a_step_is_warmed_up_beside_the_stream_and_then_captured_once(monkeypatc
     assert fake.said[-1] == "replay"
     cuda.record(step)
     assert fake.pools == [(7, 7), (7, 7)], "recordings share one pool of memory"
+    assert fake.streams[0] is fake.streams[1], "and one stream: libraries keep a workspace for each that they see"

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig, from_json, to_json
+from twostroke.engine.decode_graphs import graph_sizes
 from twostroke.engine.device_build import DevicePlan
-from twostroke.engine.device_fit import MemoryReading, Needs, device_pages, resolve_device
+from twostroke.engine.device_fit import DRAW_BYTES, KEPT_BYTES, MemoryReading, Needs, device_pages, resolve_device
 from twostroke.errors import ConfigError
 from twostroke.models.spec import ModelSpec, RopeSpec
 
@@ -118,6 +119,16 @@ def test_the_needs_of_a_model_are_counted_from_its_shape_alone() -> None:
     tied = dataclasses.replace(plan(Role.DECODE), spec=dataclasses.replace(LLAMA_8B, tie_word_embeddings=True))
     assert tied.needs().weight_bytes == prefill.weight_bytes
     assert decode.page_bytes == 2 << 20
+
+
+def test_every_recorded_row_keeps_its_logits_which_is_counted() -> None:
+    few, many = (
+        dataclasses.replace(plan(Role.DECODE), max_sequences=rows, max_tokens=4096).needs().working_bytes
+        for rows in (64, 512)
+    )
+    recorded = sum(graph_sizes(512)) - sum(graph_sizes(64))
+    assert recorded > 5000
+    assert many - few == 128256 * (448 * DRAW_BYTES + recorded * KEPT_BYTES)
 
 
 def test_an_8b_model_leaves_an_80_gib_device_most_of_itself_for_pages() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from twostroke.engine.cores import Cores
 from twostroke.engine.device_build import DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.engine.runner import ModelRunner
+from twostroke.engine.staging import HostArray, Staging
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.files import TensorFiles
 from twostroke.models.registry import read_spec
@@ -167,3 +168,24 @@ def test_a_prefill_worker_has_no_head_and_fills_the_same_pages(directory: Path) 
     assert torch.equal(*pools)
     assert pools[0][[3, 1]].count_nonzero() > 0
     assert pools[0][[0, 2, 4]].count_nonzero() == 0, "warming up and padding touch the scratch page alone"
+
+
+def test_warming_up_packs_no_step_before_the_last_one_is_done(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    upload = Staging.upload
+
+    class Watched(Host):
+        def synchronize(self) -> None:
+            said.append("wait")
+
+    def watched_upload(staging: Staging, arrays: Sequence[HostArray]) -> list[torch.Tensor]:
+        said.append("upload")
+        return upload(staging, arrays)
+
+    monkeypatch.setattr(Staging, "upload", watched_upload)
+    plan = plan_for(read_spec(directory), with_head=False)
+    pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
+    with TensorFiles(directory, torch.float32, plan.device) as files:
+        make_device_runner(plan, files, pages, Watched(), reference_kernels)
+    assert said == ["upload", "wait"] * (len(said) // 2)
+    assert len(said) > 2
