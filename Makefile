@@ -65,7 +65,7 @@ nixl: $(VENV)/nixl/.installed
 	PYTHONPATH=$(CURDIR)/$(VENV)/nixl $(BIN)/python -m pytest tests/unit/transfer -k nixl
 
 gpu:
-	$(GPU_PYTHON) -m tests.gpu.bench
+	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -15,6 +15,8 @@ from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.spans import Placement, Spans
 from twostroke.kernels.triton.attention import TritonAttention
+from twostroke.kernels.triton.decode import DecodeTuning
+from twostroke.kernels.triton.prefill import PrefillTuning
 
 SPEC = LLAMA_8B if ON_GPU else TINY
 DTYPE = torch.bfloat16 if ON_GPU else torch.float32  # which the interpreter computes rightly
@@ -24,6 +26,7 @@ DECODE_SHARE = 0.80
 PREFILL_SHARE = 0.50
 JUDGED_BATCH = 64
 """Below, a layer's launch reads so little that it ends before all of the chip is at work."""
+LEAST_LAYERS = 6
 DECODES = [(batch, context) for batch in (1, 16, 64) for context in (2048, 8192)] if ON_GPU else [(1, 32), (2, 64)]
 CHUNKS = (2048, 8192) if ON_GPU else (64,)
 
@@ -36,8 +39,8 @@ def random_pool(pages: int, layers: int) -> torch.Tensor:
 
 
 def layers_for(bytes_per_layer: int) -> int:
-    """So many that one round over them reads several times what the cache holds."""
-    return max(2, min(SPEC.layers, -(-4 * l2_bytes() // bytes_per_layer)))
+    """So many that one round over them reads several times what the cache holds, and hides how a round begins."""
+    return min(SPEC.layers, max(LEAST_LAYERS, -(-4 * l2_bytes() // bytes_per_layer)))
 
 
 def decode_speed(report: Report) -> Iterator[Row]:
@@ -48,7 +51,7 @@ def decode_speed(report: Report) -> Iterator[Row]:
         if kv_bytes * layers * 1.2 > free_bytes():
             report.not_run.append(f"decode attention batch {batch} context {context}: too large for this GPU")
             continue
-        seconds, error = _decode(batch, context, layers)
+        seconds, error = decode_s(batch, context, layers)
         share = kv_bytes / seconds / copied
         is_right = error <= WORST[DTYPE]
         judged = batch >= JUDGED_BATCH
@@ -61,11 +64,11 @@ def decode_speed(report: Report) -> Iterator[Row]:
         )
 
 
-def _decode(batch: int, context: int, layers: int) -> tuple[float, float]:
+def decode_s(batch: int, context: int, layers: int, tuning: DecodeTuning | None = None) -> tuple[float, float]:
     """(seconds per layer, relative error of the first and last sequence)."""
     tables = scattered_tables(batch, context // BLOCK)
     pool = random_pool(tables.size, layers)
-    backend = TritonAttention(pool, HEADS, SCALE)
+    backend = TritonAttention(pool, HEADS, SCALE, decode=tuning)
     q = torch.randn(batch, HEADS, DIM, device=DEVICE).to(DTYPE)
     host_fields = [[row, row, 1, context] for row in range(batch)]
     fields = torch.tensor(host_fields, dtype=torch.int32, device=DEVICE)
@@ -102,7 +105,7 @@ def prefill_speed(report: Report) -> Iterator[Row]:
     rate = report.ceilings["matmul"]
     for tokens in CHUNKS:
         flop = 4 * HEADS * DIM * tokens * (tokens + 1) // 2
-        seconds = _prefill(tokens)
+        seconds = prefill_s(tokens)
         share = flop / seconds / rate
         yield Row(
             f"prefill attention, chunk {tokens}",
@@ -113,7 +116,7 @@ def prefill_speed(report: Report) -> Iterator[Row]:
         )
 
 
-def _prefill(tokens: int) -> float:
+def prefill_s(tokens: int, tuning: PrefillTuning | None = None) -> float:
     """Seconds per layer of one whole prompt; its first rows are compared with the reference."""
     tables = scattered_tables(1, tokens // BLOCK)
     layers = layers_for(tokens * 2 * KV_HEADS * DIM * DTYPE.itemsize)
@@ -130,7 +133,7 @@ def _prefill(tokens: int) -> float:
         cosines=half,
         sines=half,
     )
-    step = TritonAttention(pool, HEADS, SCALE).begin(batch)
+    step = TritonAttention(pool, HEADS, SCALE, prefill=tuning).begin(batch)
     outs: list[torch.Tensor] = []
 
     def every_layer() -> None:

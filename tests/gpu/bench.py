@@ -2,7 +2,8 @@
 
 Needs torch, Triton and numpy alone. Without a GPU, what can be run on a CPU is: kernels in Triton's interpreter, steps
 and the split run with the reference in their place. The last lines are a short table; the exit status is 1 where
-something failed or missed its mark. With OUT set to a folder, gpu.json is written there.
+something failed or missed its mark. With OUT set to a folder, gpu.json is written there. A kernel that harms its
+process takes the later sections along: name them (`make gpu ARGS="decode split"`) to run them by themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,7 +25,8 @@ GPU_SECTIONS = (
 )
 
 
-def main() -> int:
+def main(wanted: Sequence[str]) -> int:
+    """`wanted`: how the names of sections begin that are to run; all of them where there are none."""
     has_gpu = torch.cuda.is_available()
     if not has_gpu:
         os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before the imports below
@@ -31,14 +34,15 @@ def main() -> int:
         os.environ["OMP_NUM_THREADS"] = "1"  # for the process that prefills
     from tests.gpu import attention, draws, kernels, measure, model, report, split
 
-    findings = report.Report()
+    facts = environment(has_gpu)  # now, since a device that has failed may not answer later
+    findings = report.Report(wanted=tuple(wanted))
     with torch.inference_mode():
         findings.section("kernels against their references", kernels.check_kernels)
         findings.section("recorded steps", model.check_steps)
         findings.section("draws", draws.check_draws)
         # Without a GPU the timing is rehearsed at toy sizes, so that it does not fail where a GPU is paid for.
-        speeds = findings if has_gpu else report.Report(is_rehearsal=True)
-        speeds.section("ceilings", measure.ceilings)
+        speeds = findings if has_gpu else report.Report(wanted=findings.wanted, is_rehearsal=True)
+        speeds.section("ceilings", measure.ceilings, is_needed=True)
         speeds.section("decode attention", attention.decode_speed)
         speeds.section("prefill attention", attention.prefill_speed)
         speeds.section("8B-shaped step", model.step_speed)
@@ -46,7 +50,6 @@ def main() -> int:
             findings.failures += [f"rehearsal of {failure}" for failure in speeds.failures]
             findings.not_run += [f"{name}: no GPU here" for name in GPU_SECTIONS]
         findings.section("split run", split.split_run)
-    facts = environment(has_gpu)
     findings.print_table(", ".join(facts.values()))
     if out := os.environ.get("OUT"):
         findings.write_json(Path(out) / "gpu.json", facts)
@@ -65,4 +68,4 @@ def environment(has_gpu: bool) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -33,6 +33,8 @@ class Report:
     not_run: list[str] = field(default_factory=list)
     ceilings: dict[str, float] = field(default_factory=dict)
     """What later sections compare with."""
+    wanted: tuple[str, ...] = ()
+    """How the names of sections begin that are to run; empty for all."""
     is_rehearsal: bool = False
     """Whether only errors matter: figures of toy sizes mean nothing."""
 
@@ -40,8 +42,11 @@ class Report:
     def is_late(self) -> bool:
         return time.monotonic() - self.started_s > BUDGET_S
 
-    def section(self, name: str, body: Callable[[Report], Iterator[Row]]) -> None:
-        """Rows as they come; what goes wrong ends this section alone."""
+    def section(self, name: str, body: Callable[[Report], Iterator[Row]], *, is_needed: bool = False) -> None:
+        """Rows as they come; what goes wrong ends this section alone. `is_needed`: by others."""
+        if self.wanted and not is_needed and not name.startswith(self.wanted):
+            self.not_run.append(f"{name}: not asked for")
+            return
         began_s = time.monotonic()
         print(f"--- {name}", flush=True)
         try:

@@ -73,3 +73,27 @@ def test_a_missed_mark_fails_the_run() -> None:
     report.section("slow", lambda _report: iter([Row("decode", "9 us", 0.5, ">= 0.80", passed=False)]))
     assert report.exit_code == 1
     assert Report().exit_code == 0
+
+
+def test_only_the_sections_that_are_asked_for_run_and_what_they_need(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(wanted=("decode", "split"))
+    for name in ("ceilings", "decode attention", "prefill attention", "split run"):
+        row = Row(name.upper(), "1 us")
+        report.section(name, lambda _report, row=row: iter([row]), is_needed=name == "ceilings")  # type: ignore[misc]
+    assert [row.what for row in report.rows] == ["CEILINGS", "DECODE ATTENTION", "SPLIT RUN"]
+    report.print_table("a machine")
+    assert "NOT RUN  prefill attention: not asked for" in capsys.readouterr().out
+
+
+def test_no_other_package_of_the_name_hides_the_bench(tmp_path: Path) -> None:
+    stranger = tmp_path / "tests"
+    stranger.mkdir()
+    (stranger / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", "import tests.gpu.report"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
