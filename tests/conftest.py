@@ -12,6 +12,11 @@ from twostroke.models.fetch import fetch
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before the first channel: tests that kill servers are noisy else
 
+with pytest.MonkeyPatch.context() as patch:
+    # Triton decides when it is imported whether its own functions are interpreted, and transformers would import it.
+    patch.setenv("TRITON_INTERPRET", "1")
+    import triton.language  # noqa: F401
+
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:

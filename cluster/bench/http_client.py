@@ -16,9 +16,6 @@ from cluster.bench.openai_stream import DONE, SseLines, error_message, parse_eve
 from cluster.bench.options import Target
 from twostroke.errors import ConfigError, PeerLost
 
-IDLE_CONNECTION_S = 2.0
-"""Less than any server's own patience (uvicorn: 5 s), so that no request goes out on a connection about to close."""
-
 
 class HttpClient(Client):
     def __init__(
@@ -37,7 +34,8 @@ class HttpClient(Client):
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+            # A connection per request: some servers close one after an answer just as the next request goes out on it.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
             timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         )
