@@ -64,6 +64,7 @@ class MountedWorker:
         self._config = config
         self._worker = self._load(config)
         self._life: asyncio.Task[None] | None = None
+        self._has_served = False
 
     def _load(self, config: WorkerConfig) -> PlainWorker:
         raise NotImplementedError
@@ -91,11 +92,15 @@ class MountedWorker:
 
     async def ready(self) -> Serving:
         info = await self._worker.ready()
+        self._has_served = True
         collector.keep_out_of_the_way()
         return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address)
 
     async def shutdown(self) -> None:
+        """Returns when what serves has tidied up: the supervisor kills the process next. A start is not waited for."""
         await self._worker.shutdown()
+        if self._life is not None and self._has_served:
+            await asyncio.wait((self._life,))
 
 
 def _log_progress(label: str, fraction: float) -> None:

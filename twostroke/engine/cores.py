@@ -23,6 +23,14 @@ log = logging.getLogger(__name__)
 LOOK_S = 2.0
 """How often a worker looks for neighbours that began or ended since."""
 
+PATIENCE_S = 2.0
+"""How long to wait for whoever is busy in the folder. That takes a millisecond, unless it was stopped meanwhile."""
+
+STEP_PATIENCE_S = 0.02
+"""The same where a step waits."""
+
+RETRY_S = 0.001
+
 
 def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
@@ -67,7 +75,7 @@ class Cores:
         folder = cores_folder() if folder is None else folder
         shared = cls(tuple(usable_cores()[:threads]))
         try:
-            with _locked(folder):
+            with _locked(folder, PATIENCE_S):
                 owned = _own_free(folder, threads)
         except OSError as error:
             log.warning("cores are shared with whoever runs on them: %s cannot be used: %s", folder, error)
@@ -90,7 +98,7 @@ class Cores:
         if self.folder is None or not self._borrows:
             return ()
         others = (core for core in usable_cores() if core not in self.home)
-        with contextlib.suppress(OSError), _locked(self.folder):
+        with contextlib.suppress(OSError), _locked(self.folder, STEP_PATIENCE_S):
             return tuple(core for core in others if _is_owned(_owner_file(self.folder, core)))
         return ()
 
@@ -100,12 +108,12 @@ class Cores:
         return self._borrows and time.monotonic() >= self._look_at_s
 
     def close(self) -> None:
-        """Whoever goes last removes the folder."""
+        """Whoever goes last removes the folder; what a killed worker left there goes with it."""
         if self.folder is None:
             return
         folder, self.folder = self.folder, None
         _close_all(self._owned)
-        with contextlib.suppress(OSError), _locked(folder):
+        with contextlib.suppress(OSError), _locked(folder, PATIENCE_S):
             if not any(map(_is_owned, folder.glob("owner-*"))):
                 for file in folder.iterdir():
                     file.unlink()
@@ -117,11 +125,15 @@ def _owner_file(folder: Path, core: int) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Alone in the folder, which is made if need be. Raises OSError where it is not this user's alone."""
+def _locked(folder: Path, patience_s: float) -> Iterator[None]:
+    """Alone in the folder, which is made if need be. Raises OSError where it is not this user's alone or stays busy."""
+    deadline_s = time.monotonic() + patience_s
     lock = _open_lock(folder)
-    while not _is_same_file(lock, folder / "lock"):  # whoever held it removed the folder
+    while not (_try_lock(lock) and _is_same_file(lock, folder / "lock")):  # else whoever held it removed the folder
         os.close(lock)
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"{folder / 'lock'} has been held for {patience_s} s")
+        time.sleep(RETRY_S)
         lock = _open_lock(folder)
     try:
         yield
@@ -135,9 +147,7 @@ def _open_lock(folder: Path) -> int:
             folder.mkdir(mode=0o700)
         with contextlib.suppress(FileNotFoundError):  # removed in this moment
             _check_private(folder)
-            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return lock
+            return os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _check_private(folder: Path) -> None:
@@ -156,14 +166,18 @@ def _is_same_file(opened: int, path: Path) -> bool:
 def _own_free(folder: Path, count: int) -> dict[int, int]:
     """Up to `count` cores that nobody owns, each with its locked file."""
     owned: dict[int, int] = {}
-    for core in usable_cores():
-        if len(owned) == count:
-            break
-        file = os.open(_owner_file(folder, core), os.O_RDWR | os.O_CREAT, 0o600)
-        if _try_lock(file):
-            owned[core] = file
-        else:
-            os.close(file)
+    try:
+        for core in usable_cores():
+            if len(owned) == count:
+                break
+            file = os.open(_owner_file(folder, core), os.O_RDWR | os.O_CREAT, 0o600)
+            if _try_lock(file):
+                owned[core] = file
+            else:
+                os.close(file)
+    except OSError:
+        _close_all(owned.values())
+        raise
     return owned
 
 

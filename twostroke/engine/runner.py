@@ -50,9 +50,13 @@ class ModelRunner:
         kernels = load_kernels(cache_dir() / "kernels")
         self._team = None if kernels is None else _team_on(cores, kernels)
         backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, team=self._team)
-        self._model = load_model(
-            model_dir, spec, backend, kernels, dtype=kind, is_int8=model.weights == "int8", with_head=with_head
-        )
+        try:
+            self._model = load_model(
+                model_dir, spec, backend, kernels, dtype=kind, is_int8=model.weights == "int8", with_head=with_head
+            )
+        except BaseException:
+            self._close_team()
+            raise
         if isinstance(self._model, NativeTransformer):  # whose threads are the team's
             torch.set_num_threads(1)
         self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
@@ -95,9 +99,12 @@ class ModelRunner:
     def close(self) -> None:
         """Let go of weights and of the view of the pages, so that the page memory can be unmapped."""
         del self._model
+        self._close_team()
+        self._cores.close()
+
+    def _close_team(self) -> None:
         if self._team is not None:
             self._team.close()
-        self._cores.close()
 
 
 def _team_on(cores: Cores, kernels: Kernels) -> Team:

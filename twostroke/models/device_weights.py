@@ -1,4 +1,4 @@
-"""The weights of a model as plain tensors on a device, fused where one product serves several projections."""
+"""The weights of a model as plain tensors on one device, fused where one product serves several projections."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def take_weights(source: Source, spec: ModelSpec, *, with_head: bool) -> DeviceW
     """Raises what the source raises."""
     words = (spec.vocab_size, spec.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *words)
-    layers = tuple(_take_layer(source, f"model.layers.{layer}", spec) for layer in range(spec.layers))
+    layers = tuple(take_layer(source, layer, spec) for layer in range(spec.layers))
     norm = source.take("model.norm.weight", spec.hidden_size)
     head = None
     if with_head:
@@ -60,8 +60,9 @@ def take_weights(source: Source, spec: ModelSpec, *, with_head: bool) -> DeviceW
     return DeviceWeights(embedding, layers, norm, head)
 
 
-def _take_layer(source: Source, prefix: str, spec: ModelSpec) -> DeviceLayer:
-    hidden, inner = spec.hidden_size, spec.intermediate_size
+def take_layer(source: Source, layer: int, spec: ModelSpec) -> DeviceLayer:
+    """Raises what the source raises."""
+    prefix, hidden, inner = f"model.layers.{layer}", spec.hidden_size, spec.intermediate_size
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
     qkv = [(f"{attention}.{part}_proj", rows) for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows))]

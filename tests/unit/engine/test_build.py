@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.unit.engine.batches import Stream, step
@@ -85,6 +88,22 @@ def test_a_pool_of_less_than_two_pages_is_refused(tiny: Path) -> None:
 def test_more_length_than_the_model_has_is_refused(tiny: Path) -> None:
     with pytest.raises(ConfigError, match="max-model-len 129 is more than the 128 tokens"):
         build_runner(config(str(tiny), max_model_len=129), tiny)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_threads(tiny: Path) -> None:
+    threads = []
+    for _ in range(3):
+        with pytest.raises(ConfigError, match="no tensor"):
+            build_runner(replace(config(str(tiny)), threads=2), without_a_tensor(tiny))
+        threads.append(len(os.listdir("/proc/self/task")))
+    assert threads[-1] == threads[0]
+
+
+def without_a_tensor(directory: Path) -> Path:
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop("model.norm.weight", None)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
 
 
 def test_rounded_weights_have_a_fingerprint_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
@@ -126,6 +127,46 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path, caplog: pyt
     assert str(folder) in caplog.text
     assert (cores.home, cores.folder) == ((0,), None)
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_what_is_no_folder_of_ours_is_not_used(
+    tmp_path: Path, folder: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if what == "link":
+        folder.symlink_to(elsewhere)
+    else:
+        folder.touch()
+    with caplog.at_level(logging.WARNING):
+        assert claim(folder).folder is None
+    assert "is not a folder that only this user can write to" in caplog.text
+    assert not list(elsewhere.iterdir())
+
+
+def test_cores_that_were_claimed_before_a_failure_are_free_again(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "owner-1").mkdir()
+    assert claim(folder, 2).folder is None
+    after = claim(folder)
+    assert (after.home, after.folder) == ((0,), folder)
+    after.close()
+
+
+def test_a_worker_that_was_stopped_in_the_folder_holds_nobody_up(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores_module, "PATIENCE_S", 0.05)
+    one, two = claim(folder), claim(folder)
+    with (folder / "lock").open("w") as lock, caplog.at_level(logging.WARNING):
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert one.neighbours() == ()
+        assert claim(folder).folder is None
+        two.close()
+    assert "has been held for" in caplog.text
+    one.close()
+    assert not folder.exists()
 
 
 def test_a_folder_that_disappears_leaves_no_neighbours_and_no_error(folder: Path) -> None:

@@ -37,7 +37,7 @@ shapes = st.fixed_dictionaries(
     {
         "kv_heads": st.integers(1, 3),
         "groups": st.integers(1, 9),
-        "head_dim": st.sampled_from([8, 16, 20, 40, 64, 80, 128, 256]),
+        "head_dim": st.sampled_from([6, 8, 16, 20, 40, 64, 80, 96, 128, 256]),
         "block": st.sampled_from([1, 4, 16, 32, 256]),
         "dtype": st.sampled_from(list(TOLERANCE)),
         "spans": st.lists(
@@ -136,7 +136,7 @@ def test_the_native_kernel_equals_the_reference(
 def test_a_row_is_the_same_to_the_bit_in_a_batch_and_alone_with_one_thread_and_two(
     built_kernels: dict[str, Kernels], teams: dict[str, Team], variant: str, dtype: torch.dtype
 ) -> None:
-    spans = [(0, 150), (900, 1), (31, 20), (700, 70)]
+    spans = [(0, 150), (900, 1), (31, 20), (700, 70), (1100, 9)]
     case = Case({"kv_heads": 3, "groups": 3, "head_dim": 64, "block": 16, "dtype": dtype, "spans": spans, "seed": 11})
     q, batch, team = case.qkv()[0].contiguous(), case.batch, teams[variant]
     backend = NativeAttention(case.pool, case.heads, case.scale, built_kernels[variant], team)
@@ -206,6 +206,54 @@ def test_a_long_chunk_is_cut_into_tiles_without_changing_its_result() -> None:
     )
     pool = case.pool.clone()
     check_against_reference(case, TorchAttention(pool, case.heads, case.scale), pool)
+
+
+def test_pages_far_beyond_what_32_bits_can_count_are_reached(kernels: Kernels) -> None:
+    """Memory that is not touched takes none."""
+    case = Case(
+        {
+            "kv_heads": 2,
+            "groups": 3,
+            "head_dim": 64,
+            "block": 16,
+            "dtype": torch.bfloat16,
+            "spans": [(0, 30)],
+            "seed": 2,
+        }
+    )
+    q, k, v = case.qkv()
+    far = 2**32 // case.pool[0].numel()
+    answers = []
+    large = torch.empty(far + 4, *case.pool.shape[1:], dtype=torch.bfloat16)
+    for tables, pool in (((3, 1), case.pool), ((far + 3, far + 1), large)):
+        table = torch.tensor([tables], dtype=torch.int32)
+        slots = table[0, case.positions // 16].long() * 16 + case.positions % 16
+        batch = replace(case.batch, block_tables=table, write_slots=slots)
+        step = NativeAttention(pool, case.heads, case.scale, kernels).begin(batch)
+        answers.append(step.attend(1, step.store(1, q.clone(), k, v)))
+    assert torch.equal(*answers)
+
+
+def test_a_row_that_is_no_number_stays_alone(kernels: Kernels) -> None:
+    case = Case(
+        {
+            "kv_heads": 1,
+            "groups": 2,
+            "head_dim": 64,
+            "block": 16,
+            "dtype": torch.bfloat16,
+            "spans": [(40, 9)],
+            "seed": 4,
+        }
+    )
+    step = NativeAttention(case.pool, case.heads, case.scale, kernels).begin(case.batch)
+    q = case.qkv()[0].contiguous()
+    before = step.attend(0, q)
+    q[4] = float("nan")
+    after = step.attend(0, q)
+    assert after[4].isnan().all()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(after[others], before[others])
 
 
 def test_other_layers_and_pages_are_left_alone(kernels: Kernels) -> None:

@@ -83,14 +83,38 @@ def test_without_a_working_compiler_torch_serves_and_one_warning_says_so(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_compiler_that_does_not_know_the_machine_builds_a_plain_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_compiler_that_does_not_know_the_machine_builds_a_plain_library_and_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     old = script(tmp_path, 'for a in "$@"; do case $a in -mavx*) exit 1;; esac; done\nexec c++ "$@"\n')
     monkeypatch.setenv("CXX", old)
-    kernels = load_kernels(tmp_path / "kernels")
+    with caplog.at_level(logging.WARNING):
+        kernels = load_kernels(tmp_path / "kernels")
     assert kernels is not None
     assert kernels.variant == "portable"
+    best = chosen_variants()[0]
+    assert len(caplog.records) == (best.name != "portable")
+    assert best.name == "portable" or "slower native kernels than this CPU can run: variant=portable" in caplog.text
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
+    best = chosen_variants()[0]
+    library = tmp_path / f"kernels-{best.name}-{build._key(best)}.so"
+    library.write_bytes(b"")
+    kernels = load_kernels(tmp_path)
+    assert kernels is not None
+    assert kernels.library._name == str(library)
+
+
+def test_what_a_killed_builder_left_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    abandoned, busy = tmp_path / ".build-abandoned", tmp_path / ".build-busy"
+    for folder in (abandoned, busy):
+        folder.mkdir()
+        (folder / "answer.o").touch()
+    os.utime(abandoned, (0, 0))
+    assert load_kernels(tmp_path) is not None
+    assert not abandoned.exists()
+    assert busy.exists()
 
 
 def test_a_machine_without_vectors_that_we_know_gets_the_portable_build(monkeypatch: pytest.MonkeyPatch) -> None:

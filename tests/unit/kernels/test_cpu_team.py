@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import multiprocessing
+import multiprocessing.process
 import os
+import shutil
 import signal
+import stat
+import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -80,7 +87,7 @@ def test_a_helper_that_parked_within_a_long_step_is_woken_for_work(kernels: Kern
 def test_an_idle_core_is_borrowed_and_given_back_within_one_region(kernels: Kernels, tmp_path: Path) -> None:
     with (
         team_of(kernels, (0,), (1,), tmp_path, borrow_after_us=1_000_000) as borrower,
-        team_of(kernels, (1,), (0,), tmp_path) as owner,
+        team_of(kernels, (1,), (0,), tmp_path, patience_us=10_000_000) as owner,
     ):
         with borrower.step():
             assert parts_of(kernels, borrower) == 2
@@ -109,7 +116,10 @@ def test_a_borrowed_core_is_given_back_within_a_long_region(kernels: Kernels, tm
             run(borrower.address, done, count, 500, ctypes.addressof(stop))
 
     threads: list[int] = []
-    with team_of(kernels, (0,), (1,), tmp_path) as borrower, team_of(kernels, (1,), (), tmp_path) as owner:
+    with (
+        team_of(kernels, (0,), (1,), tmp_path) as borrower,
+        team_of(kernels, (1,), (), tmp_path, patience_us=10_000_000) as owner,
+    ):
         working = Thread(target=work_long)
         working.start()
         while not done[0]:
@@ -157,28 +167,106 @@ def lend_and_hang(folder: Path, leases: Path, says: Connection) -> None:
         time.sleep(60)
 
 
-def test_a_borrower_that_is_killed_frees_the_core(kernels: Kernels, tmp_path: Path) -> None:
+@contextmanager
+def hanging_borrower(kernels: Kernels, leases: Path) -> Iterator[multiprocessing.process.BaseProcess]:
+    """A process that holds core 1 in a step that runs no region, and so never yields."""
     folder = Path(kernels.library._name).parent
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
-    borrower = spawn.Process(target=lend_and_hang, args=(folder, tmp_path, theirs))
+    borrower = spawn.Process(target=lend_and_hang, args=(folder, leases, theirs))
     borrower.start()
-    assert borrower.pid is not None
     try:
         assert ours.poll(60)
         assert ours.recv() == 2
-        with team_of(kernels, (1,), (), tmp_path) as owner:
-            held: list[int] = []
-            waiting = Thread(target=lambda: hold_once(owner, held))
-            waiting.start()
-            waiting.join(0.1)
-            assert not held, "the borrower runs no region, so it holds on"
-            os.kill(borrower.pid, signal.SIGKILL)
-            waiting.join(10)
-            assert held == [1]
+        yield borrower
     finally:
         borrower.kill()
         borrower.join()
+
+
+def is_wanted(leases: Path, core: int) -> bool:
+    """Whether the core's owner asks for it, because it has not got it."""
+    return struct.unpack("=IIq", (leases / f"core-{core}").read_bytes())[0] != 0
+
+
+def test_a_borrower_that_is_killed_frees_the_core(kernels: Kernels, tmp_path: Path) -> None:
+    with hanging_borrower(kernels, tmp_path) as borrower, team_of(kernels, (1,), (), tmp_path) as owner:
+        with owner.step():
+            assert is_wanted(tmp_path, 1)
+        borrower.kill()
+        borrower.join()
+        with owner.step():
+            assert not is_wanted(tmp_path, 1)
+
+
+def test_a_borrower_that_is_stopped_is_waited_for_once_and_not_for_long(kernels: Kernels, tmp_path: Path) -> None:
+    with (
+        hanging_borrower(kernels, tmp_path) as borrower,
+        team_of(kernels, (1,), (), tmp_path) as owner,
+        team_of(kernels, (2,), (1,), tmp_path) as neighbour,
+    ):
+        assert borrower.pid is not None
+        os.kill(borrower.pid, signal.SIGSTOP)
+        waits_s = [seconds_to_begin(owner) for _ in range(8)]
+        assert min(waits_s[1:]) < waits_s[0] / 5
+        with owner.step(), neighbour.step():
+            assert parts_of(kernels, owner) == 1
+            assert neighbour.threads_now == 1, "its owner is on it"
+
+
+def seconds_to_begin(team: Team) -> float:
+    began_s = time.perf_counter()
+    with team.step():
+        return time.perf_counter() - began_s
+
+
+def test_a_lease_from_before_a_reboot_can_be_borrowed(kernels: Kernels, tmp_path: Path) -> None:
+    (tmp_path / "core-1").write_bytes(struct.pack("=IIq", 0, 0, time.monotonic_ns() + 10**15))
+    with team_of(kernels, (0,), (1,), tmp_path) as team, team.step():
+        assert team.threads_now == 2
+
+
+def test_a_lease_is_its_users_alone_and_takes_its_bytes_when_it_is_made(kernels: Kernels, tmp_path: Path) -> None:
+    with team_of(kernels, (0,), (), tmp_path):
+        status = (tmp_path / "core-0").stat()
+    assert stat.S_IMODE(status.st_mode) == 0o600
+    assert status.st_blocks > 0, "a full disk would end the process at its first step"
+
+
+def test_where_leases_are_gone_a_team_goes_on_with_the_cores_it_has(
+    kernels: Kernels, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "leases"
+    folder.mkdir()
+    with team_of(kernels, (0,), (), folder) as team:
+        shutil.rmtree(folder)
+        with caplog.at_level(logging.WARNING):
+            for _ in range(3):
+                team.borrow_from((1,))
+                with team.step():
+                    assert parts_of(kernels, team) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_threads_that_cannot_be_started_are_an_error_and_not_the_end(kernels: Kernels) -> None:
+    program = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "from twostroke.errors import ConfigError\n"
+        "from twostroke.kernels.cpu.build import load_kernels\n"
+        "from twostroke.kernels.cpu.team import Team\n"
+        "kernels = load_kernels(Path(sys.argv[1]))\n"
+        "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)\n"
+        "try:\n"
+        "    Team(kernels, tuple(range(500)))\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    folder = Path(kernels.library._name).parent
+    done = subprocess.run([sys.executable, "-c", program, str(folder)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no thread team on cores" in done.stdout
 
 
 def test_pinned_threads_run_on_their_cores(kernels: Kernels) -> None:

@@ -1,1 +1,1 @@
-"""Native kernels for CPUs: one C++ file with a plain C interface, built on first use by the system's compiler."""
+"""Native kernels for CPUs: C++ with a plain C interface, built on first use by the system's compiler."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errn
 """Sums keep their written order: a row's result must not depend on which loop a compiler made of it."""
 
 COMPILE_TIMEOUT_S: Final = 120.0
+
+ABANDONED_S: Final = 3600.0
+"""A build this old was killed: its two rounds of compiler runs are timed out long before."""
 
 OVERRIDE: Final = "TWOSTROKE_CPU_KERNELS"
 """Names a variant, or `TORCH`, in place of the best one. For tests and comparisons."""
@@ -74,18 +79,22 @@ class Kernels:
 
 
 def load_kernels(folder: Path) -> Kernels | None:
-    """The library, built if `folder` does not hold it yet. None, and one warning, where it cannot be built."""
+    """The library, built if `folder` does not hold it yet. None where it cannot be built.
+
+    One warning where it is none, or not the best that this CPU can run.
+    """
     said = ""
     for variant in chosen_variants():
-        library = folder / f"kernels-{variant.name}-{_key(variant)}.so"
         try:
-            if not library.exists():
-                _compile(library, variant)
-            return Kernels(ctypes.CDLL(str(library)), variant.name)
+            library = _load(folder / f"kernels-{variant.name}-{_key(variant)}.so", variant)
         except (OSError, subprocess.SubprocessError) as error:
             said = said or str(error)
             if isinstance(error, subprocess.TimeoutExpired):
                 break
+        else:
+            if said:
+                log.warning("slower native kernels than this CPU can run: variant=%s error=%s", variant.name, said)
+            return Kernels(library, variant.name)
     if said:
         log.warning("no native kernels, the engine will be slow: error=%s", said)
     return None
@@ -115,6 +124,15 @@ def compiler() -> list[str] | None:
     return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
 
 
+def _load(library: Path, variant: Variant) -> ctypes.CDLL:
+    """What was built before; or built again, where a machine went down before all of it was on its disk."""
+    if library.exists():
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(library))
+    _compile(library, variant)
+    return ctypes.CDLL(str(library))
+
+
 def _key(variant: Variant) -> str:
     """A library serves exactly these sources, these flags and this kind of CPU."""
     sources = [path.name + "\0" + path.read_text(encoding="utf-8") for path in _sources("*.h") + _sources("*.cpp")]
@@ -138,6 +156,7 @@ def _compile(library: Path, variant: Variant) -> None:
     if command is None:
         raise FileNotFoundError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
     library.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(library.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
         flags = [*FLAGS.split(), *variant.flags.split()]
         sources = _sources("*.cpp")
@@ -151,6 +170,13 @@ def _compile(library: Path, variant: Variant) -> None:
         _run([*command, *flags, "-shared", *objects, "-o", str(built)])
         built.rename(library)
         log.info("native kernels built path=%s variant=%s", library, variant.name)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    for scratch in folder.glob(".build-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - scratch.stat().st_mtime > ABANDONED_S:
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _run(arguments: list[str]) -> None:

@@ -95,12 +95,13 @@ class NativeForward:
         self._run = kernels.function("twostroke_forward_run", (_POINTER, _POINTER, ctypes.POINTER(NativeCall)))
         self._team = team
         self._head = model.head
+        assert model.embedding.is_contiguous(), "the kernel walks it by index"
         self._keep: list[Any] = [model]
         """What the native model points into."""
         layers = (NativeLayer * len(model.layers))(*(self._layer(layer) for layer in model.layers))
         self._keep.append(layers)
         native = NativeModel(
-            embedding=model.embedding.contiguous().data_ptr(),
+            embedding=model.embedding.data_ptr(),
             layers=layers,
             layer_count=len(layers),
             norm=self._norm(model.norm),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +13,22 @@ from typing import Final
 from twostroke.errors import ConfigError
 from twostroke.kernels.cpu.build import Kernels
 
+log = logging.getLogger(__name__)
+
 BORROW_AFTER_US: Final = 3000
 """A core is borrowed once its owner has been without a step for this long: the pause between two steps is shorter."""
 
-_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+PATIENCE_US: Final = 50_000
+"""How long a step waits for a borrower to yield: it does so between two kernels, unless somebody stopped it."""
+
+_POINTER, _NUMBER, _TEXT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p
+
+_NEW_ARGUMENTS: Final = (
+    *(_POINTER, _NUMBER, _POINTER, _NUMBER),
+    *(_TEXT, _NUMBER, _NUMBER, ctypes.c_int32),
+    *(_TEXT, _NUMBER),
+)
+"""Home and borrowable cores; leases, how long each side waits, whether to pin; where to say what went wrong."""
 
 
 class Team:
@@ -34,45 +48,24 @@ class Team:
         *,
         pin: bool = False,
         borrow_after_us: int = BORROW_AFTER_US,
+        patience_us: int = PATIENCE_US,
     ) -> None:
         assert home, "the calling thread needs a core"
+        self._new = kernels.function("twostroke_team_new", _NEW_ARGUMENTS, _POINTER)
         self._begin = kernels.function("twostroke_team_begin", (_POINTER,))
         self._end = kernels.function("twostroke_team_end", (_POINTER,))
         self._threads_now = kernels.function("twostroke_team_threads_now", (_POINTER,), _NUMBER)
         self._free = kernels.function("twostroke_team_free", (_POINTER,))
-        new = kernels.function(
-            "twostroke_team_new",
-            (_POINTER, _NUMBER, _POINTER, _NUMBER, ctypes.c_char_p, _NUMBER, ctypes.c_int32, ctypes.c_char_p, _NUMBER),
-            _POINTER,
-        )
-        folder = ("" if directory is None else str(directory)).encode()
-
-        def create(borrowable: tuple[int, ...]) -> int:
-            assert not set(home) & set(borrowable), "a core is either home or borrowed"
-            problem = ctypes.create_string_buffer(512)
-            address: int | None = new(
-                (ctypes.c_int32 * len(home))(*home),
-                len(home),
-                (ctypes.c_int32 * len(borrowable))(*borrowable),
-                len(borrowable),
-                folder,
-                borrow_after_us,
-                pin,
-                problem,
-                len(problem),
-            )
-            if address is None:
-                raise ConfigError(f"no thread team on cores {home}: {problem.value.decode(errors='replace')}")
-            return address
-
-        self._create = create
+        self._home = home
         self._borrowable = borrowable
-        self.address: int | None = create(borrowable)
+        self._settings = (b"" if directory is None else os.fsencode(directory), borrow_after_us, patience_us, pin)
+        self.address: int | None = self._create(borrowable)
         """What a kernel takes as its team; another one after `borrow_from`."""
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Hold the cores. Waits for those that are home and lent out."""
+        """Hold the cores. Waits for those that are home and lent out, though not for a borrower that was stopped."""
+        assert self.address is not None, "a closed team runs nothing"
         self._begin(self.address)
         try:
             yield
@@ -82,16 +75,34 @@ class Team:
     @property
     def threads_now(self) -> int:
         """Cores held by the open step; 0 between steps."""
-        return int(self._threads_now(self.address))
+        return 0 if self.address is None else int(self._threads_now(self.address))
 
     def borrow_from(self, borrowable: tuple[int, ...]) -> None:
-        """From now on these cores may be borrowed. No step is open."""
-        if borrowable != self._borrowable:
+        """From now on these cores may be borrowed; where that fails, the same as before. No step is open."""
+        if borrowable == self._borrowable:
+            return
+        self._borrowable = borrowable
+        try:
             address, self.address = self.address, self._create(borrowable)
+        except ConfigError as error:
+            log.warning("cores cannot be borrowed: cores=%s error=%s", borrowable, error)
+        else:
             self._free(address)
-            self._borrowable = borrowable
 
     def close(self) -> None:
         """End the helper threads. No step is open."""
-        self._free(self.address)
-        self.address = None
+        address, self.address = self.address, None
+        self._free(address)
+
+    def _create(self, borrowable: tuple[int, ...]) -> int:
+        assert not set(self._home) & set(borrowable), "a core is either home or borrowed"
+        problem = ctypes.create_string_buffer(512)
+        cores = (*_array(self._home), *_array(borrowable))
+        address: int | None = self._new(*cores, *self._settings, problem, len(problem))
+        if address is None:
+            raise ConfigError(f"no thread team on cores {self._home}: {problem.value.decode(errors='replace')}")
+        return address
+
+
+def _array(cores: tuple[int, ...]) -> tuple[ctypes.Array[ctypes.c_int32], int]:
+    return (ctypes.c_int32 * len(cores))(*cores), len(cores)

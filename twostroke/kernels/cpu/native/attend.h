@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <memory>
+
 #include "plan.h"
 #include "rows.h"
 
@@ -56,14 +58,15 @@ class Attention {
 
     void run(Team *team) {
         const Plan plan = plan_tasks(step_, team ? std::max(1, team->threads_now()) : 1);
-        slot_floats_ = Sums::floats(PARTIAL_TOKENS * shape_.groups, shape_.lanes);
-        slots_.resize(size_t(plan.slots * slot_floats_));
+        partial_.reset(new float[size_t(Sums::floats(plan.sums, shape_.lanes))]);  // each is cleared by who needs it
         run_tasks(team, plan.tasks.size(), [&](size_t i) { compute(plan.tasks[i]); });
         if (!plan.merges.empty()) run_tasks(team, plan.merges.size(), [&](size_t i) { merge(plan.merges[i]); });
     }
 
   private:
-    Sums slot(int64_t at, int rows) { return Sums::in(slots_.data() + at * slot_floats_, rows, shape_.lanes); }
+    Sums partial(const Task &task, int64_t split, int rows) const {
+        return Sums::in(partial_.get() + Sums::floats(task.first_sum + split * rows, shape_.lanes), rows, shape_.lanes);
+    }
 
     void compute(const Task &task) {
         Workspace space(shape_, task);
@@ -75,7 +78,7 @@ class Attention {
         const int64_t end = std::min(task.context, (task.first_split + task.splits) * SPLIT);
         Tile tile, next = locate(task, task.first_split * SPLIT, end);
         for (int64_t split = 0; split < task.splits; split++) {
-            if (task.is_partial) space.heads[0].split = slot(task.first_slot + split, space.rows);
+            if (task.is_partial) space.heads[0].split = partial(task, split, space.rows);
             for (auto &head : space.heads) head.split.clear(space.rows, shape_.lanes);
             const int64_t first = (task.first_split + split) * SPLIT;
             for (int64_t start = first; start < std::min(end, first + SPLIT); start += TILE) {
@@ -114,7 +117,7 @@ class Attention {
         Sums &total = space.heads[0].total;
         total.clear(space.rows, shape_.lanes);
         for (int64_t split = 0; split < task.splits; split++)
-            total.merge(slot(task.first_slot + split, space.rows), space.rows, shape_.lanes);
+            total.merge(partial(task, split, space.rows), space.rows, shape_.lanes);
         finish(task, task.first_head, total);
     }
 
@@ -142,8 +145,7 @@ class Attention {
     const T *q_;
     const int64_t q_stride_;
     T *out_;
-    int64_t slot_floats_ = 0;
-    std::vector<float> slots_;  // sums of splits that are computed apart
+    std::unique_ptr<float[]> partial_;  // sums of splits that are computed apart
 };
 
 }  // namespace twostroke

@@ -2,8 +2,10 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <system_error>
 #include <time.h>
 #include <unistd.h>
@@ -11,28 +13,44 @@
 namespace twostroke {
 namespace {
 
+constexpr int64_t SECOND_NS = 1000000000;
+constexpr int64_t LOOK_NS = SECOND_NS / 1000;  // a borrower that dies wakes nobody
+
 int64_t now_ns() {
     timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
-    return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+    return int64_t(now.tv_sec) * SECOND_NS + now.tv_nsec;
 }
 
-bool lock(int file, int how) {
+bool try_lock(int file) {
     int failed;
-    do failed = flock(file, how);
+    do failed = flock(file, LOCK_EX | LOCK_NB);
     while (failed && errno == EINTR);
     return !failed;
+}
+
+void wait_while(std::atomic<uint32_t> &word, uint32_t value, int64_t most_ns) {
+    const timespec most{time_t(most_ns / SECOND_NS), long(most_ns % SECOND_NS)};
+    syscall(SYS_futex, &word, FUTEX_WAIT, value, &most, nullptr, 0);
+}
+
+// The file's blocks, not just its length: a store into a hole of a full file system would be the end of the process.
+int open_cell(const std::string &path) {
+    const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (file < 0) throw std::system_error(errno, std::generic_category(), path);
+    if (const int error = posix_fallocate(file, 0, sizeof(LeaseCell))) {
+        close(file);
+        throw std::system_error(error, std::generic_category(), path);
+    }
+    return file;
 }
 
 }  // namespace
 
 Lease::Lease(const std::string &folder, int core) {
     const std::string path = folder + "/core-" + std::to_string(core);
-    file_ = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (file_ < 0) throw std::system_error(errno, std::generic_category(), path);
-    void *cell = MAP_FAILED;
-    if (ftruncate(file_, sizeof(LeaseCell)) == 0)
-        cell = mmap(nullptr, sizeof(LeaseCell), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    file_ = open_cell(path);
+    void *cell = mmap(nullptr, sizeof(LeaseCell), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
     if (cell == MAP_FAILED) {
         const int error = errno;
         close(file_);
@@ -46,17 +64,28 @@ Lease::~Lease() {
     close(file_);
 }
 
-void Lease::take_home() {
-    if (!lock(file_, LOCK_EX | LOCK_NB)) {
-        cell_->wanted.store(1, std::memory_order_relaxed);
-        lock(file_, LOCK_EX);
-    }
-    cell_->wanted.store(0, std::memory_order_relaxed);  // also where an earlier owner died waiting
+void Lease::take_home(int64_t patience_ns) {
+    const bool is_ours = try_lock(file_) || (!is_overdue_ && wait_for_borrower(patience_ns));
+    is_overdue_ = !is_ours;
+    cell_->wanted.store(is_ours ? 0 : 1, std::memory_order_relaxed);  // 0 also where an earlier owner died waiting
+}
+
+// A borrower counts a yield after it has unlocked: if that comes between our try and our sleep, we do not sleep.
+bool Lease::wait_for_borrower(int64_t patience_ns) {
+    cell_->wanted.store(1, std::memory_order_seq_cst);
+    const int64_t end = now_ns() + patience_ns;
+    do {
+        const uint32_t yields = cell_->yields.load(std::memory_order_seq_cst);
+        if (try_lock(file_)) return true;
+        wait_while(cell_->yields, yields, LOOK_NS);
+    } while (now_ns() < end);
+    return false;
 }
 
 bool Lease::borrow(int64_t owner_idle_ns) {
-    if (wanted_back() || now_ns() - cell_->released_ns.load(std::memory_order_relaxed) < owner_idle_ns) return false;
-    return lock(file_, LOCK_EX | LOCK_NB);
+    const int64_t idle_ns = now_ns() - cell_->released_ns.load(std::memory_order_relaxed);
+    const bool was_just_used = idle_ns >= 0 && idle_ns < owner_idle_ns;  // less than 0: before the last reboot
+    return !wanted_back() && !was_just_used && try_lock(file_);
 }
 
 void Lease::release_home() {
@@ -64,6 +93,11 @@ void Lease::release_home() {
     release();
 }
 
-void Lease::release() { lock(file_, LOCK_UN); }
+void Lease::release() {
+    flock(file_, LOCK_UN);
+    if (!wanted_back()) return;
+    cell_->yields.fetch_add(1, std::memory_order_seq_cst);
+    syscall(SYS_futex, &cell_->yields, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+}
 
 }  // namespace twostroke

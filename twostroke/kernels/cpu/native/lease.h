@@ -13,10 +13,11 @@ namespace twostroke {
 
 // What the file holds. Files are made of zeros: nobody wants the core, and it has been free since ever.
 struct LeaseCell {
-    std::atomic<uint8_t> wanted;
-    uint8_t unused[7];
+    std::atomic<uint32_t> wanted;      // by its owner, who has not got it
+    std::atomic<uint32_t> yields;      // how often it was given back while it was wanted: the owner waits for a change
     std::atomic<int64_t> released_ns;  // by its owner, on the monotonic clock, which all processes of a host share
 };
+static_assert(sizeof(LeaseCell) == 16 && std::atomic<uint32_t>::is_always_lock_free, "processes share it as it is");
 
 class Lease {
   public:
@@ -25,15 +26,20 @@ class Lease {
     Lease(const Lease &) = delete;
     Lease &operator=(const Lease &) = delete;
 
-    void take_home();  // waits for a borrower to yield
+    // Waits for a borrower to yield, but not forever: one that was stopped never does. After that, its owner goes on
+    // without the lease, keeps asking for it, and waits no more until it has got it once.
+    void take_home(int64_t patience_ns);
     bool borrow(int64_t owner_idle_ns);
     bool wanted_back() const { return cell_->wanted.load(std::memory_order_relaxed) != 0; }
     void release_home();
     void release();
 
   private:
+    bool wait_for_borrower(int64_t patience_ns);
+
     int file_;
     LeaseCell *cell_;
+    bool is_overdue_ = false;
 };
 
 }  // namespace twostroke

@@ -18,7 +18,7 @@ constexpr int64_t GROUP = 64;  // inputs that share a scale where weights are in
 
 enum Kind : int32_t { BFLOAT16 = 0, INT8 = 1 };
 
-// `Packed` of kernels/cpu/linear.py, field by field.
+// `NativeLinear` of kernels/cpu/linear.py, field by field.
 struct Linear {
     const void *panels;    // BFLOAT16: [panel][inputs / 2][32][2]; INT8: [panel][inputs / 4][32][4]
     const float *scales;   // INT8: [panel][inputs / GROUP][32], of the weights

@@ -27,9 +27,9 @@ std::vector<Task> blocks_of(const AttentionStep &step) {
     return blocks;
 }
 
-void cut_context(const Task &task, double most, Plan &plan) {
+void cut_context(const Task &task, int64_t rows, double most, Plan &plan) {
     Task merge = task;
-    merge.first_slot = plan.slots;
+    merge.first_sum = plan.sums;
     plan.merges.push_back(merge);
     const auto length = std::max<int64_t>(1, int64_t(most / task.cost * double(task.splits)));
     for (int64_t at = 0; at < task.splits; at += length) {
@@ -37,11 +37,11 @@ void cut_context(const Task &task, double most, Plan &plan) {
         piece.first_split = at;
         piece.splits = std::min(length, task.splits - at);
         piece.is_partial = true;
-        piece.first_slot = plan.slots + at;
+        piece.first_sum = plan.sums + at * rows;
         piece.cost = task.cost * double(piece.splits) / double(task.splits);
         plan.tasks.push_back(piece);
     }
-    plan.slots += task.splits;
+    plan.sums += task.splits * rows;
 }
 
 }  // namespace
@@ -65,7 +65,7 @@ Plan plan_tasks(const AttentionStep &step, int parts) {
             one.heads = 1;
             one.cost = block.cost / double(step.kv_heads);
             if (one.cost > most && one.tokens <= PARTIAL_TOKENS && one.splits > 1)
-                cut_context(one, most, plan);
+                cut_context(one, one.tokens * groups, most, plan);
             else
                 plan.tasks.push_back(one);
         }

@@ -15,15 +15,15 @@ struct Task {
     int64_t context;  // tokens that the last of them attends to
     int64_t first_head, heads;
     int64_t first_split, splits;
-    bool is_partial;      // the sums of its splits are merged with others' afterwards
-    int64_t first_slot;  // of its sums among all partial ones, in splits
+    bool is_partial;    // the sums of its splits are merged with others' afterwards
+    int64_t first_sum;  // where those begin among all partial ones, in rows: a split has one sum per row
     double cost;
 };
 
 struct Plan {
     std::vector<Task> tasks;   // the costliest first
     std::vector<Task> merges;  // one for all partial tasks of the same tokens and head
-    int64_t slots = 0;
+    int64_t sums = 0;          // partial ones, in rows
 };
 
 Plan plan_tasks(const AttentionStep &step, int parts);

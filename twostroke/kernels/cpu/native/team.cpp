@@ -46,14 +46,22 @@ Team::Team(TeamCores cores) : cores_(std::move(cores)) {
     if (has_leases)
         for (int core : cores_.borrowable) add(core, false);
     active_.reserve(seats_.size());
-    for (size_t i = 1; i < seats_.size(); i++) seats_[i]->helper = std::thread([this, i] { serve(*seats_[i]); });
+    try {
+        for (size_t i = 1; i < seats_.size(); i++) seats_[i]->helper = std::thread([this, i] { serve(*seats_[i]); });
+    } catch (...) {
+        dismiss();
+        throw;
+    }
 }
 
-Team::~Team() {
+Team::~Team() { dismiss(); }
+
+void Team::dismiss() {
     quit_ = true;
-    for (size_t i = 1; i < seats_.size(); i++) {
-        tell(*seats_[i], false);
-        seats_[i]->helper.join();
+    for (auto &seat : seats_) {
+        if (!seat->helper.joinable()) continue;
+        tell(*seat, false);
+        seat->helper.join();
     }
 }
 
@@ -81,7 +89,7 @@ void Team::end() {
 bool Team::acquire(Seat &seat) {
     if (!seat.lease) return true;
     if (!seat.is_home) return seat.lease->borrow(cores_.owner_idle_ns);
-    seat.lease->take_home();
+    seat.lease->take_home(cores_.patience_ns);
     return true;
 }
 
@@ -169,11 +177,11 @@ using twostroke::Team;
 
 // Null, and a message in `error`, where the leases cannot be opened or the threads not started.
 TWOSTROKE_EXPORT Team *twostroke_team_new(const int32_t *home, int64_t homes, const int32_t *borrowable,
-                                          int64_t borrowables, const char *folder, int64_t owner_idle_us, int32_t pin,
-                                          char *error, int64_t error_size) {
+                                          int64_t borrowables, const char *folder, int64_t owner_idle_us,
+                                          int64_t patience_us, int32_t pin, char *error, int64_t error_size) {
     try {
         return new Team({{home, home + homes}, {borrowable, borrowable + borrowables}, folder, owner_idle_us * 1000,
-                         pin != 0});
+                         patience_us * 1000, pin != 0});
     } catch (const std::exception &problem) {
         snprintf(error, size_t(error_size), "%s", problem.what());
         return nullptr;

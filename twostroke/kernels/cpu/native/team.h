@@ -21,7 +21,8 @@ namespace twostroke {
 struct TeamCores {
     std::vector<int> home, borrowable;
     std::string folder;  // of the leases; empty: the home cores are taken without asking
-    int64_t owner_idle_ns;
+    int64_t owner_idle_ns;  // before a core may be borrowed
+    int64_t patience_ns;    // with a borrower of a home core
     bool pin;
 };
 
@@ -63,6 +64,7 @@ class Team {
 
     void run(Work work, void *context);
     void serve(Seat &seat);
+    void dismiss();
     void tell(Seat &seat, bool has_work);
     void yield_wanted();
     bool acquire(Seat &seat);
