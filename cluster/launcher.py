@@ -231,7 +231,7 @@ def _model_dir(config: ClusterConfig) -> str:
 
 def _check_memory(config: ClusterConfig) -> None:
     """Workers that start side by side would each find enough for itself, and none would be left for the last."""
-    if config.model.device != "cpu" and NVIDIA_DRIVER.exists():
+    if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
         return  # their pages may lie on a GPU, which only they can look at
     workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
     wanted, available = workers * each_bytes, available_memory_bytes()

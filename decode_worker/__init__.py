@@ -11,5 +11,6 @@ worker     the plain class               service   the Decode rpc
 answer     one answer's record           book      all open answers: opened, pulled for, ended
 stage      the stages and what may follow each
 admission  what can never be served      outbox    one token stream per router
+takeover   which pulls are computed here instead
 resident   serves Pull from the cache alone
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import re
 import types
 import typing
@@ -38,8 +39,8 @@ class Role(enum.StrEnum):
 
 
 def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:  # NaN is not, either
-        raise ConfigError(f"{name} must be positive, got {value}", field=name)
+    if value is not None and not 0 < value < math.inf:  # NaN is not, either
+        raise ConfigError(f"{name} must be positive and finite, got {value}", field=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,10 +253,15 @@ def from_json(kind: type[Config], text: str) -> Config:
 def _build(kind: type[Config], values: Any, where: str) -> Config:
     if not isinstance(values, dict):
         raise ConfigError(f"{where} must be an object, got {type(values).__name__}", field=where)
+    assert dataclasses.is_dataclass(kind)
     hints = typing.get_type_hints(kind)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ConfigError(f"{where} has unknown keys {unknown}; known are {sorted(hints)}", field=unknown[0])
+    needed = [part.name for part in dataclasses.fields(kind) if part.default is part.default_factory]  # both missing
+    missing = sorted(set(needed) - set(values))
+    if missing:
+        raise ConfigError(f"{where} needs {missing}", field=missing[0])
     return kind(**{name: _convert(hints[name], value, f"{where}.{name}") for name, value in values.items()})
 
 
@@ -268,8 +274,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             return None
         hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
     if typing.get_origin(hint) is tuple:
-        return tuple(value)
+        if not isinstance(value, list):
+            raise ConfigError(f"{where} must be a list, got {value!r}", field=where)
+        return tuple(_convert(typing.get_args(hint)[0], item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        known = [member.value for member in hint]
+        if value not in known:
+            raise ConfigError(f"{where} must be one of {known}, got {value!r}", field=where)
         return hint(value)
     if hint is float and isinstance(value, int):
         return float(value)

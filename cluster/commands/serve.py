@@ -8,7 +8,9 @@ import re
 from cluster.launcher import serve
 from router.policies import POLICIES
 from twostroke.config import (
+    CPU_STEP_TOKENS,
     DEVICE_SHARE,
+    GPU_STEP_TOKENS,
     HOST_CACHE_BYTES,
     CacheConfig,
     ClusterConfig,
@@ -163,7 +165,8 @@ def _add_schedule(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=schedule.max_num_batched_tokens,
         metavar="N",
-        help="tokens in one step (default: 128 on CPUs, 4096 on GPUs)",
+        help=f"tokens in one step (default: {CPU_STEP_TOKENS} on CPUs, {GPU_STEP_TOKENS} on GPUs; twice --max-num-seqs "
+        "where that is more)",
     )
     group.add_argument(
         "--step-target-ms",

@@ -6,13 +6,16 @@ import subprocess
 import sys
 
 PROGRAM = """
-import gc
+import gc, weakref
+gc.disable()  # so that nothing takes the garbage away before
 from twostroke import collector
+class Cycle: pass
+garbage = Cycle(); garbage.self = garbage; left = weakref.ref(garbage); del garbage
 loaded = [[number] for number in range(100_000)]
 collector.keep_out_of_the_way()
+assert left() is None, "garbage of the start is not kept for good"
 assert gc.get_freeze_count() > 100_000
 assert len(gc.get_objects()) < 1_000, "a full collection looks at next to nothing"
-class Cycle: pass
 cycle = Cycle(); cycle.self = cycle; del cycle
 assert gc.collect() > 0, "what comes later is collected as ever"
 """

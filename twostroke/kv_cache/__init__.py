@@ -2,6 +2,7 @@
 
 block   names of blocks: content addressing of tokens
 pool    the pages of a worker: free, cached, arriving, active, quarantined
-memory  the bytes behind the pages, shareable between processes, with a generation per page
+memory  the bytes behind the pages, wherever they lie, with a generation per page
+shared  host memory that other processes may read
 events  what a pool stored and removed, as a log
 """

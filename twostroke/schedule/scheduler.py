@@ -80,9 +80,9 @@ class Scheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Known but not computed, of all sequences."""
-        sequences = (*self._running, *self._waiting)
-        return sum(len(sequence.known) - sequence.computed for sequence in sequences)
+        """Known but not computed, without those that a pull or another sequence is writing already."""
+        waiting = sum(len(sequence.known) for sequence in self._waiting)
+        return waiting + sum(map(self._queued_tokens, self._running))
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a sequence wait for pages. Raises Overloaded when the bounded queue is full."""
@@ -219,10 +219,19 @@ class Scheduler:
         block_size = self._limits.block_size
         end = min(sequence.first_query + most, len(sequence.known))
         for block in range(sequence.computed // block_size, min(-(-end // block_size), len(sequence.names))):
-            page = sequence.pages[block]
-            if self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session):
+            if self._is_others_work(sequence, sequence.pages[block]):
                 return block * block_size
         return end
+
+    def _is_others_work(self, sequence: Sequence, page: PageId) -> bool:
+        return self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session)
+
+    def _queued_tokens(self, sequence: Sequence) -> int:
+        """Of one that runs. Blocks that others write are whole: a sequence that has begun one is its writer."""
+        block_size = self._limits.block_size
+        pages = sequence.pages[sequence.computed // block_size : len(sequence.names)]
+        others = sum(self._is_others_work(sequence, page) for page in pages)
+        return len(sequence.known) - sequence.computed - others * block_size
 
     def _align(self, sequence: Sequence, end: int) -> int:
         """Cut back to a block boundary, unless a step is too small for any block."""

@@ -16,7 +16,7 @@ import torch
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import CudaSharing, Sharing
 from twostroke.device.stream import copy_stream
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.errors import PeerLost
 from twostroke.kv_cache.shared import GenerationTable
 from twostroke.transfer.base import Endpoint, Identity, PageCopy
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send_frame
@@ -69,7 +69,7 @@ class _DevicePeer(SameHostPeer):
         descriptor = receive_descriptor(sock, self.endpoint)
         try:
             self._table = GenerationTable.attach(descriptor, self.endpoint.pages)
-        except ConfigError:
+        except BaseException:
             os.close(descriptor)
             raise
         fields: list[Any] = receive_frame(sock, _HANDLE_LIMIT_BYTES, deadline)
@@ -79,7 +79,10 @@ class _DevicePeer(SameHostPeer):
             raise PeerLost(f"{_device_name(self.endpoint)} cannot be reached from {self._device}")
         shape = (-1, self.endpoint.page_bytes)
         needed = self.endpoint.pages * self.endpoint.page_bytes
-        self._remote = self._sharing.open(fields[0], device)[:needed].view(shape)
+        try:
+            self._remote = self._sharing.open(fields[0], device)[:needed].view(shape)
+        except Exception as error:  # whatever CUDA has against it: other drivers, separate containers
+            raise PeerLost(f"cuda_ipc {self.endpoint.address}: its memory cannot be opened: {error}") from error
 
     def copy(self, copies: Sequence[PageCopy]) -> None:
         assert self._remote is not None, "copied before the hello"

@@ -10,6 +10,7 @@ import importlib
 import itertools
 import logging
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -37,8 +38,6 @@ _LOOK_AROUND_EVERY = 16
 """Between that many looks at a transfer, its caller may find that nobody wants it any more."""
 
 log = logging.getLogger(__name__)
-
-_numbers = itertools.count()
 
 
 def load_bindings() -> ModuleType:
@@ -79,7 +78,8 @@ class Agent:
         for key, value in _DEFAULTS.items():
             os.environ.setdefault(key, value)
         try:
-            self._agent: Any = self._create(f"{name}/{os.getpid()}/{next(_numbers)}", memory)
+            # Peers know an agent by its name, across hosts: where processes of containers all have the same id, too.
+            self._agent: Any = self._create(f"{name}/{secrets.token_hex(16)}", memory)
             self._pool = self._prepare(self._nixl.NIXL_INIT_AGENT, memory.place, memory.pages, memory.page_bytes)
             self.metadata = bytes(self._agent.getLocalMD())
         except Exception as error:  # the bindings' classes have no base of their own
@@ -89,17 +89,21 @@ class Agent:
         """Pages that may be written to. Raises PeerLost where their agent cannot be reached."""
         try:
             name = self._agent.loadRemoteMD(metadata).decode()
-            return RemotePages(name, self._prepare(name, place, pages, page_bytes))
         except Exception as error:
             raise PeerLost(f"nixl: the reader's agent cannot be reached: {error}") from error
+        try:
+            return RemotePages(name, self._prepare(name, place, pages, page_bytes))
+        except Exception as error:
+            self._forget(name)
+            raise PeerLost(f"nixl: the reader's pages cannot be written to: {error}") from error
 
     def remove(self, remote: RemotePages) -> None:
         """Hang up on an agent; what was being written to it ends."""
         try:
             self._agent.releasedDlistH(remote.handle)
-            self._agent.invalidateRemoteMD(remote.agent)
-        except Exception as error:  # it has gone already
-            log.debug("nixl agent not removed agent=%s error=%s", remote.agent, error)
+        except Exception as error:
+            log.debug("nixl pages not released agent=%s error=%s", remote.agent, error)
+        self._forget(remote.agent)
 
     def write(
         self,
@@ -160,6 +164,12 @@ class Agent:
             raise PeerLost(f"nixl: {error}") from error
         if status != nixl.NIXL_SUCCESS:
             raise PeerLost(f"nixl: {status}")
+
+    def _forget(self, agent: str) -> None:
+        try:
+            self._agent.invalidateRemoteMD(agent)
+        except Exception as error:  # it has gone already
+            log.debug("nixl agent not removed agent=%s error=%s", agent, error)
 
     def _release(self, request: int) -> None:
         try:

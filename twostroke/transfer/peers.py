@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from twostroke.errors import FingerprintMismatch, PeerLost, ServeError, StaleEpoch
+from twostroke.errors import FingerprintMismatch, PeerLost, StaleEpoch
 from twostroke.ids import Epoch
 from twostroke.transfer.base import Endpoint, Identity, PageCopy, Peer
 from twostroke.transfer.frames import Deadline
@@ -77,7 +77,7 @@ class PeerBook(Generic[AnyPeer]):
             if self.find(peer.endpoint) is not peer:  # a known one serves others too
                 await self._drop(peer)
             raise
-        except ServeError:
+        except Exception:
             await self._drop(peer)
             raise
         finally:

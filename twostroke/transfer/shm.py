@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twostroke.errors import ConfigError
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Endpoint, Identity, PageCopy
@@ -44,7 +43,7 @@ class _ShmPeer(SameHostPeer):
         descriptor = receive_descriptor(sock, self.endpoint)
         try:
             self._remote = PageMemory.attach(descriptor, self.endpoint.pages, self.endpoint.page_bytes)
-        except ConfigError:
+        except BaseException:
             os.close(descriptor)
             raise
 

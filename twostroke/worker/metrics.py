@@ -73,7 +73,7 @@ class _Gauges(Collector):
         self._values: tuple[tuple[str, str, Callable[[], int]], ...] = (
             ("requests_running", "Sequences that hold pages.", lambda: scheduler.running),
             ("requests_waiting", "Sequences that wait for pages.", lambda: scheduler.waiting),
-            ("queued_tokens", "Tokens known but not computed.", lambda: scheduler.queued_tokens),
+            ("queued_tokens", "Known tokens that are to be computed here.", lambda: scheduler.queued_tokens),
         )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

@@ -36,8 +36,9 @@ async def _serve(worker: Worker) -> None:
         loop.add_signal_handler(number, lambda: hurry.set() if stopping.is_set() else stopping.set())
     running = asyncio.ensure_future(worker.run())
     try:
-        print(json.dumps(dataclasses.asdict(await worker.ready())), flush=True)
+        info = await worker.ready()
         collector.keep_out_of_the_way()
+        print(json.dumps(dataclasses.asdict(info)), flush=True)
         await _first(running, stopping.wait())
         if not running.done():
             await _first(worker.drain(DRAIN_S), hurry.wait())

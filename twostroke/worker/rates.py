@@ -16,7 +16,7 @@ SCALES = (1.0, 16.0, 16384.0, 256.0)
 NOISE = 0.15
 """Share of a step's time that says nothing about the next one."""
 DRIFT = 0.04
-"""Share by which a cost may change from step to step: the last few dozen steps count."""
+"""Share by which a cost may change between steps that pay it: the last few dozen of them count."""
 OUTLIER = 3.0
 """A step that took this many times its prediction met something else on the machine: it counts as that long at most."""
 TRUSTED_STEPS = 8
@@ -76,8 +76,9 @@ class Rates:
             seconds = min(seconds, OUTLIER * predicted_s)
         if not self._covariance:
             self._covariance = [[(10 * seconds) ** 2 * (row == column) for column in range(4)] for row in range(4)]
-        for index, factor in enumerate(self._factors):
-            self._covariance[index][index] += (DRIFT * max(abs(factor), 0.05 * seconds)) ** 2
+        for index, (factor, term) in enumerate(zip(self._factors, terms, strict=True)):
+            if term:  # what is not seen for long must not become anybody's guess: the next short tail would decide it
+                self._covariance[index][index] += (DRIFT * max(abs(factor), 0.05 * seconds)) ** 2
         spread = [sum(c * term for c, term in zip(row, terms, strict=True)) for row in self._covariance]
         variance = sum(s * term for s, term in zip(spread, terms, strict=True)) + (NOISE * seconds) ** 2 + 1e-18
         for row in range(4):

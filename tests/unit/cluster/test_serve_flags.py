@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import socket
+from pathlib import Path
 
 import pytest
 
+from cluster import launcher
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from, memory_bytes, size_text
 from cluster.spec import fleet_spec
@@ -89,7 +91,13 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--threads", "0"], "--threads"),
         (["--threads", "4000"], "--threads 4000: this machine"),
         (["--step-target-ms", "0"], "--step-target-ms"),
+        (["--step-target-ms", "-1"], "--step-target-ms"),
         (["--step-target-ms", "nan"], "--step-target-ms"),
+        (["--step-target-ms", "inf"], "--step-target-ms must be positive and finite"),
+        (["--transports", "pigeon"], "--transports must be some of"),
+        (["--transports", "shm,shm"], "--transports"),
+        (["--transports", ""], "--transports"),
+        (["--device", "gpu"], "--device must be auto, cpu, cuda or cuda:N"),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--host", "203.0.113.1"], "--host"),
         (["--address", "nowhere"], "--address"),
@@ -116,14 +124,29 @@ def test_a_port_in_use_is_refused_before_anything_starts(flag: str, capsys: pyte
     assert f"{flag} {port} is in use" in capsys.readouterr().err
 
 
-def test_pools_that_fit_one_by_one_but_not_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_pools_that_fit_one_by_one_but_not_together_are_refused(
+    has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Pages of a paced model are in host memory, whatever else is in the machine."""
+    monkeypatch.setattr(launcher, "NVIDIA_DRIVER", Path("/" if has_gpu else "/nowhere"))
     size_bytes = available_memory_bytes() * 3 // 4
     flags = ["--http-port", "0", "--grpc-port", "0", "--model", "paced:", "--kv-cache-memory", str(size_bytes)]
     assert main(["serve", *flags]) == USAGE_ERROR
     assert "--kv-cache-memory: 2 workers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", [["--dtype", "int3"], ["--policy", "best"], ["--kv-cache-memory", "much"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--dtype", "int3"],
+        ["--weights", "int3"],
+        ["--policy", "best"],
+        ["--kv-cache-memory", "much"],
+        ["--threads", "abc"],
+        ["--step-target-ms", "soon"],
+    ],
+)
 def test_a_value_that_is_none_of_the_choices_is_refused_by_usage(flags: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", *flags])
@@ -142,7 +165,14 @@ def test_help_shows_the_defaults_of_the_config(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    for default in ("default: 8000", "default: 50051", "default: bfloat16", "default: 1GiB", "default: smollm2-135m"):
+    for default in (
+        "default: 8000",
+        "default: 50051",
+        "default: bfloat16",
+        "default: 1GiB",
+        "default: smollm2-135m",
+        "128 on CPUs",
+    ):
         assert default in said
 
 

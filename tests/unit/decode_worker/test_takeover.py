@@ -137,6 +137,37 @@ async def test_a_request_that_is_closed_while_it_is_taken_over_frees_everything(
         await source.idle()
 
 
+async def test_a_source_that_dies_in_the_moment_of_a_takeover_costs_no_answer() -> None:
+    prompts = [prompt_of(8 * BLOCK + i, seed=i) for i in range(4)]
+    async with decode(model=SLOW, schedule=CHUNK) as target, router_to(target) as router:
+        async with prefill(model=SLOW, schedule=CHUNK) as source:
+            answers = [
+                await router.open(prompt, 4, request_id=str(i), source=source) for i, prompt in enumerate(prompts)
+            ]
+            await eventually(lambda: target.metric("takeovers_total") == 1)
+            await source.worker.shutdown()
+            await asyncio.gather(*(answer.done.wait() for answer in answers))
+        assert [answer.tokens for answer in answers] == [expected_tokens(prompt, 4) for prompt in prompts]
+
+
+async def test_pages_that_are_taken_over_are_shared_by_those_who_come_later() -> None:
+    prompts = [prompt_of(8 * BLOCK + 1, seed=i) for i in range(2)]
+    async with (
+        prefill(model=SLOW, schedule=CHUNK) as source,
+        decode(model=SLOW, schedule=CHUNK) as target,
+        router_to(target) as router,
+    ):
+        answers = [await router.open(prompt, 4, request_id=str(i), source=source) for i, prompt in enumerate(prompts)]
+        await eventually(lambda: target.metric("takeovers_total") == 1)
+        sharer = await router.open(prompts[1], 4, request_id="sharer", source=source)
+        await eventually(lambda: target.host.scheduler.running == 3)
+        await router.close("1")
+        await asyncio.gather(answers[0].done.wait(), sharer.done.wait())
+        assert answers[0].tokens == expected_tokens(prompts[0], 4)
+        assert sharer.tokens == expected_tokens(prompts[1], 4)
+        assert source.metric("computed_tokens_total") == 8 * BLOCK, "the sharer pulled what it could share"
+
+
 async def test_pages_in_the_cache_of_the_source_are_pulled_however_many_requests_come() -> None:
     prompts = [prompt_of(8 * BLOCK + 1, seed=i) for i in range(6)]
     async with (

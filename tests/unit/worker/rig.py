@@ -19,8 +19,8 @@ from prefill_worker.worker import PrefillWorker
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.errors import ServeError
-from twostroke.ids import RequestId, SessionId
-from twostroke.kv_cache.block import name_blocks
+from twostroke.ids import PageId, RequestId, SessionId
+from twostroke.kv_cache.block import name_blocks, root_name
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.request import Request, SamplingParams
 from twostroke.rpc.channel import PeerChannel, error_of
@@ -30,6 +30,7 @@ from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.schedule.sequence import Sequence as KnownSequence
 from twostroke.transfer.fake import FakeTransport, FaultPlan
 from twostroke.worker.host import ReadyInfo, WorkerHost
+from twostroke.worker.pull_client import PullSpec
 from twostroke.worker.worker import RoleServices, Worker
 
 BLOCK = 16
@@ -185,6 +186,15 @@ def expected_tokens(prompt: Sequence[int], count: int, seed: int = 1) -> list[in
     built.close()
     assert len(answer) == count
     return answer
+
+
+def claimed(running: Running, source: worker_pb2.PageSource, prompt: Sequence[int]) -> tuple[list[PageId], PullSpec]:
+    """Pages of a prompt's blocks, as a sequence would have them, and the pull that is to fill them."""
+    names = name_blocks(prompt, BLOCK)
+    claim = running.host.pool.claim(names, root_name(), 0)
+    assert claim is not None
+    session = running.host.new_session()
+    return claim.pages, PullSpec(RequestId("r"), session, source, prompt, names, dict(enumerate(claim.pages)))
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -14,6 +14,7 @@ from tests.unit.worker.rig import (
     Router,
     Running,
     answers_of,
+    claimed,
     decode,
     eventually,
     expected_tokens,
@@ -25,12 +26,9 @@ from tests.unit.worker.rig import (
 )
 from twostroke.config import ScheduleConfig
 from twostroke.errors import TransferFailed
-from twostroke.ids import PageId, RequestId
-from twostroke.kv_cache.block import name_blocks, root_name
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.fake import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
-from twostroke.worker.pull_client import PullSpec
 
 BLOCKS = 12
 PROMPT = prompt_of(BLOCKS * BLOCK + 8)
@@ -48,15 +46,6 @@ async def right_answer(router: Router, source: Running | worker_pb2.PageSource, 
 
 def pulled_pages(decoder: Running) -> float:
     return decoder.metric("pull_bytes_total", transport="shm") / PAGE_BYTES
-
-
-def claimed(running: Running, source: worker_pb2.PageSource) -> tuple[list[PageId], PullSpec]:
-    """Pages of PROMPT's blocks, as a sequence would have them, and the pull that is to fill them."""
-    names = name_blocks(PROMPT, BLOCK)
-    claim = running.host.pool.claim(names, root_name(), 0)
-    assert claim is not None
-    session = running.host.new_session()
-    return claim.pages, PullSpec(RequestId("r"), session, source, PROMPT, names, dict(enumerate(claim.pages)))
 
 
 async def test_a_pull_brings_all_blocks_of_the_prompt_and_the_same_tokens() -> None:
@@ -299,7 +288,7 @@ async def test_a_sharer_takes_over_when_the_pull_it_waits_for_fails() -> None:
 
 async def test_a_pull_that_is_dropped_before_its_first_step_leaves_nothing() -> None:
     async with prefill() as source, decode() as target:
-        pages, spec = claimed(target, source.source)
+        pages, spec = claimed(target, source.source, PROMPT)
         async with asyncio.TaskGroup() as tasks:
             pull = target.host.pulls.start(spec, tasks)
             target.host.pool.release(pages)
@@ -311,7 +300,7 @@ async def test_a_pull_that_is_dropped_before_its_first_step_leaves_nothing() -> 
 async def test_shutting_down_stops_pulls_whose_pages_are_still_wanted() -> None:
     async with prefill(model=paced(prefill_tokens_per_s=50)) as source:
         async with decode() as target:
-            _, spec = claimed(target, source.source)
+            _, spec = claimed(target, source.source, PROMPT)
             pull = target.host.pulls.start(spec, answers_of(target)._tasks)
             await eventually(lambda: source.worker._open_work() == 1)
             await target.worker.shutdown()
@@ -321,40 +310,9 @@ async def test_shutting_down_stops_pulls_whose_pages_are_still_wanted() -> None:
         await eventually(lambda: source.worker._open_work() == 0)
 
 
-async def test_pages_stay_quarantined_until_the_fence_stands_however_often_the_pull_is_stopped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with prefill() as source, decode(plan=FaultPlan(every_transfer=WriteLate())) as target:
-        transport = target.host.transports[0]
-        fencing, may_fence = asyncio.Event(), asyncio.Event()
-        fence = transport.fence
-
-        async def slow_fence(transfer) -> None:
-            fencing.set()
-            await may_fence.wait()
-            await fence(transfer)
-
-        monkeypatch.setattr(transport, "fence", slow_fence)
-        pool, pulls = target.host.pool, target.host.pulls
-        pages, spec = claimed(target, source.source)
-        async with asyncio.TaskGroup() as tasks:
-            pull = pulls.start(spec, tasks)
-            await eventually(lambda: target.plan.pulls == 1)
-            pool.release(pages)
-            pulls.prune()
-            await fencing.wait()
-            for _ in range(3):
-                pulls.prune()
-                pull.cancel()
-                await asyncio.sleep(0.01)
-                assert pool.count(PageState.QUARANTINED) == BLOCKS, "pages were freed while they are written to"
-            may_fence.set()
-        await target.idle()
-
-
 async def test_the_failure_is_in_the_report() -> None:
     async with prefill() as source, decode(plan=FaultPlan({0: Fail("link down")})) as target:
-        pages, spec = claimed(target, source.source)
+        pages, spec = claimed(target, source.source, PROMPT)
         async with asyncio.TaskGroup() as tasks:
             pull = target.host.pulls.start(spec, tasks)
         report = pull.result()

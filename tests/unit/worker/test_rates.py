@@ -117,6 +117,20 @@ def test_one_step_that_took_far_too_long_is_not_believed() -> None:
     assert rates.seconds_per_step < 3 * before_s
 
 
+def test_after_a_long_time_without_prompts_a_noisy_tail_still_says_little() -> None:
+    rates = observed(batch(0, 4), *[batch(512, 0)] * 5, *[batch(0, 4)] * 5000)
+    for tail in (3, 5, 1):
+        rates.observe(batch(tail, 4), 1.3 * seconds(batch(tail, 4)))
+    assert rates.seconds_per_token == about(TOKEN_S, 0.5)
+
+
+def test_a_cost_that_changed_while_nobody_paid_it_is_learned_anew() -> None:
+    rates = observed(batch(0, 4), *[batch(512, 0)] * 5, *[batch(0, 4)] * 500)
+    for _ in range(30):
+        rates.observe(batch(512, 0), 4 * 512 * TOKEN_S)
+    assert rates.seconds_per_token == about(4 * TOKEN_S, 0.05)
+
+
 def test_the_prompt_tokens_of_a_budget_make_steps_of_the_target_length() -> None:
     random = Random(5)
     rates = observed(batch(0, 4, 500))

@@ -1,0 +1,102 @@
+"""Peers that cannot be reached leave nothing behind, whatever the reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.transfer.makers import HostSharing, make_memory
+from twostroke.device.memory import DeviceMemory
+from twostroke.errors import PeerLost, ServeError
+from twostroke.ids import Epoch
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.cuda_ipc import CudaIpcTransport
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import Welcome
+from twostroke.transfer.peers import LanePeer, PeerBook
+from twostroke.transfer.pulls import Pull
+from twostroke.transfer.shm import ShmTransport
+
+OWNER, READER = (Identity(name, Epoch(1, 7), "fingerprint", "secret") for name in ("owner", "reader"))
+
+
+class BrokenPeer(LanePeer):
+    ended = False
+
+    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
+        hello: Future[Welcome] = Future()
+        hello.set_exception(ZeroDivisionError("a bug"))
+        return hello
+
+    def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
+        raise NotImplementedError
+
+    def end(self) -> None:
+        self.ended = True
+
+
+async def test_a_peer_whose_hello_fails_for_any_reason_is_closed() -> None:
+    peer = BrokenPeer(Endpoint("tcp", "somewhere", "here", Epoch(1, 1), "fingerprint", 1, 1))
+    with pytest.raises(ZeroDivisionError):
+        await PeerBook[BrokenPeer]().reach(peer, 1.0)
+    assert peer.ended
+
+
+class Forbidden(HostSharing):
+    def open(self, handle: bytes, device: torch.device) -> torch.Tensor:
+        raise RuntimeError("CUDA error: invalid device context")
+
+
+async def test_a_gpu_whose_memory_cannot_be_opened_is_a_lost_peer() -> None:
+    """Where its owner is in a container of its own, say. That no thread is left is checked after each test here."""
+    owner, reader = CudaIpcTransport(HostSharing()), CudaIpcTransport(Forbidden())
+    memories = [make_memory("staged", 2, 64) for _ in range(2)]
+    endpoint = await owner.open(memories[0], OWNER)
+    await reader.open(memories[1], READER)
+    with pytest.raises(PeerLost, match="cannot be opened: CUDA error"):
+        await reader.connect(endpoint, 5.0)
+    for transport in (reader, owner):
+        await transport.close()
+    for memory in memories:
+        assert isinstance(memory, DeviceMemory)
+        memory.close()
+
+
+class Misleading(ShmTransport):
+    """Hands over a file of the right size that is no shared memory."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+
+    def hand_over(self, sock: socket.socket, memory: PageMemory) -> None:
+        socket.send_fds(sock, [b"\0"], [self._file])
+
+
+async def test_a_descriptor_that_is_no_page_memory_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "pages"
+    memories = [PageMemory(2, 64) for _ in range(2)]
+    path.write_bytes(bytes(memories[0].total_bytes))
+    with path.open("rb") as file:
+        owner, reader = Misleading(file.fileno()), ShmTransport()
+        endpoint = await owner.open(memories[0], OWNER)
+        await reader.open(memories[1], READER)
+        for _ in range(3):
+            with pytest.raises(ServeError):
+                await reader.connect(endpoint, 5.0)
+        for transport in (reader, owner):
+            await transport.close()
+        assert _descriptors_of(path) == 1, "ours alone"
+    for memory in memories:
+        memory.close()
+
+
+def _descriptors_of(path: Path) -> int:
+    folder = Path("/proc/self/fd")
+    return sum(os.path.realpath(link) == str(path) for link in folder.iterdir())

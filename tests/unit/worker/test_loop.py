@@ -1,0 +1,112 @@
+"""Settle, plan, submit, tell: while a step runs, the tokens of the one before go out."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from decode_worker.worker import DecodeWorker
+from tests.unit.worker.rig import (
+    Running,
+    decode,
+    eventually,
+    expected_tokens,
+    prompt_of,
+    router_to,
+    worker_config,
+)
+from twostroke.config import Role
+from twostroke.schedule.batch import Batch, StepResult
+from twostroke.transfer.fake import FaultPlan
+
+PROMPT = prompt_of(20)
+
+
+def before_each_step(worker: Running, call: Callable[[int], object]) -> None:
+    """`call` gets the step's number, from 0, on the engine thread."""
+    runner = worker.host.engine._runner
+    run, steps = runner.run, iter(range(10**6))
+
+    def noted(batch: Batch) -> StepResult:
+        call(next(steps))
+        return run(batch)
+
+    runner.run = noted  # type: ignore[method-assign]
+
+
+async def test_a_token_goes_out_while_the_next_step_runs() -> None:
+    may_go_on = threading.Event()
+    async with decode() as worker, router_to(worker) as router:
+        before_each_step(worker, lambda step: step != 3 or may_go_on.wait(10))
+        got = await router.open(PROMPT, 6)
+        await eventually(lambda: len(got.tokens) == 3)
+        may_go_on.set()
+        await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 6)
+
+
+async def test_a_step_that_fails_takes_no_token_of_those_before_along() -> None:
+    def fail(step: int) -> None:
+        if step == 3:
+            raise RuntimeError("device lost")
+
+    async with decode() as worker, router_to(worker) as router:
+        before_each_step(worker, fail)
+        got = await router.answer(PROMPT, 6)
+        assert got.tokens == expected_tokens(PROMPT, 6)[:3]
+        assert got.last.error.kind == "InternalError"
+
+
+async def test_a_request_that_is_closed_while_its_step_runs_ends_alone() -> None:
+    is_running, may_go_on = threading.Event(), threading.Event()
+
+    def hold(step: int) -> None:
+        if step == 3:
+            is_running.set()
+            may_go_on.wait(10)
+
+    async with decode() as worker, router_to(worker) as router:
+        before_each_step(worker, hold)
+        closed = await router.open(PROMPT, 6, request_id="closed")
+        stays = await router.open(prompt_of(20, seed=3), 6, request_id="stays")
+        await eventually(is_running.is_set)
+        await router.close("closed")
+        told = len(closed.tokens)
+        may_go_on.set()
+        await stays.done.wait()
+        assert stays.tokens == expected_tokens(prompt_of(20, seed=3), 6)
+        assert len(closed.tokens) == told
+
+
+async def test_a_life_that_is_cancelled_while_a_step_runs_keeps_the_memory_until_it_has_ended() -> None:
+    is_running, ended_s = threading.Event(), 0.0
+
+    def hold(step: int) -> None:
+        nonlocal ended_s
+        is_running.set()
+        time.sleep(0.2)
+        ended_s = time.monotonic()
+
+    worker = DecodeWorker(worker_config(Role.DECODE))
+    life = asyncio.create_task(worker.run())
+    running = Running(worker, await worker.ready(), FaultPlan())
+    close, closed_s = running.host.memory.close, 0.0
+
+    def closing() -> None:
+        nonlocal closed_s
+        closed_s = time.monotonic()
+        close()
+
+    running.host.memory.close = closing  # type: ignore[method-assign]
+    before_each_step(running, hold)
+    async with router_to(running) as router:
+        await router.open(PROMPT, 6)
+        await eventually(is_running.is_set)
+        life.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await life
+    assert 0.0 < ended_s <= closed_s
