@@ -39,3 +39,9 @@ def test_what_is_wrong_is_named(changes: dict[str, object], named: str) -> None:
 def test_what_is_no_config_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="WorkerConfig"):
         from_json(WorkerConfig, text)
+
+
+def test_a_step_fits_its_device_and_every_sequence_unless_it_is_given() -> None:
+    assert (ScheduleConfig().step_tokens(), ScheduleConfig().step_tokens(on_gpu=True)) == (128, 4096)
+    assert ScheduleConfig(max_num_seqs=200).step_tokens() == 400
+    assert ScheduleConfig(max_num_batched_tokens=96).step_tokens(on_gpu=True) == 96

@@ -11,34 +11,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.batches import Stream, step
+from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.errors import ConfigError
 
-TINY = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    vocab_size=64,
-    max_position_embeddings=128,
-    eos_token_id=2,
-)
-PAGE_BYTES = 2 * 2 * 1 * 16 * 16 * 4
-
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(TINY).save_pretrained(tmp_path / "tiny")
-    (tmp_path / "tiny" / "tokenizer.json").write_text("{}")
-    return tmp_path / "tiny"
+    return save_tiny(tmp_path / "tiny")
 
 
 def config(model: str, memory_bytes: int = 10 * PAGE_BYTES, **model_config: Any) -> WorkerConfig:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.batches import Stream, generate
 from tests.unit.engine.reference_attention import ReferenceAttention
+from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.device.memory import DeviceMemory
 from twostroke.engine import build, device_build
@@ -19,25 +20,10 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.errors import ConfigError
 from twostroke.models.files import TensorFiles
 
-MODEL = LlamaConfig(
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    vocab_size=64,
-    max_position_embeddings=128,
-    eos_token_id=2,
-)
-PAGE_BYTES = 2 * 2 * 1 * 16 * 16 * 4
-
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(MODEL).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    return tmp_path
+    return save_tiny(tmp_path)
 
 
 def config(directory: Path, role: Role = Role.DECODE, **model: str) -> WorkerConfig:
@@ -89,7 +75,7 @@ def test_a_device_that_is_too_small_is_refused_before_a_weight_is_read(
 
     monkeypatch.setattr(TensorFiles, "__init__", never)
     monkeypatch.setattr(device_build, "read_memory", lambda _device: MemoryReading("cuda:0", 1 << 20, 1 << 30))
-    weights = 4 * sum(weight.numel() for weight in AutoModelForCausalLM.from_config(MODEL).parameters())
+    weights = 4 * sum(weight.numel() for weight in AutoModelForCausalLM.from_config(TINY).parameters())
     with pytest.raises(ConfigError, match=rf"--device cuda:0 is \d+ bytes too small: weights take {weights}, working"):
         build_runner(config(tiny), tiny)
 

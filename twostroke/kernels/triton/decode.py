@@ -117,6 +117,42 @@ def share_of(context, splits, KEYS: tl.constexpr, LEAST_SHARE: tl.constexpr):
     return tl.maximum(tl.cdiv(tl.cdiv(context, splits), KEYS) * KEYS, LEAST_SHARE)
 
 
+@triton.jit
+def walk_share(
+    query, keys_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+    VALUES: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, KEYS: tl.constexpr,
+    PACKED_PAD: tl.constexpr, DIM_PAD: tl.constexpr,
+):  # fmt: skip
+    """Sum of weighted values, highest score (base 2) and sum of weights of one share; V lies VALUES behind K."""
+    best = tl.full([PACKED_PAD], float("-inf"), tl.float32)
+    total = tl.zeros([PACKED_PAD], tl.float32)
+    acc = tl.zeros([PACKED_PAD, DIM_PAD], tl.float32)
+    # the page of each token of the first tile; the next tile's are asked for a tile ahead
+    at = begin + tl.arange(0, KEYS)
+    page = tl.load(table + at // BLOCK, mask=at < end, other=0)
+    for start in tl.range(begin, end, KEYS):
+        at = start + tl.arange(0, KEYS)
+        valid = at < end
+        # K: page, offset in the block, d
+        key_at = keys_base + (page.to(tl.int64) * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
+        mask = valid[:, None] & inside[None, :]
+        # the page of each token of the next tile
+        page = tl.load(table + (at + KEYS) // BLOCK, mask=at + KEYS < end, other=0)
+        keys = tl.load(key_at, mask=mask, other=0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
+        scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this share
+        decay = tl.exp2(best - pivot)
+        weight = tl.exp2(scores - pivot[:, None])
+        total = total * decay + tl.sum(weight, 1)
+        # V: as K, all heads of K further
+        values = tl.load(key_at + VALUES, mask=mask, other=0.0)
+        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
+        best = higher
+    return acc, best, total
+
+
 @triton.jit(
     do_not_specialize=["layer", "packed", "splits", "table_stride"],
     do_not_specialize_on_alignment=["block_tables", "fields"],
@@ -151,36 +187,13 @@ def decode_kernel(
     # q: row, head, d
     q_at = q + (query_row * q_stride + head * DIM)[:, None] + d[None, :]
     query = tl.load(q_at, mask=asked[:, None] & inside[None, :], other=0.0)
-    best = tl.full([PACKED_PAD], float("-inf"), tl.float32)
-    total = tl.zeros([PACKED_PAD], tl.float32)
-    acc = tl.zeros([PACKED_PAD, DIM_PAD], tl.float32)
     # K of this layer and head in page 0; V follows K at the distance of all heads
     keys_base = pool + layer.to(tl.int64) * (2 * KV_HEADS * BLOCK * DIM) + kv_head * (BLOCK * DIM)
     table = block_tables + table_row.to(tl.int64) * table_stride
-    # the page of each token of the first tile; the next tile's are asked for a tile ahead
-    at = begin + tl.arange(0, KEYS)
-    page = tl.load(table + at // BLOCK, mask=at < end, other=0)
-    for start in tl.range(begin, end, KEYS):
-        at = start + tl.arange(0, KEYS)
-        valid = at < end
-        # K: page, offset in the block, d
-        key_at = keys_base + (page.to(tl.int64) * page_stride + (at % BLOCK) * DIM)[:, None] + d[None, :]
-        mask = valid[:, None] & inside[None, :]
-        # the page of each token of the next tile
-        page = tl.load(table + (at + KEYS) // BLOCK, mask=at + KEYS < end, other=0)
-        keys = tl.load(key_at, mask=mask, other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="tf32x3") * scale_log2
-        scores = tl.where(valid[None, :] & (at[None, :] <= last[:, None]), scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        pivot = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of this share
-        decay = tl.exp2(best - pivot)
-        weight = tl.exp2(scores - pivot[:, None])
-        total = total * decay + tl.sum(weight, 1)
-        # V: as K, all heads of K further
-        values = tl.load(key_at + KV_HEADS * BLOCK * DIM, mask=mask, other=0.0)
-        acc = tl.dot(weight.to(values.dtype), values, acc * decay[:, None], input_precision="tf32x3")
-        best = higher
-
+    acc, best, total = walk_share(
+        query, keys_base, table, last, d, inside, begin, end, page_stride, scale_log2,
+        KV_HEADS * BLOCK * DIM, DIM, BLOCK, KEYS, PACKED_PAD, DIM_PAD,
+    )  # fmt: skip
     divisor = tl.where(total > 0, total, 1.0)  # 0 where nothing was seen: the result is 0, its weight none
     acc = acc / divisor[:, None]
     if WHOLE:
