@@ -14,11 +14,22 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_SERVING: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
     WORKER_STATE_DEAD: _ClassVar[WorkerState]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_DEVICE: _ClassVar[Tier]
+    TIER_HOST: _ClassVar[Tier]
+    TIER_DISK: _ClassVar[Tier]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_STARTING: WorkerState
 WORKER_STATE_SERVING: WorkerState
 WORKER_STATE_DRAINING: WorkerState
 WORKER_STATE_DEAD: WorkerState
+TIER_UNSPECIFIED: Tier
+TIER_DEVICE: Tier
+TIER_HOST: Tier
+TIER_DISK: Tier
 
 class GetServerInfoRequest(_message.Message):
     __slots__ = ()
@@ -87,7 +98,7 @@ class WorkerLoad(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., server: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state")
+    __slots__ = ("running", "waiting", "queued_tokens", "pages_total", "pages_free", "pages_cached", "pages_arriving", "pages_active", "pages_quarantined", "seconds_per_token", "seconds_per_step", "state", "queued_s", "prefill_busy_s", "costs", "links", "tiers")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +111,11 @@ class Load(_message.Message):
     SECONDS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
     SECONDS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     queued_tokens: int
@@ -112,7 +128,48 @@ class Load(_message.Message):
     seconds_per_token: float
     seconds_per_step: float
     state: WorkerState
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ...) -> None: ...
+    queued_s: float
+    prefill_busy_s: float
+    costs: StepCosts
+    links: _containers.RepeatedCompositeFieldContainer[LinkRate]
+    tiers: _containers.RepeatedCompositeFieldContainer[TierRate]
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ...) -> None: ...
+
+class StepCosts(_message.Message):
+    __slots__ = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s", "step_tokens")
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    STREAM_S_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_PAIR_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    step_s: float
+    stream_s: float
+    context_token_s: float
+    prompt_step_s: float
+    prompt_token_s: float
+    prompt_pair_s: float
+    step_tokens: int
+    def __init__(self, step_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., prompt_pair_s: _Optional[float] = ..., step_tokens: _Optional[int] = ...) -> None: ...
+
+class LinkRate(_message.Message):
+    __slots__ = ("worker_id", "latency_s", "bytes_per_s")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    latency_s: float
+    bytes_per_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., latency_s: _Optional[float] = ..., bytes_per_s: _Optional[float] = ...) -> None: ...
+
+class TierRate(_message.Message):
+    __slots__ = ("tier", "page_s")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    PAGE_S_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    page_s: float
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., page_s: _Optional[float] = ...) -> None: ...
 
 class SubscribeKvEventsRequest(_message.Message):
     __slots__ = ("epoch", "start_sequence", "worker_id")
@@ -125,7 +182,7 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., start_sequence: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class KvEventBatch(_message.Message):
-    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load")
+    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "lower_tiers")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +193,7 @@ class KvEventBatch(_message.Message):
     BLOCK_COUNT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    LOWER_TIERS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     sequence: int
@@ -146,7 +204,18 @@ class KvEventBatch(_message.Message):
     block_count: int
     digest: bytes
     load: Load
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+    lower_tiers: _containers.RepeatedCompositeFieldContainer[TierChange]
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., lower_tiers: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ...) -> None: ...
+
+class TierChange(_message.Message):
+    __slots__ = ("tier", "stored", "removed")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    tier: Tier
+    stored: bytes
+    removed: bytes
+    def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("deadline_s",)

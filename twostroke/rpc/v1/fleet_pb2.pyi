@@ -8,18 +8,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("watcher",)
+    __slots__ = ("watcher", "address")
     WATCHER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     watcher: str
-    def __init__(self, watcher: _Optional[str] = ...) -> None: ...
+    address: str
+    def __init__(self, watcher: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class FleetView(_message.Message):
-    __slots__ = ("version", "members")
+    __slots__ = ("version", "members", "routers")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ROUTERS_FIELD_NUMBER: _ClassVar[int]
     version: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    routers: _containers.RepeatedCompositeFieldContainer[RouterMember]
+    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterMember, _Mapping]]] = ...) -> None: ...
+
+class RouterMember(_message.Message):
+    __slots__ = ("router_id", "address")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    address: str
+    def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
     __slots__ = ("worker_id", "role", "address", "epoch", "state", "node", "metrics_address")

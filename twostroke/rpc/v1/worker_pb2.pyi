@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "names", "wanted")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "names", "wanted", "peer", "peer_blocks", "resident_only")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,9 @@ class PullRequest(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     NAMES_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_ONLY_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
@@ -22,7 +25,10 @@ class PullRequest(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     names: bytes
     wanted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ...) -> None: ...
+    peer: PageSource
+    peer_blocks: int
+    resident_only: bool
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., resident_only: _Optional[bool] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("accepted", "ready")
@@ -107,7 +113,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "names", "salt", "sampling", "deadline_s", "source")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "names", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +126,8 @@ class OpenRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     router_id: str
@@ -132,7 +140,9 @@ class OpenRequest(_message.Message):
     sampling: Sampling
     deadline_s: float
     source: PageSource
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ...) -> None: ...
+    peer: PageSource
+    peer_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ()
