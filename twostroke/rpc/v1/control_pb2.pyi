@@ -136,7 +136,7 @@ class Load(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_free: _Optional[int] = ..., pages_cached: _Optional[int] = ..., pages_arriving: _Optional[int] = ..., pages_active: _Optional[int] = ..., pages_quarantined: _Optional[int] = ..., seconds_per_token: _Optional[float] = ..., seconds_per_step: _Optional[float] = ..., state: _Optional[_Union[WorkerState, str]] = ..., queued_s: _Optional[float] = ..., prefill_busy_s: _Optional[float] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkRate, _Mapping]]] = ..., tiers: _Optional[_Iterable[_Union[TierRate, _Mapping]]] = ...) -> None: ...
 
 class StepCosts(_message.Message):
-    __slots__ = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s", "step_tokens")
+    __slots__ = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s", "step_tokens", "step_target_s")
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     STREAM_S_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class StepCosts(_message.Message):
     PROMPT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_PAIR_S_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TARGET_S_FIELD_NUMBER: _ClassVar[int]
     step_s: float
     stream_s: float
     context_token_s: float
@@ -151,7 +152,8 @@ class StepCosts(_message.Message):
     prompt_token_s: float
     prompt_pair_s: float
     step_tokens: int
-    def __init__(self, step_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., prompt_pair_s: _Optional[float] = ..., step_tokens: _Optional[int] = ...) -> None: ...
+    step_target_s: float
+    def __init__(self, step_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., context_token_s: _Optional[float] = ..., prompt_step_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., prompt_pair_s: _Optional[float] = ..., step_tokens: _Optional[int] = ..., step_target_s: _Optional[float] = ...) -> None: ...
 
 class LinkRate(_message.Message):
     __slots__ = ("worker_id", "latency_s", "bytes_per_s")
