@@ -176,16 +176,18 @@ class Answer:
         self._lifetime.mark(Instant.FIRST_TOKEN)
         self._first_attempt = placed.stream.attempt
         if self.index == 0:  # as what is reused is counted: once for all choices of a prompt
-            self._around.metrics.predicted_cached_tokens_total.inc(placed.decision.cached_tokens)
+            self._around.metrics.predicted_cached_tokens_total.inc(
+                placed.decision.forecast.cached_blocks * self._around.block_size
+            )
         ttft_s = self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN)
         log.info(
-            "first token request=%s worker=%s ttft_s=%.3f price_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",
+            "first token request=%s worker=%s ttft_s=%.3f predicted_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",
             self.request_id,
             placed.link.worker,
             ttft_s or 0.0,
-            placed.decision.why.total_s,
+            placed.decision.forecast.first_token_s,
             arrival.cached_tokens,
-            placed.decision.cached_tokens,
+            placed.decision.forecast.cached_blocks * self._around.block_size,
         )
 
     def _log_end(self, outcome: str) -> None:

@@ -6,9 +6,11 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+from router.policy import LinkRate
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, Load, ModelInfo, ServerInfo, WorkerState
+from twostroke.schedule.cost import StepCost
 
 UTILISATION_WINDOW_S = 60.0
 """A worker's utilisation is what it was over about this long: bursts of seconds are queues, not utilisation."""
@@ -39,6 +41,9 @@ class Member:
     server: ServerInfo | None = None
     model: ModelInfo | None = None
     load: Load = field(default_factory=Load)
+    cost: StepCost = field(default_factory=StepCost)
+    links: dict[WorkerId, LinkRate] = field(default_factory=dict)
+    """Both as the load says."""
     reported_at_s: float | None = None
     """When the last event batch came in, by this process's monotonic clock."""
     utilisation: float = 0.0
@@ -63,6 +68,21 @@ class Member:
             share = 1 - math.exp(-(now_s - self.reported_at_s) / UTILISATION_WINDOW_S)
             self.utilisation += share * (self._is_prefilling - self.utilisation)
         self.load, self.reported_at_s = load, now_s
+        costs = load.costs
+        self.cost = StepCost(
+            costs.step_s,
+            costs.stream_s,
+            costs.context_token_s,
+            costs.prompt_token_s,
+            costs.prompt_step_s,
+            costs.prompt_pair_s,
+        )
+        self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
+
+    def queue_s(self, now_s: float) -> float:
+        """What is left of the queue that it reported."""
+        age_s = 0.0 if self.reported_at_s is None else now_s - self.reported_at_s
+        return max(0.0, self.load.queued_s - age_s)
 
     @property
     def _is_prefilling(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from router.link_pool import LinkPool
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.policies import policy_named
-from router.policy import Decision, Snapshot, WorkerView
-from router.reservations import Share
+from router.policy import Decision
+from router.selector import Ask, Selector, Shape
 from router.worker_link import WorkerLink
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
@@ -49,14 +48,12 @@ class _Refusal:
 
 
 class Placer:
-    """Shared by all requests; owns the turn and the draws that policies are given."""
+    """Shared by all requests."""
 
     def __init__(self, config: RouterConfig, fleet: Fleet, links: LinkPool, metrics: RouterMetrics) -> None:
-        self._policy = policy_named(config.policy)
         self._policy_name = config.policy
+        self._selector = Selector(policy_named(config.policy), fleet.index, fleet.reservations, seed=config.seed)
         self._worker_wait_s = config.worker_wait_s
-        self._draws = random.Random(config.seed)
-        self._turn = 0
         self._openings = itertools.count()
         """Numbers attempts over all requests: where a client uses an id again, a late Close or token of the earlier
         request is not mistaken for the new one's."""
@@ -135,67 +132,31 @@ class Placer:
         return Placed(link, stream, decision)
 
     def _decide(self, request: Request, free: Sequence[Member]) -> Decision:
-        """Look and choose; the choice is reserved before anyone else looks."""
         begun_s = time.perf_counter()
-        snapshot = self._look(request, free)
-        decision = self._with_source_of_coming_blocks(request, self._policy(snapshot))
-        self._turn += 1
-        shares = _shares(snapshot, decision)
-        self._fleet.reservations.place(request.request_id, shares, request.names)
+        facts = self._fleet.facts
+        ask = Ask(
+            request_id=request.request_id,
+            known_tokens=len(request.prompt) + len(request.emitted),
+            names=request.names,
+            most_answer_tokens=request.sampling.max_tokens - len(request.emitted),
+        )
+        shape = Shape(block_size=facts.block_size, page_bytes=facts.page_bytes)
+        decision = self._selector.select(ask, shape, free, self._fleet.serving(Role.PREFILL), time.monotonic())
         self._metrics.decision_seconds.observe(time.perf_counter() - begun_s)
         self._metrics.count_decision(self._policy_name, "local" if decision.source is None else "prefill")
         log.info(
-            "routed request=%s attempt=%d policy=%s decode=%s source=%s cached_tokens=%d %s",
+            "routed request=%s attempt=%d policy=%s decode=%s source=%s peer=%s cached_blocks=%d first_token_s=%.4f %s",
             request.request_id,
             request.attempt,
             self._policy_name,
             decision.decode,
             decision.source or "local",
-            decision.cached_tokens,
-            decision.why,
+            decision.peer or "none",
+            decision.forecast.cached_blocks,
+            decision.forecast.first_token_s,
+            decision.why or "",
         )
         return decision
-
-    def _with_source_of_coming_blocks(self, request: Request, decision: Decision) -> Decision:
-        """Where the decode worker needs nothing because all of it is on its way, name the one it comes from: should
-        that pull die, this request's can go on there."""
-        if decision.source is not None or not request.names:
-            return decision
-        if self._fleet.index.leading_blocks(request.names).get(decision.decode) == len(request.names):
-            return decision
-        sources = {member.worker for member in self._fleet.serving(Role.PREFILL)}
-        coming_from = next((w for w in self._fleet.reservations.coming(request.names[-1]) if w in sources), None)
-        return dataclasses.replace(decision, source=coming_from)
-
-    def _look(self, request: Request, free: Sequence[Member]) -> Snapshot:
-        held = self._fleet.index.leading_blocks(request.names, self._fleet.reservations.coming)
-        facts = self._fleet.facts
-        return Snapshot(
-            known_tokens=len(request.prompt) + len(request.emitted),
-            full_blocks=len(request.names),
-            block_size=facts.block_size,
-            page_bytes=facts.page_bytes,
-            decode=tuple(self._view(member, held) for member in free),
-            prefill=tuple(self._view(member, held) for member in self._fleet.serving(Role.PREFILL)),
-            turn=self._turn,
-            draw=self._draws.random(),
-        )
-
-    def _view(self, member: Member, held: dict[WorkerId, int]) -> WorkerView:
-        load, reserved = member.load, self._fleet.reservations.on(member.worker)
-        return WorkerView(
-            worker=member.worker,
-            queued_tokens=load.queued_tokens + reserved.tokens,
-            running=load.running + reserved.streams,
-            waiting=load.waiting,
-            pages_free=max(0, load.pages_free - reserved.pages),
-            pages_cached=max(0, load.pages_cached - max(0, reserved.pages - load.pages_free)),
-            pages_active=load.pages_active + reserved.pages,
-            seconds_per_token=load.seconds_per_token,
-            seconds_per_step=load.seconds_per_step,
-            cached_blocks=held.get(member.worker, 0),
-            utilisation=member.utilisation,
-        )
 
     def _source(self, decision: Decision) -> worker_pb2.PageSource | None:
         if decision.source is None:
@@ -208,17 +169,3 @@ class Placer:
 def may_go_elsewhere(error: ServeError) -> bool:
     """It says something about the worker or the way to it, not about the request: another worker may take that."""
     return error.retryable or isinstance(error, StaleEpoch | FingerprintMismatch)
-
-
-def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:
-    """What the decision puts on whom, in tokens to compute and pages to claim."""
-    decode = next(view for view in snapshot.decode if view.worker == decision.decode)
-    missing = max(0, snapshot.full_blocks - decode.cached_blocks)
-    tail = snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size
-    if decision.source is None:
-        return {decision.decode: Share(max(1, tail + missing * snapshot.block_size), missing + 1, 1)}
-    computed = decision.source_tokens
-    return {
-        decision.decode: Share(max(1, tail), missing + 1, 1),
-        decision.source: Share(computed, computed // snapshot.block_size, 0),
-    }

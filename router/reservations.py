@@ -21,12 +21,17 @@ REPORT_LAG_S = 0.05
 class Share:
     """What one placed answer means for one worker."""
 
-    tokens: int
+    tokens: int = 0
     """To compute there."""
-    pages: int
+    seconds: float = 0.0
+    """Predicted, of computing them."""
+    pages: int = 0
     """To claim there."""
-    streams: int
+    streams: int = 0
     """1 on the decode worker, 0 on the page source."""
+
+
+NOTHING = Share()
 
 
 @dataclass(slots=True)
@@ -85,12 +90,11 @@ class Reservations:
 
     def on(self, worker: WorkerId) -> Share:
         """Everything reserved on one worker."""
-        shares = self._shares.get(worker, {}).values()
-        return Share(
-            sum(share.tokens for share in shares),
-            sum(share.pages for share in shares),
-            sum(share.streams for share in shares),
-        )
+        shares = self._shares.get(worker)
+        return _sum(shares.values()) if shares else NOTHING
+
+    def requests_on(self, worker: WorkerId) -> int:
+        return len(self._shares.get(worker, ()))
 
     def coming(self, name: BlockName) -> Iterable[WorkerId]:
         """Workers that are about to hold the block."""
@@ -101,3 +105,14 @@ class Reservations:
         shares.pop(request_id, None)
         if not shares:
             self._shares.pop(worker, None)
+
+
+def _sum(shares: Iterable[Share]) -> Share:
+    tokens = pages = streams = 0
+    seconds = 0.0
+    for share in shares:
+        tokens += share.tokens
+        seconds += share.seconds
+        pages += share.pages
+        streams += share.streams
+    return Share(tokens, seconds, pages, streams)

@@ -1,8 +1,9 @@
-"""Policies that ignore what workers hold: yardsticks for the priced one."""
+"""Policies that ignore what workers hold: yardsticks for those that do not."""
 
 from __future__ import annotations
 
-from router.policy import Decision, Snapshot, WorkerView, decide
+from router.forecast import decide
+from router.policy import Decision, Snapshot, WorkerView
 
 
 def choose_round_robin(snapshot: Snapshot) -> Decision:
@@ -20,7 +21,7 @@ def choose_randomly(snapshot: Snapshot) -> Decision:
     return decide(snapshot, decode, source)
 
 
-def choose_least_loaded(snapshot: Snapshot) -> Decision:
+def choose_least_requests(snapshot: Snapshot) -> Decision:
     """Fewest requests, then fewest tokens to compute; equals take turns."""
     return decide(
         snapshot,
@@ -31,4 +32,4 @@ def choose_least_loaded(snapshot: Snapshot) -> Decision:
 
 def _least_loaded(views: tuple[WorkerView, ...], turn: int) -> WorkerView:
     first = turn % len(views)
-    return min(views[first:] + views[:first], key=lambda view: (view.running + view.waiting, view.queued_tokens))
+    return min(views[first:] + views[:first], key=lambda view: (view.requests, view.queued_tokens))

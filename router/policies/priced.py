@@ -1,156 +1,173 @@
-"""Every candidate (decode worker, page source) priced in predicted seconds; the cheapest is taken.
+"""Every candidate (decode worker, who computes, peer) priced in predicted seconds; the cheapest is taken.
 
 A second of prefill is priced at 1 / (1 - rho) of the workers it is spent on: near saturation it delays everyone who
-comes after. Computing on the decode worker itself is one more candidate, without transfer but with harm to the streams
-that run there.
+comes after by that much (the busy period of an M/G/1 queue). A prefix that a peer holds may be fetched instead of
+computed, while the queue drains. Computing on the decode worker is one more candidate, without transfer but with harm
+to the streams that run there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from router.policy import Breakdown, Decision, Snapshot, WorkerView, decide, held_blocks
+from router.forecast import Computing, Forecaster, Peer
+from router.policy import Breakdown, Decision, Forecast, Snapshot, WorkerView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficients:
-    """What workers do not report. Simple on purpose: measured rates and a learned price model can replace them."""
+class Prices:
+    """What a delay is worth; everything else is measured."""
 
-    seconds_per_token: float = 1e-3
-    """Where no worker has prefilled anything yet: a small model on a small CPU."""
-    seconds_per_step: float = 0.03
-    """Where no worker has decoded anything yet."""
-    transfer_bytes_per_s: float = 1e9
-    """Pages on a wire or through shared memory."""
-    chunk_tokens: int = 512
-    """Pages of a chunk travel while the next one computes: the last chunk's transfer stays exposed."""
-    answer_tokens: int = 256
-    """Typical length of an answer: how long a running sequence keeps its pages."""
-    pull_overhead_s: float = 0.005
-    """Round trips and the extra decode step of a pull, however few pages it brings."""
     harm_per_stream: float = 0.5
-    """Price of delaying one running stream by one second, in seconds of this request's own delay."""
+    """Of delaying one running stream by one second, in seconds of this request's own delay."""
     streams_to_come: float = 1.0
-    """Streams that a decode worker's local prefill delays besides those that run now: an idle one is about to get some,
+    """Streams that a decode worker's own prefill delays besides those that run now: an idle one is about to get some,
     so equal workers keep the two strokes apart."""
-    step_growth: float = 0.01
-    """How much longer a decode step takes for each further sequence in it."""
     max_utilisation: float = 0.95
     """Keeps the price of a second finite (20)."""
     tie_share: float = 0.02
     """Candidates within this share of the cheapest count as equal: predictions are not better than that."""
-    shortlist: int = 8
+    tie_s: float = 0.005
+    """Nor than this."""
+    shortlist: int = 4
     """Workers per role of which all pairs are priced."""
+    pulls_from_peers: bool = True
+    computes_locally: bool = True
+    computes_remotely: bool = True
 
 
-def choose_cheapest(snapshot: Snapshot, coefficients: Coefficients | None = None) -> Decision:
-    return _Pricing(snapshot, coefficients or Coefficients()).choose()
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    decode: WorkerView
+    source: WorkerView | None
+    computing: Computing
+    forecast: Forecast
+    why: Breakdown
+
+
+class Priced:
+    def __init__(self, prices: Prices | None = None) -> None:
+        self._prices = prices or Prices()
+
+    def __call__(self, snapshot: Snapshot) -> Decision:
+        return _Pricing(snapshot, self._prices).choose()
 
 
 class _Pricing:
     """One decision; holds what all of its candidates share."""
 
-    def __init__(self, snapshot: Snapshot, coefficients: Coefficients) -> None:
+    def __init__(self, snapshot: Snapshot, prices: Prices) -> None:
         self._snapshot = snapshot
-        self._given = coefficients
-        everyone = (*snapshot.prefill, *snapshot.decode)
-        self._default_token_s = _mean([w.seconds_per_token for w in everyone], coefficients.seconds_per_token)
-        self._default_step_s = _mean([w.seconds_per_step for w in snapshot.decode], coefficients.seconds_per_step)
-        self._pool_price = self._price_of_a_second(_average([w.utilisation for w in snapshot.prefill]))
+        self._prices = prices
+        self._forecaster = Forecaster(snapshot)
+        self._pool_price = self._price_of_a_second(_average([view.utilisation for view in snapshot.prefill]))
+        self._holders = self._best_holders() if prices.pulls_from_peers else []
 
     def choose(self) -> Decision:
-        decodes = _best(self._snapshot.decode, self._own_cost, self._given.shortlist)
-        sources = _best(self._snapshot.prefill, self._source_cost, self._given.shortlist)
-        priced: list[tuple[Breakdown, WorkerView, WorkerView | None]] = [(self._local(d), d, None) for d in decodes]
-        priced += [(self._remote(d, s), d, s) for d in decodes if self._missing_blocks(d) for s in sources]
-        limit = min(why.total_s for why, _, _ in priced) * (1 + self._given.tie_share)
-        equal = [candidate for candidate in priced if candidate[0].total_s <= limit]
-        least = min(why.damage_pages for why, _, _ in equal)
-        gentlest = [candidate for candidate in equal if candidate[0].damage_pages == least]
-        why, decode, source = gentlest[int(self._snapshot.draw * len(gentlest))]
-        return decide(self._snapshot, decode, source, why)
-
-    def _remote(self, decode: WorkerView, source: WorkerView) -> Breakdown:
-        missing = self._missing_blocks(decode)
-        computed = max(0, self._snapshot.full_blocks - held_blocks(self._snapshot, decode, source))
-        queue_s = source.queued_tokens * self._token_s(source)
-        prefill_s = computed * self._snapshot.block_size * self._token_s(source)
-        tail = max(1, self._snapshot.known_tokens - self._snapshot.full_blocks * self._snapshot.block_size)
-        tail_s = tail * self._token_s(decode)
-        chunk = min(missing, max(1, self._given.chunk_tokens // self._snapshot.block_size))
-        page_s = self._snapshot.page_bytes / self._given.transfer_bytes_per_s
-        return Breakdown(
-            queue_s=queue_s,
-            prefill_s=prefill_s * self._pool_price + tail_s * self._price_of_a_second(decode.utilisation),
-            transfer_s=self._given.pull_overhead_s + max(chunk * page_s, missing * page_s - queue_s - prefill_s),
-            admission_s=self._admission_s(decode),
-            harm_s=self._growth_s(decode) + self._delay_s(decode, tail_s),
-            damage_pages=_damage(decode, missing + 1) + _damage(source, computed),
+        decodes = self._shortlisted_decodes()
+        candidates: list[_Candidate] = []
+        if self._prices.computes_locally or not self._snapshot.prefill:
+            candidates += [self._candidate(d, None, c) for d in decodes for c in self._ways(d, None)]
+        if self._prices.computes_remotely or not candidates:
+            ways = self._shortlisted_sources()
+            candidates += [
+                self._candidate(d, s, c)
+                for d in decodes
+                if d.cached_blocks < self._snapshot.full_blocks or not self._prices.computes_locally
+                for s, c in ways
+            ]
+        chosen = self._cheapest(candidates)
+        peer = chosen.computing.peer
+        is_source_used = chosen.source is not None and chosen.decode.cached_blocks < self._snapshot.full_blocks
+        return Decision(
+            decode=chosen.decode.worker,
+            source=chosen.source.worker if chosen.source is not None and is_source_used else None,
+            peer=peer.view.worker if peer is not None else None,
+            peer_blocks=peer.blocks if peer is not None else 0,
+            forecast=chosen.forecast,
+            why=chosen.why,
         )
 
-    def _local(self, decode: WorkerView) -> Breakdown:
-        tokens = max(1, self._snapshot.known_tokens - decode.cached_blocks * self._snapshot.block_size)
-        prefill_s = tokens * self._token_s(decode)
-        backlog = max(0, decode.queued_tokens - decode.running)
-        return Breakdown(
-            queue_s=backlog * self._token_s(decode),
-            prefill_s=prefill_s * self._price_of_a_second(decode.utilisation),
-            admission_s=self._admission_s(decode),
-            harm_s=self._growth_s(decode) + self._delay_s(decode, prefill_s),
-            damage_pages=_damage(decode, self._missing_blocks(decode) + 1),
+    def _cheapest(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """Equals: rather without a peer, then with the least damage, then by the draw."""
+        least_s = min(candidate.why.total_s for candidate in candidates)
+        limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
+        equal = [candidate for candidate in candidates if candidate.why.total_s <= limit_s]
+        gentlest = min(map(_gentleness, equal))
+        gentle = [candidate for candidate in equal if _gentleness(candidate) == gentlest]
+        return gentle[int(self._snapshot.draw * len(gentle))]
+
+    def _candidate(self, decode: WorkerView, source: WorkerView | None, computing: Computing) -> _Candidate:
+        forecast = self._forecaster.forecast(decode, computing, source)
+        price = self._pool_price if source is not None else self._price_of_a_second(decode.utilisation)
+        missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
+        damage_pages = _victims(decode, missing + 1)
+        if source is not None:
+            damage_pages += _victims(source, max(0, self._snapshot.full_blocks - source.depths[0]))
+        why = Breakdown(
+            wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
+            prefill_s=forecast.prefill_s * price,
+            transfer_s=forecast.transfer_s,
+            tail_s=forecast.tail_s,
+            harm_s=self._harm_s(decode, 0.0 if source is not None else forecast.prefill_s),
+            damage_s=damage_pages * self._snapshot.eviction_regret * self._block_s(decode) * self._pool_price,
+            damage_pages=damage_pages,
+        )
+        return _Candidate(decode, source, computing, forecast, why)
+
+    def _harm_s(self, decode: WorkerView, prefill_s: float) -> float:
+        """One more stream makes every step longer, and prompts run in the same steps as streams do."""
+        cost = self._forecaster.cost(decode)
+        growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens
+        delay_s = decode.running * growth_s * self._forecaster.answer_tokens
+        delay_s += (decode.running + self._prices.streams_to_come) * prefill_s
+        return delay_s * self._prices.harm_per_stream
+
+    def _ways(self, computer: WorkerView, source: WorkerView | None) -> Iterable[Computing]:
+        """How the prompt can be computed there: alone, or after fetching what the best holder has."""
+        at = self._forecaster.at_decode if source is None else self._forecaster.at_source
+        yield at(computer)
+        peer = next((peer for peer in self._holders if peer.view.worker != computer.worker), None)
+        if peer is not None and peer.blocks > computer.cached_blocks:
+            yield at(computer, peer)
+
+    def _best_holders(self) -> list[Peer]:
+        """Who holds most, the least asked first; two, since nobody is its own peer. Pages are served from memory."""
+        everyone = (*self._snapshot.prefill, *self._snapshot.decode)
+        peers = [Peer(view, view.depths[min(1, len(view.depths) - 1)]) for view in everyone]
+        holding = [peer for peer in peers if peer.blocks]
+        return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
+
+    def _shortlisted_decodes(self) -> list[WorkerView]:
+        def cost_s(decode: WorkerView) -> float:
+            missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
+            own_s = self._forecaster.admission_s(decode, missing + 1) + self._forecaster.tail_s(decode, pulls=True)
+            return own_s + self._harm_s(decode, 0.0) + missing * self._block_s(decode)
+
+        views = self._snapshot.decode
+        return (
+            list(views) if len(views) <= self._prices.shortlist else sorted(views, key=cost_s)[: self._prices.shortlist]
         )
 
-    def _missing_blocks(self, decode: WorkerView) -> int:
-        return max(0, self._snapshot.full_blocks - decode.cached_blocks)
+    def _shortlisted_sources(self) -> list[tuple[WorkerView, Computing]]:
+        ways = [(source, way) for source in self._snapshot.prefill for way in self._ways(source, source)]
+        ways.sort(key=lambda pair: pair[1].wait_s + pair[1].prefill_s * self._pool_price)
+        return ways[: 2 * self._prices.shortlist]
 
-    def _delay_s(self, decode: WorkerView, prefill_s: float) -> float:
-        """What computing here costs the streams that run (or will run) in the same steps."""
-        return (decode.running + self._given.streams_to_come) * prefill_s * self._given.harm_per_stream
-
-    def _admission_s(self, decode: WorkerView) -> float:
-        """Until pages are free for those who wait there and for this one: running sequences return theirs in time."""
-        own = self._missing_blocks(decode) + 1
-        short = own * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
-        if short <= 0:
-            return 0.0
-        residence_s = self._given.answer_tokens * self._step_s(decode)
-        return residence_s * min(1.0, short / max(1, decode.pages_active)) * (1 + decode.waiting)
-
-    def _growth_s(self, decode: WorkerView) -> float:
-        """What one more sequence in every step costs the streams that run there."""
-        return decode.running * self._given.step_growth * self._step_s(decode) * self._given.answer_tokens
-
-    def _own_cost(self, decode: WorkerView) -> float:
-        missing = self._missing_blocks(decode) * self._snapshot.block_size
-        return self._admission_s(decode) + self._growth_s(decode) + missing * self._default_token_s
-
-    def _source_cost(self, source: WorkerView) -> float:
-        missing = max(0, self._snapshot.full_blocks - source.cached_blocks) * self._snapshot.block_size
-        return (source.queued_tokens + missing * self._pool_price) * self._token_s(source)
+    def _block_s(self, view: WorkerView) -> float:
+        return self._snapshot.block_size * self._forecaster.cost(view).prompt_token_s
 
     def _price_of_a_second(self, utilisation: float) -> float:
-        return 1 / (1 - min(utilisation, self._given.max_utilisation))
-
-    def _token_s(self, worker: WorkerView) -> float:
-        return worker.seconds_per_token or self._default_token_s
-
-    def _step_s(self, worker: WorkerView) -> float:
-        return worker.seconds_per_step or self._default_step_s
+        return 1 / (1 - min(utilisation, self._prices.max_utilisation))
 
 
-def _best(views: Sequence[WorkerView], cost: Callable[[WorkerView], float], count: int) -> Sequence[WorkerView]:
-    return views if len(views) <= count else sorted(views, key=cost)[:count]
+def _gentleness(candidate: _Candidate) -> tuple[bool, int]:
+    return candidate.computing.peer is not None, candidate.why.damage_pages
 
 
-def _damage(worker: WorkerView, new_pages: int) -> int:
-    return max(0, min(new_pages - worker.pages_free, worker.pages_cached))
-
-
-def _mean(values: Sequence[float], otherwise: float) -> float:
-    """Of those that are known."""
-    known = [value for value in values if value > 0]
-    return sum(known) / len(known) if known else otherwise
+def _victims(view: WorkerView, new_pages: int) -> int:
+    return max(0, min(new_pages - view.pages_free, view.pages_cached))
 
 
 def _average(values: Sequence[float]) -> float:

@@ -20,12 +20,24 @@ class StepCost:
     context_token_s: float = 0.0
     """For each token that those sequences attend to."""
     prompt_token_s: float = 0.0
+    prompt_step_s: float = 0.0
+    """Of any step that computes prompt tokens."""
+    prompt_pair_s: float = 0.0
+    """For each pair of a prompt token and a token that it attends to."""
 
     def of_streams(self, streams: int, context_tokens: int) -> float:
         """A step in which every sequence runs one token and samples."""
         if not streams:
             return 0.0
         return max(0.0, self.step_s + streams * self.stream_s + context_tokens * self.context_token_s)
+
+    def of_prompt(self, tokens: int, context_tokens: int, step_tokens: int) -> float:
+        """`tokens` more of a prompt of which `context_tokens` are computed, in steps of at most `step_tokens`."""
+        if tokens <= 0:
+            return 0.0
+        steps = -(-tokens // step_tokens) if step_tokens else 1
+        pairs = tokens * (context_tokens + tokens / 2)
+        return max(0.0, steps * self.prompt_step_s + tokens * self.prompt_token_s + pairs * self.prompt_pair_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,157 @@
+"""Looks, lets the policy choose, and reserves what was chosen before anyone else looks.
+
+The live router and the simulator use this one class: it has no clock and no socket, and its members are whatever
+reports loads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.forecast import UNKNOWN_LINK
+from router.member import Member
+from router.policy import Decision, LinkRate, Policy, Snapshot, WorkerView
+from router.prefix_index import PrefixIndex
+from router.reservations import Reservations, Share
+from twostroke.ids import BlockName, RequestId, WorkerId
+
+ANSWER_MEMORY = 0.02
+"""Weight of the latest answer in the expected length of the next one: the last hundred count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One answer that wants to be placed."""
+
+    request_id: RequestId
+    known_tokens: int
+    """Of prompt and answer so far."""
+    names: tuple[BlockName, ...]
+    """Of their full blocks."""
+    most_answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of the pages that the whole fleet shares."""
+
+    block_size: int
+    page_bytes: int
+
+
+class Selector:
+    def __init__(self, policy: Policy, index: PrefixIndex, reservations: Reservations, *, seed: int | None) -> None:
+        self._policy = policy
+        self._index = index
+        self._reservations = reservations
+        self._draws = random.Random(seed)
+        self._turn = 0
+        self._answer_tokens = 0.0
+        self._fetching_until_s: dict[WorkerId, float] = {}
+        self._serving_until_s: dict[WorkerId, float] = {}
+        """When prefixes that were sent for will have come, or gone: pulls of one worker share its wire."""
+
+    def select(
+        self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
+    ) -> Decision:
+        """Where the answer goes; reserved under its request id until `Reservations` is told that it has ended."""
+        snapshot = self.look(ask, shape, decode, prefill, now_s)
+        decision = self._with_source_of_coming_blocks(snapshot, self._policy(snapshot))
+        self._turn += 1
+        self._reservations.place(ask.request_id, _shares(snapshot, decision), ask.names)
+        self._note_fetch(snapshot, decision, now_s)
+        return decision
+
+    def look(
+        self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
+    ) -> Snapshot:
+        """What the policy would see."""
+        held = self._index.leading_blocks(ask.names, self._reservations.coming)
+        return Snapshot(
+            known_tokens=ask.known_tokens,
+            full_blocks=len(ask.names),
+            block_size=shape.block_size,
+            page_bytes=shape.page_bytes,
+            decode=tuple(self._view(member, held.get(member.worker, 0), now_s) for member in decode),
+            prefill=tuple(self._view(member, held.get(member.worker, 0), now_s) for member in prefill),
+            names=ask.names,
+            answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
+            turn=self._turn,
+            draw=self._draws.random(),
+        )
+
+    def answered(self, tokens: int) -> None:
+        """An answer of this length has ended: the next ones are expected to be like it."""
+        weight = ANSWER_MEMORY if self._answer_tokens else 1.0
+        self._answer_tokens += weight * (tokens - self._answer_tokens)
+
+    def _view(self, member: Member, depth: int, now_s: float) -> WorkerView:
+        load, worker = member.load, member.worker
+        reserved = self._reservations.on(worker)
+        return WorkerView(
+            worker=worker,
+            queue_s=member.queue_s(now_s) + reserved.seconds,
+            queued_tokens=load.queued_tokens + reserved.tokens,
+            requests=load.running + load.waiting + self._reservations.requests_on(worker),
+            running=load.running + reserved.streams,
+            waiting=load.waiting,
+            pages_free=max(0, load.pages_free - reserved.pages),
+            pages_cached=max(0, load.pages_cached - max(0, reserved.pages - load.pages_free)),
+            pages_active=load.pages_active + reserved.pages,
+            cost=member.cost,
+            step_tokens=load.costs.step_tokens,
+            step_target_s=load.costs.step_target_s,
+            depths=(depth,),
+            tier_page_s=(0.0,),
+            links=member.links,
+            fetch_wait_s=max(0.0, self._fetching_until_s.get(worker, 0.0) - now_s),
+            serve_wait_s=max(0.0, self._serving_until_s.get(worker, 0.0) - now_s),
+            utilisation=member.utilisation,
+        )
+
+    def _with_source_of_coming_blocks(self, snapshot: Snapshot, decision: Decision) -> Decision:
+        """Where the decode worker needs nothing because all of it is on its way, name the one it comes from: should
+        that pull die, this request's can go on there."""
+        names = snapshot.names
+        if decision.source is not None or decision.peer is not None or not names:
+            return decision
+        if self._index.leading_blocks(names).get(decision.decode) == len(names):
+            return decision
+        if next(view for view in snapshot.decode if view.worker == decision.decode).cached_blocks < len(names):
+            return decision
+        sources = {view.worker for view in snapshot.prefill}
+        coming_from = next((w for w in self._reservations.coming(names[-1]) if w in sources), None)
+        return dataclasses.replace(decision, source=coming_from)
+
+    def _note_fetch(self, snapshot: Snapshot, decision: Decision, now_s: float) -> None:
+        if decision.peer is None:
+            return
+        worker = decision.source or decision.decode
+        computer = next(view for view in (*snapshot.prefill, *snapshot.decode) if view.worker == worker)
+        link = computer.links.get(decision.peer, _usual_link(snapshot))
+        until_s = now_s + decision.forecast.fetch_s - link.latency_s
+        self._fetching_until_s[worker] = max(self._fetching_until_s.get(worker, 0.0), until_s)
+        self._serving_until_s[decision.peer] = max(self._serving_until_s.get(decision.peer, 0.0), until_s)
+
+
+def _usual_link(snapshot: Snapshot) -> LinkRate:
+    return next((link for view in snapshot.prefill for link in view.links.values()), UNKNOWN_LINK)
+
+
+def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:
+    """What the decision puts on whom: tokens to compute, predicted seconds of that, pages to claim."""
+    decode = next(view for view in snapshot.decode if view.worker == decision.decode)
+    missing = max(0, snapshot.full_blocks - decode.cached_blocks)
+    forecast = decision.forecast
+    if decision.source is None:
+        return {decision.decode: Share(max(1, forecast.computed_tokens), forecast.prefill_s, missing + 1, 1)}
+    tail = snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size
+    source = next(view for view in snapshot.prefill if view.worker == decision.source)
+    pages = max(0, snapshot.full_blocks - source.cached_blocks)
+    return {
+        decision.decode: Share(max(1, tail), forecast.tail_s, missing + 1, 1),
+        decision.source: Share(forecast.computed_tokens, forecast.prefill_s, pages, 0),
+    }
