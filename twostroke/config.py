@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import math
 import re
@@ -247,14 +248,25 @@ def from_json(kind: type[Config], text: str) -> Config:
         values = json.loads(text)
     except ValueError as error:
         raise ConfigError(f"{kind.__name__} is not valid JSON: {error}") from error
+    return from_values(kind, values)
+
+
+def from_values(kind: type[Config], values: Any) -> Config:
+    """The same from JSON that is parsed already."""
     return _build(kind, values, kind.__name__)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    """Looked up once: request logs have thousands of lines."""
+    return typing.get_type_hints(kind)
 
 
 def _build(kind: type[Config], values: Any, where: str) -> Config:
     if not isinstance(values, dict):
         raise ConfigError(f"{where} must be an object, got {type(values).__name__}", field=where)
     assert dataclasses.is_dataclass(kind)
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     unknown = sorted(set(values) - set(hints))
     if unknown:
         raise ConfigError(f"{where} has unknown keys {unknown}; known are {sorted(hints)}", field=unknown[0])
@@ -277,6 +289,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list):
             raise ConfigError(f"{where} must be a list, got {value!r}", field=where)
         return tuple(_convert(typing.get_args(hint)[0], item, f"{where}[{index}]") for index, item in enumerate(value))
+    if typing.get_origin(hint) is dict:
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where} must be an object, got {value!r}", field=where)
+        return {key: _convert(typing.get_args(hint)[1], item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         known = [member.value for member in hint]
         if value not in known:

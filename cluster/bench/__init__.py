@@ -1,7 +1,7 @@
 """`twostroke bench`: load against an OpenAI-compatible endpoint or our gRPC, measured at the client's end of the wire.
 
     options     the flags, checked once
-    load        which requests at which times: pure, seeded    trace   the same, from a recorded trace
+    load        which requests at which times: pure, seeded, or a recorded trace replayed
     clients     http_client + openai_stream, grpc_client: one request in, one Answer of clock readings out
     drive       sends the plan: open loop or fixed concurrency
     measure     records to percentiles: pure                   report  percentiles to a table and JSON

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.bench.options import Workload
-from cluster.bench.trace import TRACE_BLOCK_TOKENS, TraceRow
+from twostroke.simulate.traces import Trace, TraceRow
 
 RESERVED_IDS = 100
 """Lowest ids of most vocabularies are special tokens or bytes; prompts are drawn above."""
@@ -38,9 +38,8 @@ class Stream(enum.IntEnum):
     LENGTHS = 4
     GROUPS = 5
     ARRIVALS = 6
-    JITTER = 7
-    WARMUP = 8
-    PROBE = 9
+    WARMUP = 7
+    PROBE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,26 +119,11 @@ def synthetic_plan(workload: Workload, due_s: Sequence[float | None]) -> list[Pl
     return plan
 
 
-def trace_times(rows: Sequence[TraceRow], workload: Workload) -> list[float]:
-    """When each row is due: its recorded time plus jitter, from the first one on, stretched."""
-    jitter = np.random.default_rng((workload.seed, Stream.JITTER)).uniform(0, workload.trace_jitter_s, len(rows))
-    times = [row.timestamp_s + delay for row, delay in zip(rows, jitter.tolist(), strict=True)]
-    start = min(times)
-    return [(time - start) * workload.trace_scale for time in times]
-
-
-def trace_plan(rows: Sequence[TraceRow], workload: Workload, due_s: Sequence[float | None]) -> list[PlannedRequest]:
-    """The rows as requests, in the order in which they are due."""
-    scale = workload.trace_length_scale
-    order = sorted(range(len(rows)), key=lambda number: due_s[number] or 0.0)
+def trace_plan(trace: Trace, due_s: Sequence[float | None]) -> list[PlannedRequest]:
+    """The rows of a replayed trace as requests."""
     return [
-        PlannedRequest(
-            index,
-            _blocks(rows[number], scale),
-            max(1, round(rows[number].output_length * scale)),
-            due_s[number],
-        )
-        for index, number in enumerate(order)
+        PlannedRequest(index, _blocks(row, trace.block_tokens), row.output_tokens, due)
+        for index, (row, due) in enumerate(zip(trace.rows, due_s, strict=True))
     ]
 
 
@@ -156,13 +140,9 @@ def warmup_plan(plan: Sequence[PlannedRequest], count: int) -> list[PlannedReque
     ]
 
 
-def _blocks(row: TraceRow, scale: float) -> tuple[Segment, ...]:
-    """Every block scales alike, so that what two rows share they still share."""
-    block_tokens = max(1, round(TRACE_BLOCK_TOKENS * scale))
-    tail = row.input_length - (len(row.hash_ids) - 1) * TRACE_BLOCK_TOKENS
-    tail_tokens = max(1, round(tail * block_tokens / TRACE_BLOCK_TOKENS))
-    *whole, last = row.hash_ids
+def _blocks(row: TraceRow, block_tokens: int) -> tuple[Segment, ...]:
+    *whole, last = row.blocks
     return (
         *(Segment(Stream.BLOCK, number, block_tokens) for number in whole),
-        Segment(Stream.BLOCK, last, tail_tokens),
+        Segment(Stream.BLOCK, last, row.input_tokens - len(whole) * block_tokens),
     )

@@ -262,8 +262,9 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="Mooncake-format JSON lines {timestamp (ms), input_length, output_length, hash_ids}: equal hash ids are "
-        "equal blocks of 512 tokens. Replaces the prompt flags; its times hold unless --rate or --concurrency is given",
+        help="requests to replay: Mooncake's JSON lines {timestamp (ms), input_length, output_length, hash_ids} (equal "
+        "ids are equal blocks of 512 tokens), Azure's CSV (TIMESTAMP,ContextTokens,GeneratedTokens), or a log written "
+        "by `serve --request-log`. Replaces the prompt flags; its times hold unless --rate or --concurrency is given",
     )
     group.add_argument(
         "--trace-scale", type=float, default=1.0, metavar="FACTOR", help="stretch its times; 0.5 replays twice as fast"

@@ -16,14 +16,13 @@ from cluster.bench.load import (
     arrivals_of,
     synthetic_plan,
     trace_plan,
-    trace_times,
     warmup_plan,
 )
 from cluster.bench.measure import Report, summarise
 from cluster.bench.options import Options
 from cluster.bench.progress import progress
 from cluster.bench.report import advice, as_json, describe, print_report, write_json
-from cluster.bench.trace import read_trace
+from twostroke.simulate.traces import Replay, read_trace, replayed
 
 
 def run_session(options: Options) -> int:
@@ -42,10 +41,16 @@ def plan_of(options: Options) -> list[PlannedRequest]:
     work = options.workload
     if work.trace is None:
         return synthetic_plan(work, arrivals_of(options.arrivals, options.rate, work.num_requests, work.seed))
-    rows = read_trace(work.trace, work.trace_limit)
+    replay = Replay(
+        jitter_s=work.trace_jitter_s,
+        time_scale=work.trace_scale,
+        length_scale=work.trace_length_scale,
+        seed=work.seed,
+    )
+    trace = replayed(read_trace(work.trace, work.trace_limit), replay)
     if options.rate is None and options.concurrency is None:
-        return trace_plan(rows, work, trace_times(rows, work))
-    return trace_plan(rows, work, arrivals_of(options.arrivals, options.rate, len(rows), work.seed))
+        return trace_plan(trace, [row.timestamp_s for row in trace.rows])
+    return trace_plan(trace, arrivals_of(options.arrivals, options.rate, len(trace.rows), work.seed))
 
 
 async def measure(options: Options, plan: Sequence[PlannedRequest]) -> Report:
