@@ -12,5 +12,4 @@ answer     one answer's record           book      all open answers: opened, pul
 stage      the stages and what may follow each
 admission  what can never be served      outbox    one token stream per router
 takeover   which pulls are computed here instead
-resident   serves Pull from the cache alone
 """

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from decode_worker.stage import FINAL, NEXT, Stage
 from twostroke.errors import ServeError
-from twostroke.ids import PageId
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import FinishReason, Request, SampledToken
 from twostroke.rpc.convert import error_to_message, tokens_to_messages
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.pull_client import PullReport
@@ -24,6 +24,8 @@ class Answer:
     sequence: Sequence
     source: worker_pb2.PageSource | None
     block_size: int
+    peer: PeerPrefix | None = None
+    """Whoever computes the prompt fetches there what it lacks: the source, or this worker where there is none."""
     lifetime: Lifetime = field(default_factory=Lifetime)
     stage: Stage = Stage.WAITING
     tokens: list[SampledToken] = field(default_factory=list)
@@ -33,7 +35,7 @@ class Answer:
     missing_blocks: int = 0
     """Named blocks that were nowhere on this worker when the request was first admitted."""
     reused_blocks: int = 0
-    """Of these, blocks that the page source had in its cache."""
+    """Of these, blocks that came from the cache of the page source or of the peer."""
     pull: asyncio.Task[PullReport] | None = None
     """The latest; those of earlier admissions may still be ending."""
     timer: asyncio.TimerHandle | None = None
@@ -55,10 +57,6 @@ class Answer:
     def end_position(self) -> int:
         """Of the next token, should there be one."""
         return self.first_position + len(self.tokens)
-
-    def pages_to_pull(self, missing: list[int]) -> dict[int, PageId]:
-        """Block -> claimed page, of what is to come from the page source."""
-        return {block: self.sequence.pages[block] for block in missing} if self.source is not None else {}
 
     def pulled(self, report: PullReport) -> None:
         if not self.sequence.preemptions:  # later pulls bring back what was counted before

@@ -6,24 +6,26 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence as ListOf
 
 from decode_worker import admission
 from decode_worker.answer import Answer
 from decode_worker.outbox import Outbox
-from decode_worker.resident import ResidentJob
 from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
 from decode_worker.takeover import Takeover
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
-from twostroke.ids import BlockName, PageId, RequestId
+from twostroke.ids import RequestId
 from twostroke.lifetime import Instant
 from twostroke.request import Request
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.host import WorkerHost
+from twostroke.worker.pages_service import Wanted
+from twostroke.worker.peer_pulls import PeerPulls
 from twostroke.worker.pull_client import PullReport, PullSpec
+from twostroke.worker.resident import ResidentJob
 from twostroke.worker.worker import RoleServices
 
 log = logging.getLogger(__name__)
@@ -37,10 +39,13 @@ class AnswerBook(RoleServices):
         self._by_sequence: dict[Sequence, Answer] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._takeover = Takeover(host)
+        self._peer_pulls = PeerPulls(host, tasks)
 
     # What routers ask for
 
-    def open(self, request: Request, source: worker_pb2.PageSource | None) -> None:
+    def open(
+        self, request: Request, source: worker_pb2.PageSource | None = None, peer: PeerPrefix | None = None
+    ) -> None:
         """Queue a request. It replaces an earlier attempt of the same id, and any that has ended.
 
         Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing is left behind.
@@ -56,7 +61,7 @@ class AnswerBook(RoleServices):
                     field="request_id",
                 )
             self._drop(earlier, Cancelled("a later attempt took its place"))
-        answer = Answer(request, self._sequence(request), source, host.facts.block_size)
+        answer = Answer(request, self._sequence(request), source, host.facts.block_size, peer)
         host.scheduler.enqueue(answer.sequence)
         answer.lifetime.mark(Instant.OPENED)
         self._answers[request.request_id] = answer
@@ -66,8 +71,9 @@ class AnswerBook(RoleServices):
             delay_s = request.deadline_s - time.time()
             answer.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, answer)
         log.info(
-            "opened request=%s attempt=%d known=%d source=%s",
-            request.request_id, request.attempt, len(answer.sequence.known), source.worker_id if source else "local",
+            "opened request=%s attempt=%d known=%d source=%s peer=%s",
+            request.request_id, request.attempt, len(answer.sequence.known),
+            source.worker_id if source else "local", peer.worker.worker_id if peer else "none",
         )  # fmt: skip
         host.loop.wake()
 
@@ -106,10 +112,11 @@ class AnswerBook(RoleServices):
         answer.lifetime.mark(Instant.ADMITTED)
         if not admission.sequence.preemptions:
             answer.missing_blocks = len(admission.missing)
-        pages = answer.pages_to_pull(admission.missing)
-        if pages:
+        pull = self._start_pull(answer, admission.missing)
+        if pull is not None:
             answer.move_to(Stage.PULLING)
-            self._pull(answer, pages)
+            answer.pull = pull
+            pull.add_done_callback(lambda task: self._pull_ended(answer, task))
         else:
             answer.move_to(Stage.RUNNING)
 
@@ -143,8 +150,9 @@ class AnswerBook(RoleServices):
     def register(self, host: WorkerHost) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.gate), host.rpc.server)
 
-    def begin(self, request_id: str, tokens: ListOf[int], names: ListOf[BlockName]) -> ResidentJob:
-        return ResidentJob(self._host.pool, names, self._host.loop.wake)
+    def begin(self, wanted: Wanted) -> ResidentJob:
+        """A decode worker computes for its own requests only."""
+        return ResidentJob(self._host.pool, wanted.names, wanted.blocks, self._host.loop.wake)
 
     @property
     def open_requests(self) -> int:
@@ -170,19 +178,23 @@ class AnswerBook(RoleServices):
             request.sampling,
         )
 
-    def _pull(self, answer: Answer, pages: dict[int, PageId]) -> None:
-        assert answer.source is not None
-        sequence = answer.sequence
+    def _start_pull(self, answer: Answer, missing: list[int]) -> asyncio.Task[PullReport] | None:
+        """Of all missing blocks from the page source; without one, of those that a peer holds."""
+        sequence, source, peer = answer.sequence, answer.source, answer.peer
+        if source is None:
+            return self._peer_pulls.start(sequence, peer, missing) if peer is not None else None
+        if not missing:
+            return None
         spec = PullSpec(
             sequence.request_id,
             self._host.new_session(),
-            answer.source,
+            source,
             list(sequence.known),
             list(sequence.names),
-            pages,
+            {block: sequence.pages[block] for block in missing},
+            peer,
         )
-        answer.pull = self._host.pulls.start(spec, self._tasks)
-        answer.pull.add_done_callback(lambda task: self._pull_ended(answer, task))
+        return self._host.pulls.start(spec, self._tasks)
 
     def _pull_ended(self, answer: Answer, pull: asyncio.Task[PullReport]) -> None:
         if not pull.cancelled():

@@ -12,6 +12,7 @@ from decode_worker.outbox import Outbox
 from twostroke.ids import RequestId
 from twostroke.request import Request
 from twostroke.rpc.convert import request_from_message
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.gate import Gate
 
@@ -21,7 +22,7 @@ Context = grpc.aio.ServicerContext[object, object]
 class Answers(Protocol):
     """What the service needs of the book."""
 
-    def open(self, request: Request, source: worker_pb2.PageSource | None) -> None: ...
+    def open(self, request: Request, source: worker_pb2.PageSource | None, peer: PeerPrefix | None) -> None: ...
 
     def close_request(self, request_id: RequestId, attempt: int) -> None: ...
 
@@ -40,7 +41,7 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     ) -> worker_pb2.OpenResponse:
         self._gate.check(request.fingerprint, request.worker_epoch)
         source = request.source if request.HasField("source") else None
-        self._answers.open(request_from_message(request), source)
+        self._answers.open(request_from_message(request), source, PeerPrefix.of(request))
         return worker_pb2.OpenResponse()
 
     async def Close(  # noqa: N802

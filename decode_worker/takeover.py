@@ -72,7 +72,7 @@ class Takeover:
 
     def consider(self, answers: Iterable[Answer]) -> None:
         """Runs before each step is planned, so whenever something has changed."""
-        pulls = self._host.pulls.open_pulls()
+        pulls = [pull for pull in self._host.pulls.open_pulls() if not pull.spec.is_from_peer]
         if len(pulls) < 2 or any(pull.is_left for pull in pulls):
             return
         pace = self._pace(answers)

@@ -1,27 +1,38 @@
-"""Pulls become sequences that only build pages; the scheduler decides which start when, and in what chunks."""
+"""Pulls become sequences that only build pages; the scheduler decides which start when, and in what chunks.
+
+What a peer holds of a pull's missing blocks is fetched there from the moment on in which their pages are claimed, so
+while others are computed; the scheduler passes over whoever waits for pages that somebody writes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import InvalidRequest, TransferFailed
-from twostroke.ids import BlockName, PageId, RequestId
+from twostroke.ids import PageId
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence as BuildSequence
 from twostroke.schedule.sequence import building
 from twostroke.worker.host import WorkerHost
+from twostroke.worker.pages_service import Wanted
+from twostroke.worker.peer_pulls import PeerPulls
 from twostroke.worker.worker import RoleServices
 
 
 class BuildJob:
     """One pull being served."""
 
-    def __init__(self, host: WorkerHost, sequence: BuildSequence, on_close: Callable[[BuildSequence], None]) -> None:
+    def __init__(
+        self, host: WorkerHost, wanted: Wanted, sequence: BuildSequence, on_close: Callable[[BuildSequence], None]
+    ) -> None:
         self._host = host
         self._on_close = on_close
+        self.peer = wanted.peer
         self.sequence = sequence
-        self.missing: frozenset[int] = frozenset()
+        self.computed: set[int] = set()
+        """Blocks that nobody had: they are computed here, except those that a peer sends."""
         self.error: Exception | None = None
 
     def page(self, block: int) -> PageId | None:
@@ -33,26 +44,28 @@ class BuildJob:
         return page if self._host.pool.is_filled(page) else None
 
     def was_computed(self, block: int) -> bool:
-        return block in self.missing
+        return block in self.computed
 
     def close(self) -> None:
         self._host.scheduler.end(self.sequence)
+        self._host.pulls.prune()
         self._host.loop.wake()
         self._on_close(self.sequence)
 
 
 class BuildJobs(RoleServices):
-    def __init__(self, host: WorkerHost) -> None:
+    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host
+        self._peer_pulls = PeerPulls(host, tasks)
         self._open: dict[BuildSequence, BuildJob] = {}
 
-    def begin(self, request_id: str, tokens: Sequence[int], names: Sequence[BlockName]) -> BuildJob:
-        """Queue the building of all `names`. Raises InvalidRequest for what can never be built, or Overloaded."""
+    def begin(self, wanted: Wanted) -> BuildJob:
+        """Queue the building of all blocks. Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self._host
-        _check(tokens, host.facts)
-        sequence = building(RequestId(request_id), host.new_session(), tokens, names)
+        _check(wanted.tokens, host.facts)
+        sequence = building(wanted.request_id, host.new_session(), wanted.tokens, wanted.names)
         host.scheduler.enqueue(sequence)
-        job = self._open[sequence] = BuildJob(host, sequence, self._forget)
+        job = self._open[sequence] = BuildJob(host, wanted, sequence, self._forget)
         host.loop.wake()
         return job
 
@@ -61,7 +74,10 @@ class BuildJobs(RoleServices):
 
     def admitted(self, admission: Admission) -> None:
         """Runs before any block of the job is computed."""
-        self._open[admission.sequence].missing = frozenset(admission.missing)
+        job = self._open[admission.sequence]
+        job.computed.update(admission.missing)
+        if job.peer is not None:
+            self._peer_pulls.start(job.sequence, job.peer, admission.missing, arrived=job.computed.discard)
 
     def planning(self) -> None:
         """Whatever was asked for is computed here."""

@@ -11,4 +11,4 @@ from twostroke.worker.worker import RoleServices, Worker
 
 class PrefillWorker(Worker):
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        return BuildJobs(host)
+        return BuildJobs(host, tasks)

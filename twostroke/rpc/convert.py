@@ -9,6 +9,7 @@ from twostroke.errors import InternalError, InvalidRequest, ServeError
 from twostroke.ids import BlockName, RequestId
 from twostroke.kv_cache.block import NAME_BYTES
 from twostroke.request import Request, SampledToken, SamplingParams
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 
 
@@ -64,9 +65,14 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
 
 
 def request_to_message(
-    request: Request, *, fingerprint: str, worker_epoch: str, source: worker_pb2.PageSource | None
+    request: Request,
+    *,
+    fingerprint: str,
+    worker_epoch: str,
+    source: worker_pb2.PageSource | None,
+    peer: PeerPrefix | None = None,
 ) -> worker_pb2.OpenRequest:
-    return worker_pb2.OpenRequest(
+    message = worker_pb2.OpenRequest(
         request_id=request.request_id,
         attempt=request.attempt,
         router_id=request.router_id,
@@ -80,6 +86,9 @@ def request_to_message(
         deadline_s=request.deadline_s,
         source=source,
     )
+    if peer is not None:
+        peer.put(message)
+    return message
 
 
 def request_from_message(message: worker_pb2.OpenRequest) -> Request:

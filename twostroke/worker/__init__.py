@@ -6,6 +6,8 @@ loop           admit, plan, run, settle: as long as there is work
 rates          what steps have cost so far, for the next one's budget and for routers
 pages_service  serves Pull: announces blocks as they become readable
 pull_client    pulls blocks from another worker, verifies and commits them
+peer_pulls     before a prompt is computed: what a peer holds of it
+resident       serves pulls from the cache alone
 digests        checksums of pages, off the event loop where they take long
 gate           who may ask: the right life, the same KV, not while draining
 events         the event log, followed by routers

@@ -39,6 +39,9 @@ class WorkerMetrics:
         self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
         self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
         self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")
+        self._peer_blocks = counter("peer_pulled_blocks_total", "Blocks fetched from peers.").labels(role_name)
+        self._peer_bytes = counter("peer_pulled_bytes_total", "Page bytes fetched from peers.").labels(role_name)
+        self._peer_failures = counter("peer_pull_failures_total", "Pulls from peers given up: computed here.", "reason")
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
         self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
@@ -62,8 +65,13 @@ class WorkerMetrics:
         self._pull_bytes.labels(self._role, transport).inc(copied_bytes)
         self._pull_seconds.labels(self._role, transport).observe(seconds)
 
-    def pull_failed(self, reason: str) -> None:
-        self._pull_failures.labels(self._role, reason).inc()
+    def pulled_from_peer(self, blocks: int, copied_bytes: int) -> None:
+        """Besides `pulled`, which counts all pulls."""
+        self._peer_blocks.inc(blocks)
+        self._peer_bytes.inc(copied_bytes)
+
+    def pull_failed(self, reason: str, *, from_peer: bool) -> None:
+        (self._peer_failures if from_peer else self._pull_failures).labels(self._role, reason).inc()
 
 
 class _Gauges(Collector):

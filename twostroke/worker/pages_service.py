@@ -9,17 +9,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import grpc.aio
 
 from twostroke.errors import InvalidRequest, TransferFailed
-from twostroke.ids import BlockName, PageId
+from twostroke.ids import BlockName, PageId, RequestId
 from twostroke.kv_cache.memory import Pages
 from twostroke.rpc.convert import names_from_bytes
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.host import WorkerHost
+from twostroke.worker.resident import ResidentJob
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one pull asks for."""
+
+    request_id: RequestId
+    tokens: list[int]
+    """Up to the last wanted block."""
+    names: list[BlockName]
+    """Of all blocks up to there."""
+    blocks: list[int]
+    peer: PeerPrefix | None
+    """Where to fetch what is missing here, before anything is computed."""
 
 
 class PageJob(Protocol):
@@ -38,7 +55,7 @@ class PageJob(Protocol):
 class PageJobs(Protocol):
     """How a role answers pulls."""
 
-    def begin(self, request_id: str, tokens: Sequence[int], names: Sequence[BlockName]) -> PageJob: ...
+    def begin(self, wanted: Wanted) -> PageJob: ...
 
 
 class KnownDigests:
@@ -67,6 +84,8 @@ class KnownDigests:
 class PagesService(worker_pb2_grpc.PagesServicer):
     def __init__(self, host: WorkerHost, jobs: PageJobs) -> None:
         self._jobs = jobs
+        self._pool = host.pool
+        self._wake = host.loop.wake
         self._gate = host.gate
         self._progress = host.progress
         self._metrics = host.metrics
@@ -80,13 +99,17 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
         self._gate.check(request.fingerprint, request.source_epoch)
-        tokens, names = self._checked(request)
-        job = self._jobs.begin(request.request_id, tokens, names)
+        wanted = self._checked(request)
+        job: PageJob
+        if request.resident_only:
+            job = ResidentJob(self._pool, wanted.names, wanted.blocks, self._wake)
+        else:
+            job = self._jobs.begin(wanted)
         self.open += 1
         try:
             accepted = worker_pb2.PullAccepted(epoch=str(self._gate.epoch), endpoints=self._endpoints)
             yield worker_pb2.PullResponse(accepted=accepted)
-            async with contextlib.aclosing(self._announce(job, list(request.wanted))) as announcements:
+            async with contextlib.aclosing(self._announce(job, wanted.blocks)) as announcements:
                 async for ready in announcements:
                     yield worker_pb2.PullResponse(ready=ready)
             await asyncio.get_running_loop().create_future()
@@ -94,8 +117,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             self.open -= 1
             job.close()
 
-    def _checked(self, request: worker_pb2.PullRequest) -> tuple[list[int], list[BlockName]]:
-        """The tokens and names up to the last wanted block."""
+    def _checked(self, request: worker_pb2.PullRequest) -> Wanted:
         names = names_from_bytes(request.names)
         wanted = list(request.wanted)
         if not wanted or sorted(set(wanted)) != wanted:
@@ -106,9 +128,9 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         tokens = list(request.tokens[: blocks * self._block_size])
         if len(tokens) < blocks * self._block_size:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
-        return tokens, names[:blocks]
+        return Wanted(RequestId(request.request_id), tokens, names[:blocks], wanted, PeerPrefix.of(request))
 
-    async def _announce(self, job: PageJob, pending: list[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
+    async def _announce(self, job: PageJob, pending: Sequence[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         while pending:
             ticket = self._progress.ticket()
             ready, failure = _readable(job, pending)

@@ -20,6 +20,7 @@ from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, Transfer
 from twostroke.transfer.registry import choose
@@ -40,6 +41,17 @@ class PullSpec:
     tokens: Sequence[int]
     names: Sequence[BlockName]
     pages: dict[int, PageId]
+    peer: PeerPrefix | None = None
+    """Where the source may fetch what it lacks."""
+    resident_within_s: float | None = None
+    """Only what the source holds at once is pulled, and all of it within this time. None: the source computes the
+    rest, and the pull takes as long as pages keep coming."""
+    arrived: Callable[[int], None] | None = None
+    """Told of each block as it becomes readable."""
+
+    @property
+    def is_from_peer(self) -> bool:
+        return self.resident_within_s is not None
 
 
 @dataclass(slots=True)
@@ -172,7 +184,7 @@ class PullClient:
     async def _run(self, session: _Session) -> PullReport:
         spec, report = session.spec, session.report
         try:
-            await self._pull(session)
+            await self._pull_in_time(session)
         except ServeError as error:
             report.failure = error
         except grpc.aio.AioRpcError as error:
@@ -186,7 +198,7 @@ class PullClient:
             log.exception("pull broken request=%s source=%s", spec.request_id, spec.source.worker_id)
             report.failure = InternalError(f"{type(error).__name__}: {error}")
         if report.failure is not None:
-            self._metrics.pull_failed(type(report.failure).__name__)
+            self._metrics.pull_failed(type(report.failure).__name__, from_peer=spec.is_from_peer)
         return report
 
     def _ended(self, session: _Session) -> None:
@@ -195,11 +207,26 @@ class PullClient:
             self._pool.clear_writer(page)
         self._wake()
         spec, report = session.spec, session.report
+        if spec.is_from_peer:
+            self._metrics.pulled_from_peer(report.pulled, report.copied_bytes)
         outcome = "stopped" if session.is_stopped else "done" if report.failure is None else repr(report.failure)
         log.info(
-            "pull ended request=%s source=%s blocks=%d pulled=%d bytes=%d outcome=%s",
-            spec.request_id, spec.source.worker_id, len(spec.pages), report.pulled, report.copied_bytes, outcome,
+            "pull ended request=%s %s=%s blocks=%d pulled=%d bytes=%d outcome=%s",
+            spec.request_id, "peer" if spec.is_from_peer else "source", spec.source.worker_id,
+            len(spec.pages), report.pulled, report.copied_bytes, outcome,
         )  # fmt: skip
+
+    async def _pull_in_time(self, session: _Session) -> None:
+        within_s = session.spec.resident_within_s
+        limit = asyncio.timeout(within_s)
+        try:
+            async with limit:
+                await self._pull(session)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            worker = session.spec.source.worker_id
+            raise TransferFailed(f"{worker} did not send what it holds within {within_s:.2f} s") from None
 
     async def _pull(self, session: _Session) -> None:
         spec = session.spec
@@ -212,7 +239,10 @@ class PullClient:
             tokens=spec.tokens,
             names=names_to_bytes(spec.names),
             wanted=sorted(spec.pages),
+            resident_only=spec.is_from_peer,
         )
+        if spec.peer is not None:
+            spec.peer.put(request)
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata)
         try:
             async with contextlib.aclosing(self._responses(call, spec.source.worker_id)) as responses:
@@ -283,6 +313,8 @@ class PullClient:
             self._pool.clear_writer(page)
             return
         self._pool.fill(page)
+        if session.spec.arrived is not None:
+            session.spec.arrived(announced.block)
         report = session.report
         report.pulled += 1
         report.last_page_s = time.time()

@@ -1,0 +1,29 @@
+"""A peer as requests and pulls name it: a worker that holds the first blocks of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twostroke.rpc.v1 import worker_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPrefix:
+    worker: worker_pb2.PageSource
+    blocks: int
+    """It is expected to hold that many of the prompt's first blocks."""
+
+    @classmethod
+    def of(cls, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> PeerPrefix | None:
+        """The peer that a message names, if any."""
+        return cls(message.peer, message.peer_blocks) if message.HasField("peer") and message.peer_blocks else None
+
+    def put(self, message: worker_pb2.OpenRequest | worker_pb2.PullRequest) -> None:
+        """Name the peer in a message."""
+        message.peer.CopyFrom(self.worker)
+        message.peer_blocks = self.blocks
+
+    def part_of(self, blocks: Iterable[int]) -> list[int]:
+        """Those of the blocks that it is expected to hold."""
+        return [block for block in blocks if block < self.blocks]
