@@ -24,6 +24,7 @@ from twostroke.ids import WorkerId
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import Request
 from twostroke.rpc.convert import request_to_message
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,8 @@ class Placer:
                 request,
                 fingerprint=self._fleet.facts.fingerprint,
                 worker_epoch=str(decode.epoch),
-                source=self._source(decision),
+                source=None if decision.source is None else self._page_source(decision.source),
+                peer=self._peer(decision),
             )
             await link.open(message, stream)
             is_open = True
@@ -158,10 +160,11 @@ class Placer:
         )
         return decision
 
-    def _source(self, decision: Decision) -> worker_pb2.PageSource | None:
-        if decision.source is None:
-            return None
-        member = self._fleet.member(decision.source)
+    def _peer(self, decision: Decision) -> PeerPrefix | None:
+        return None if decision.peer is None else PeerPrefix(self._page_source(decision.peer), decision.peer_blocks)
+
+    def _page_source(self, worker: WorkerId) -> worker_pb2.PageSource:
+        member = self._fleet.member(worker)
         assert member is not None, "chosen from the fleet's own members, without an await in between"
         return worker_pb2.PageSource(worker_id=member.worker, address=member.address, epoch=str(member.epoch))
 
