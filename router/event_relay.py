@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from router.prefix_index import PrefixIndex
-from twostroke.ids import Epoch, WorkerId
+from twostroke.ids import WorkerId
 from twostroke.kv_cache.block import NAME_BYTES
 from twostroke.kv_cache.events import EventBatch
-from twostroke.rpc.convert import names_from_bytes, names_to_bytes
+from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
 MAX_BEHIND = 4096
@@ -34,7 +34,7 @@ class EventRelay:
             empty = EventBatch(
                 self._index.next_sequence(worker, epoch) or 0, (), (), 0, bytes(NAME_BYTES), snapshot=True
             )
-            self.publish(message_of(worker, epoch, empty))
+            self.publish(batch_to_message(worker, epoch, empty))
 
     async def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         reader = _Reader(WorkerId(request.worker_id) if request.worker_id else None)
@@ -86,29 +86,4 @@ class _Reader:
             return self._batches.popleft()
         worker = self._restarts.pop(0)
         epoch, batch = index.epoch_of(worker), index.snapshot(worker)
-        return message_of(worker, epoch, batch) if epoch is not None and batch is not None else None
-
-
-def message_of(worker: WorkerId, epoch: Epoch, batch: EventBatch) -> KvEventBatch:
-    return KvEventBatch(
-        worker_id=worker,
-        epoch=str(epoch),
-        sequence=batch.sequence,
-        snapshot=batch.snapshot,
-        stored=names_to_bytes(batch.stored),
-        removed=names_to_bytes(batch.removed),
-        block_count=batch.block_count,
-        digest=batch.digest,
-    )
-
-
-def batch_of(message: KvEventBatch) -> EventBatch:
-    """`cleared` is a snapshot by another name: `stored` is all there is."""
-    return EventBatch(
-        sequence=message.sequence,
-        stored=tuple(names_from_bytes(message.stored)),
-        removed=tuple(names_from_bytes(message.removed)),
-        block_count=message.block_count,
-        digest=message.digest,
-        snapshot=message.snapshot or message.cleared,
-    )
+        return batch_to_message(worker, epoch, batch) if epoch is not None and batch is not None else None

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import grpc.aio
 
-from router.event_relay import EventRelay, batch_of
+from router.event_relay import EventRelay
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.prefix_index import Applied, PrefixIndex
 from router.reservations import Reservations
 from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
 
@@ -120,7 +121,7 @@ class Feed:
             ledger.metrics.stale_epochs_refused_total.inc()
             raise StaleEpoch(f"events of {member.worker} are of life {message.epoch}, expected {member.epoch}")
         self._hear(message.load)
-        verdict = ledger.index.apply(member.worker, member.epoch, batch_of(message))
+        verdict = ledger.index.apply(member.worker, member.epoch, batch_from_message(message))
         match verdict:
             case Applied.APPLIED:
                 if message.snapshot:

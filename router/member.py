@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from router.policy import LinkRate
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.events import tier_from_message
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, Load, ModelInfo, ServerInfo, WorkerState
 from twostroke.schedule.cost import StepCost
 
@@ -43,7 +45,9 @@ class Member:
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
-    """Both as the load says."""
+    tier_page_s: tuple[float, ...] = (0.0,)
+    """To bring a page up from the device itself, from host memory, from disk, as far down as the worker has tiers. All
+    three as the load says."""
     reported_at_s: float | None = None
     """When the last event batch came in, by this process's monotonic clock."""
     utilisation: float = 0.0
@@ -77,6 +81,7 @@ class Member:
             costs.prompt_step_s,
             costs.prompt_pair_s,
         )
+        self.tier_page_s = _tier_page_s(load)
         self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
 
     def queue_s(self, now_s: float) -> float:
@@ -89,3 +94,8 @@ class Member:
         """A running decode sequence always has one token to compute; more than that is prefill."""
         decoding = self.load.running if self.role is Role.DECODE else 0
         return self.load.queued_tokens > decoding
+
+
+def _tier_page_s(load: Load) -> tuple[float, ...]:
+    reported = {tier_from_message(rate.tier): rate.page_s for rate in load.tiers}
+    return tuple(reported.get(tier, 0.0) for tier in Tier if tier <= max(reported, default=Tier.DEVICE))

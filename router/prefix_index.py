@@ -1,7 +1,8 @@
-"""Which worker holds which blocks, as the workers' own event logs tell it; equality is proved after every batch.
+"""Which worker holds which blocks on which tier, as the workers' own event logs tell it; equality is proved after every
+batch.
 
-A worker is one bit; the index maps a block's name to the bits of its holders. Everything here is plain data: no clock,
-no socket, no log.
+A worker is one bit; for each tier the index maps a block's name to the bits of its holders. Everything here is plain
+data: no clock, no socket, no log.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from router.gallop import Mask, gallop
 from twostroke.ids import BlockName, Epoch, WorkerId
-from twostroke.kv_cache.block import NAME_BYTES
-from twostroke.kv_cache.events import EventBatch
+from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term
+from twostroke.kv_cache.tier import Tier
+
+Coming = Callable[[BlockName], Iterable[WorkerId]]
+"""Workers that are about to hold a block."""
 
 
 class Applied(enum.Enum):
@@ -30,42 +35,63 @@ class Applied(enum.Enum):
 class _Shelf:
     """What one life of one worker holds."""
 
-    bit: int
+    worker: WorkerId
+    bit: Mask
     epoch: Epoch
     sequence: int | None = None
     """Of the last batch applied; None: only a snapshot helps."""
-    names: set[BlockName] = field(default_factory=set)
+    blocks: dict[BlockName, int] = field(default_factory=dict)
+    """Name -> tiers, one bit each. A dict, not a set: it is never less than a third full, a set is down to a seventh;
+    and the numbers are among those that Python keeps anyway."""
+    counts: list[int] = field(default_factory=lambda: [0] * len(Tier))
+    """Per tier."""
     xor: int = 0
+
+    @property
+    def block_count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest tier that holds anything."""
+        return max((tier for tier in Tier if self.counts[tier]), default=Tier.DEVICE)
 
 
 class PrefixIndex:
     def __init__(self) -> None:
-        self._holders: dict[BlockName, int] = {}
+        self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
         self._shelves: dict[WorkerId, _Shelf] = {}
-        self._by_bit: dict[int, WorkerId] = {}
+        self._by_bit: dict[Mask, _Shelf] = {}
 
     def __len__(self) -> int:
-        """Different names."""
-        return len(self._holders)
+        """Different names, counted once for each tier that somebody has them on."""
+        return sum(len(holders) for holders in self._holders)
 
     @property
     def workers(self) -> list[WorkerId]:
         return list(self._shelves)
 
+    def block_count(self, worker: WorkerId) -> int:
+        """Of (name, tier) that the worker holds."""
+        shelf = self._shelves.get(worker)
+        return shelf.block_count if shelf is not None else 0
+
     def apply(self, worker: WorkerId, epoch: Epoch, batch: EventBatch) -> Applied:
         shelf = self._shelf(worker, epoch)
         if shelf.epoch != epoch:
             return Applied.OLD
-        if batch.snapshot:
+        if not batch.snapshot:
+            if shelf.sequence is None or batch.sequence > shelf.sequence + 1:
+                return Applied.GAP
+            if batch.sequence <= shelf.sequence:
+                return Applied.OLD
+        if batch.snapshot or batch.cleared:
             self._clear(shelf)
-        elif shelf.sequence is None or batch.sequence > shelf.sequence + 1:
-            return Applied.GAP
-        elif batch.sequence <= shelf.sequence:
-            return Applied.OLD
-        self._remove(shelf, batch.removed)
-        self._store(shelf, batch.stored)
+        for change in batch.changes:
+            self._remove(shelf, change)
+            self._store(shelf, change)
         shelf.sequence = batch.sequence
-        if len(shelf.names) != batch.block_count or shelf.xor != int.from_bytes(batch.digest, "big"):
+        if shelf.block_count != batch.block_count or shelf.xor != int.from_bytes(batch.digest, "big"):
             shelf.sequence = None
             return Applied.DIVERGED
         return Applied.APPLIED
@@ -93,31 +119,50 @@ class PrefixIndex:
         shelf = self._shelves.get(worker)
         if shelf is None or shelf.sequence is None:
             return None
-        digest = shelf.xor.to_bytes(NAME_BYTES, "big")
-        return EventBatch(shelf.sequence, tuple(shelf.names), (), len(shelf.names), digest, snapshot=True)
+        changes = [TierChange(tier, tuple(_on(shelf, tier)), ()) for tier in Tier]
+        return batch_of(shelf.sequence, changes, shelf.block_count, shelf.xor, snapshot=True)
 
-    def names_of(self, worker: WorkerId) -> frozenset[BlockName]:
+    def names_of(self, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockName]:
         shelf = self._shelves.get(worker)
-        return frozenset(shelf.names) if shelf is not None else frozenset()
+        return frozenset(_on(shelf, tier)) if shelf is not None else frozenset()
 
-    def leading_blocks(
-        self, names: Sequence[BlockName], also: Callable[[BlockName], Iterable[WorkerId]] | None = None
-    ) -> dict[WorkerId, int]:
+    def leading_blocks(self, names: Sequence[BlockName], also: Coming | None = None) -> dict[WorkerId, tuple[int, ...]]:
         """How many of the first blocks each worker holds; workers that hold none are left out.
 
-        `also` names workers that are about to hold a block. Gallops: exact where caches are closed under prefixes,
-        as leaf-first eviction keeps them; a hole in a worker's cache may be overlooked.
-        """
+        One number for each tier down to the lowest on which the worker holds anything: of blocks on the device, of
+        those there or in host memory, of those there, in host memory or on disk. `also` names workers that are about
+        to hold a block on the device.
 
-        def holders(position: int) -> int:
-            mask = self._holders.get(names[position], 0)
+        Gallops: exact where the blocks down to a tier, taken together, are closed under prefixes, as leaf-first
+        eviction and spilling downwards keep them. A worker with a hole gets a number at the hole or past it, so the
+        worst is one that is too high: the worker computes the hole, and predicted reuse is seen to have been wrong.
+        """
+        depths: dict[WorkerId, tuple[int, ...]] = {}
+        lowest = max((tier for tier in Tier if self._holders[tier]), default=Tier.DEVICE)
+        for tier in list(Tier)[: lowest + 1]:
+            reach = gallop(self._looking_down_to(tier, names, also), len(names))
+            for bit, depth in reach.items():
+                shelf = self._by_bit[bit]
+                if tier <= shelf.lowest:
+                    known = depths.get(shelf.worker, (0,) * tier)
+                    depths[shelf.worker] = (*known, max(depth, known[-1] if known else 0))
+        return depths
+
+    def _looking_down_to(self, lowest: Tier, names: Sequence[BlockName], also: Coming | None) -> Callable[[int], Mask]:
+        tiers = [holders for holders in self._holders[: lowest + 1] if holders]
+
+        def holders(position: int) -> Mask:
+            name, mask = names[position], 0
+            for on_tier in tiers:
+                mask |= on_tier.get(name, 0)
             if also is not None:
-                for worker in also(names[position]):
-                    if worker in self._shelves:
-                        mask |= self._shelves[worker].bit
+                for worker in also(name):
+                    shelf = self._shelves.get(worker)
+                    if shelf is not None:
+                        mask |= shelf.bit
             return mask
 
-        return {self._by_bit[bit]: depth for bit, depth in _gallop(holders, len(names)).items()}
+        return holders
 
     def _shelf(self, worker: WorkerId, epoch: Epoch) -> _Shelf:
         """The shelf of this life, begun empty if it is later than the one known."""
@@ -129,73 +174,57 @@ class PrefixIndex:
             bit = 1
             while bit in self._by_bit:
                 bit <<= 1
-            shelf = self._shelves[worker] = _Shelf(bit, epoch)
-            self._by_bit[bit] = worker
+            shelf = self._shelves[worker] = self._by_bit[bit] = _Shelf(worker, bit, epoch)
         return shelf
 
-    def _store(self, shelf: _Shelf, names: Iterable[BlockName]) -> None:
-        for name in names:
-            if name not in shelf.names:
-                shelf.names.add(name)
-                shelf.xor ^= int.from_bytes(name, "big")
-                self._holders[name] = self._holders.get(name, 0) | shelf.bit
+    def _store(self, shelf: _Shelf, change: TierChange) -> None:
+        tier, bit, blocks, holders = change.tier, shelf.bit, shelf.blocks, self._holders[change.tier]
+        here, xor, count = 1 << tier, shelf.xor, 0
+        for name in change.stored:
+            tiers = blocks.get(name, 0)
+            if tiers & here:
+                continue
+            blocks[name] = tiers | here
+            others = holders.get(name)
+            holders[name] = bit if others is None else others | bit
+            xor ^= digest_term(name, tier)
+            count += 1
+        shelf.xor = xor
+        shelf.counts[tier] += count
 
-    def _remove(self, shelf: _Shelf, names: Iterable[BlockName]) -> None:
-        for name in names:
-            if name in shelf.names:
-                shelf.names.remove(name)
-                shelf.xor ^= int.from_bytes(name, "big")
-                self._drop_holder(shelf, name)
+    def _remove(self, shelf: _Shelf, change: TierChange) -> None:
+        tier, blocks = change.tier, shelf.blocks
+        here = 1 << tier
+        for name in change.removed:
+            tiers = blocks.get(name, 0)
+            if not tiers & here:
+                continue
+            if tiers == here:
+                del blocks[name]
+            else:
+                blocks[name] = tiers ^ here
+            self._drop_holder(shelf, name, tier)
+            shelf.counts[tier] -= 1
+            shelf.xor ^= digest_term(name, tier)
 
     def _clear(self, shelf: _Shelf) -> None:
-        for name in shelf.names:
-            self._drop_holder(shelf, name)
-        shelf.names = set()
+        for tier in Tier:
+            for name in _on(shelf, tier):
+                self._drop_holder(shelf, name, tier)
+        shelf.blocks = {}
+        shelf.counts = [0] * len(Tier)
         shelf.xor = 0
 
-    def _drop_holder(self, shelf: _Shelf, name: BlockName) -> None:
-        rest = self._holders[name] & ~shelf.bit
+    def _drop_holder(self, shelf: _Shelf, name: BlockName, tier: Tier) -> None:
+        holders = self._holders[tier]
+        rest = holders[name] & ~shelf.bit
         if rest:
-            self._holders[name] = rest
+            alone = self._by_bit.get(rest)
+            holders[name] = rest if alone is None else alone.bit
         else:
-            del self._holders[name]
+            del holders[name]
 
 
-def _gallop(holders: Callable[[int], int], length: int) -> dict[int, int]:
-    """Bit of each holder of position 0 -> first position that it does not hold."""
-    depths: dict[int, int] = {}
-    alive = holders(0) if length else 0
-    position = 0
-    """All of `alive` hold this position."""
-    while alive:
-        lost_at = _first_loss(holders, alive, position, length)
-        still = alive & holders(lost_at) if lost_at < length else 0
-        for bit in _bits(alive & ~still):
-            depths[bit] = lost_at
-        alive, position = still, lost_at
-    return depths
-
-
-def _first_loss(holders: Callable[[int], int], alive: int, position: int, length: int) -> int:
-    """The first position after `position` that some of `alive` lack: doubling steps, then halving the interval."""
-    step, low, high = 1, position, length
-    while low + step < length:
-        if alive & ~holders(low + step):
-            high = low + step
-            break
-        low += step
-        step *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if alive & ~holders(middle):
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _bits(mask: int) -> Iterable[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
+def _on(shelf: _Shelf, tier: Tier) -> Iterable[BlockName]:
+    here = 1 << tier
+    return (name for name, tiers in shelf.blocks.items() if tiers & here)

@@ -75,8 +75,8 @@ class Selector:
             full_blocks=len(ask.names),
             block_size=shape.block_size,
             page_bytes=shape.page_bytes,
-            decode=tuple(self._view(member, held.get(member.worker, 0), now_s) for member in decode),
-            prefill=tuple(self._view(member, held.get(member.worker, 0), now_s) for member in prefill),
+            decode=tuple(self._view(member, held.get(member.worker, ()), now_s) for member in decode),
+            prefill=tuple(self._view(member, held.get(member.worker, ()), now_s) for member in prefill),
             names=ask.names,
             answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
             turn=self._turn,
@@ -88,7 +88,7 @@ class Selector:
         weight = ANSWER_MEMORY if self._answer_tokens else 1.0
         self._answer_tokens += weight * (tokens - self._answer_tokens)
 
-    def _view(self, member: Member, depth: int, now_s: float) -> WorkerView:
+    def _view(self, member: Member, held: tuple[int, ...], now_s: float) -> WorkerView:
         load, worker = member.load, member.worker
         reserved = self._reservations.on(worker)
         return WorkerView(
@@ -104,8 +104,8 @@ class Selector:
             cost=member.cost,
             step_tokens=load.costs.step_tokens,
             step_target_s=load.costs.step_target_s,
-            depths=(depth,),
-            tier_page_s=(0.0,),
+            depths=_depths(held, len(member.tier_page_s)),
+            tier_page_s=member.tier_page_s,
             links=member.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker, 0.0) - now_s),
             serve_wait_s=max(0.0, self._serving_until_s.get(worker, 0.0) - now_s),
@@ -118,7 +118,7 @@ class Selector:
         names = snapshot.names
         if decision.source is not None or decision.peer is not None or not names:
             return decision
-        if self._index.leading_blocks(names).get(decision.decode) == len(names):
+        if self._index.leading_blocks(names).get(decision.decode, (0,))[-1] == len(names):
             return decision
         if next(view for view in snapshot.decode if view.worker == decision.decode).cached_blocks < len(names):
             return decision
@@ -135,6 +135,12 @@ class Selector:
         until_s = now_s + decision.forecast.fetch_s - link.latency_s
         self._fetching_until_s[worker] = max(self._fetching_until_s.get(worker, 0.0), until_s)
         self._serving_until_s[decision.peer] = max(self._serving_until_s.get(decision.peer, 0.0), until_s)
+
+
+def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
+    """One for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
+    known = held[:tiers] or (0,)
+    return (*known, *[known[-1]] * (tiers - len(known)))
 
 
 def _usual_link(snapshot: Snapshot) -> LinkRate:

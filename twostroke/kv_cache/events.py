@@ -1,31 +1,64 @@
-"""What a pool stored and removed, as a log whose equality with the pool can be proved.
+"""What a worker stored and removed, as a log whose equality with its caches can be proved.
 
-Every batch has a sequence number and carries the size and the xor of all names of the worker's set after it: a reader
-that applied every batch has the same digest, or knows that it does not.
+Every batch has a sequence number and carries the size of the worker's set of (name, tier) after it, and the xor over
+that set: a reader that applied every batch has the same digest, or knows that it does not.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from twostroke.ids import BlockName, Epoch
 from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.kv_cache.tier import Tier
 
 RING_BATCHES = 4096
 """Batches kept for replay; at one per step that is minutes, and whoever is further behind takes a snapshot."""
+
+_NAME_BITS = 8 * NAME_BYTES
+_NAME_MASK = (1 << _NAME_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class TierChange:
+    """What came and went on one tier."""
+
+    tier: Tier
+    stored: tuple[BlockName, ...]
+    removed: tuple[BlockName, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
     sequence: int
     stored: tuple[BlockName, ...]
+    """On the device; so is `removed`."""
     removed: tuple[BlockName, ...]
     block_count: int
+    """Size of the set of (name, tier) after this batch."""
     digest: bytes
-    """Xor of all names of the set after this batch."""
+    """Of that set: see `digest_term`."""
     snapshot: bool = False
-    """`stored` is the whole set."""
+    """What is stored here is the whole set, whatever the reader knew before."""
+    cleared: bool = False
+    """What is stored here is the whole set; follows on the batch before it, as any other."""
+    lower_tiers: tuple[TierChange, ...] = ()
+    published_s: float = 0.0
+    """By the worker's wall clock; 0 where nobody measures."""
+
+    @property
+    def changes(self) -> tuple[TierChange, ...]:
+        """Of all tiers."""
+        return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.lower_tiers)
+
+
+def digest_term(name: BlockName, tier: Tier) -> int:
+    """What one member of the set adds to the xor: turned left by the tier's number, so that a block that only moves
+    between tiers, or lies on two, is seen."""
+    value = int.from_bytes(name, "big")
+    return ((value << tier) | (value >> (_NAME_BITS - tier))) & _NAME_MASK if tier else value
 
 
 class EventLog:
@@ -33,10 +66,7 @@ class EventLog:
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self._blocks: set[BlockName] = set()
-        self._xor = 0
-        self._pending: dict[BlockName, bool] = {}
-        """Name -> stored (or removed) since the last batch. What came and went in between is not told."""
+        self._shelves = {tier: _Shelf(tier) for tier in Tier}
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
         self._sequence = 0
 
@@ -47,27 +77,34 @@ class EventLog:
 
     @property
     def has_news(self) -> bool:
-        return bool(self._pending)
+        return any(shelf.pending for shelf in self._shelves.values())
 
-    def stored(self, name: BlockName) -> None:
-        self._blocks.add(name)
-        self._note(name, stored=True)
+    def stored(self, name: BlockName, tier: Tier = Tier.DEVICE) -> None:
+        self._shelves[tier].add(name)
 
-    def removed(self, name: BlockName) -> None:
-        self._blocks.remove(name)
-        self._note(name, stored=False)
+    def removed(self, name: BlockName, tier: Tier = Tier.DEVICE) -> None:
+        self._shelves[tier].remove(name)
 
-    def publish(self) -> EventBatch:
-        """Close the current batch (an empty one is a heartbeat) and add it to the log."""
+    def publish(self, published_s: float = 0.0) -> EventBatch:
+        """Close the current batch (an empty one is a heartbeat) and add it to the log.
+
+        Where more went than is left, as when a cache is dropped, it says `cleared` and what is left.
+        """
         self._sequence += 1
-        batch = EventBatch(
-            sequence=self._sequence,
-            stored=tuple(name for name, stored in self._pending.items() if stored),
-            removed=tuple(name for name, stored in self._pending.items() if not stored),
-            block_count=len(self._blocks),
-            digest=self._digest(),
+        changes = [shelf.change() for shelf in self._shelves.values()]
+        cleared = sum(len(shelf.blocks) for shelf in self._shelves.values()) < sum(len(c.removed) for c in changes)
+        if cleared:
+            changes = [TierChange(shelf.tier, tuple(shelf.blocks), ()) for shelf in self._shelves.values()]
+        batch = batch_of(
+            self._sequence,
+            changes,
+            sum(len(shelf.blocks) for shelf in self._shelves.values()),
+            self._xor(),
+            cleared=cleared,
+            published_s=published_s,
         )
-        self._pending.clear()
+        for shelf in self._shelves.values():
+            shelf.pending.clear()
         self._ring.append(batch)
         return batch
 
@@ -81,21 +118,77 @@ class EventLog:
 
     def snapshot(self) -> EventBatch:
         """The set as of the last published batch."""
-        blocks = {name for name in self._blocks if name not in self._pending}
-        blocks.update(name for name, stored in self._pending.items() if not stored)
+        changes = [TierChange(shelf.tier, tuple(shelf.published()), ()) for shelf in self._shelves.values()]
+        count, xor = sum(len(change.stored) for change in changes), 0
+        for change in changes:
+            for name in change.stored:
+                xor ^= digest_term(name, change.tier)
+        return batch_of(self._sequence, changes, count, xor, snapshot=True)
+
+    def _xor(self) -> int:
         xor = 0
-        for name in blocks:
-            xor ^= int.from_bytes(name, "big")
-        return EventBatch(
-            self._sequence, tuple(blocks), (), len(blocks), xor.to_bytes(NAME_BYTES, "big"), snapshot=True
-        )
+        for shelf in self._shelves.values():
+            xor ^= shelf.xor
+        return xor
+
+
+class _Shelf:
+    """One tier of the set, and what is new there."""
+
+    def __init__(self, tier: Tier) -> None:
+        self.tier = tier
+        self.blocks: set[BlockName] = set()
+        self.xor = 0
+        self.pending: dict[BlockName, bool] = {}
+        """Name -> stored (or removed) since the last batch. What came and went in between is not told."""
+
+    def add(self, name: BlockName) -> None:
+        assert name not in self.blocks, f"block {name.hex()} is on tier {self.tier.name} already"
+        self.blocks.add(name)
+        self._note(name, stored=True)
+
+    def remove(self, name: BlockName) -> None:
+        self.blocks.remove(name)
+        self._note(name, stored=False)
+
+    def change(self) -> TierChange:
+        stored = tuple(name for name, stored in self.pending.items() if stored)
+        removed = tuple(name for name, stored in self.pending.items() if not stored)
+        return TierChange(self.tier, stored, removed)
+
+    def published(self) -> Iterator[BlockName]:
+        """The set as of the last batch."""
+        yield from (name for name in self.blocks if name not in self.pending)
+        yield from (name for name, stored in self.pending.items() if not stored)
 
     def _note(self, name: BlockName, *, stored: bool) -> None:
-        self._xor ^= int.from_bytes(name, "big")
-        if name in self._pending:
-            del self._pending[name]
+        self.xor ^= digest_term(name, self.tier)
+        if name in self.pending:
+            del self.pending[name]
         else:
-            self._pending[name] = stored
+            self.pending[name] = stored
 
-    def _digest(self) -> bytes:
-        return self._xor.to_bytes(NAME_BYTES, "big")
+
+def batch_of(
+    sequence: int,
+    changes: Iterable[TierChange],
+    block_count: int,
+    xor: int,
+    *,
+    snapshot: bool = False,
+    cleared: bool = False,
+    published_s: float = 0.0,
+) -> EventBatch:
+    """From one change per tier, the device's first."""
+    device, *lower = changes
+    return EventBatch(
+        sequence=sequence,
+        stored=device.stored,
+        removed=device.removed,
+        block_count=block_count,
+        digest=xor.to_bytes(NAME_BYTES, "big"),
+        snapshot=snapshot,
+        cleared=cleared,
+        lower_tiers=tuple(change for change in lower if change.stored or change.removed),
+        published_s=published_s,
+    )

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc.aio
 
-from twostroke.kv_cache.events import EventBatch
-from twostroke.rpc.convert import names_to_bytes
+from twostroke.ids import WorkerId
+from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.host import WorkerHost
 
@@ -38,23 +38,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def SubscribeKvEvents(  # noqa: N802
         self, request: control_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[control_pb2.KvEventBatch]:
-        async for batch in self._host.feed.follow(request.epoch, request.start_sequence):
-            yield self._message(batch)
+        host = self._host
+        async for batch in host.feed.follow(request.epoch, request.start_sequence):
+            yield batch_to_message(WorkerId(host.config.worker_id), host.epoch, batch, host.load_report())
 
     async def Drain(  # noqa: N802
         self, request: control_pb2.DrainRequest, context: Context
     ) -> control_pb2.DrainResponse:
         return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s))
-
-    def _message(self, batch: EventBatch) -> control_pb2.KvEventBatch:
-        return control_pb2.KvEventBatch(
-            worker_id=self._host.config.worker_id,
-            epoch=str(self._host.epoch),
-            sequence=batch.sequence,
-            snapshot=batch.snapshot,
-            stored=names_to_bytes(batch.stored),
-            removed=names_to_bytes(batch.removed),
-            block_count=batch.block_count,
-            digest=batch.digest,
-            load=self._host.load_report(),
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from twostroke.kv_cache.events import EventBatch, EventLog
@@ -16,7 +17,7 @@ class EventFeed:
         self._news = News()
 
     def publish(self) -> None:
-        self.log.publish()
+        self.log.publish(time.time())
         self._news.tell()
 
     def publish_changes(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from twostroke.ids import BlockName, Epoch
 from twostroke.kv_cache.block import NAME_BYTES, name_blocks
-from twostroke.kv_cache.events import RING_BATCHES, EventLog
+from twostroke.kv_cache.events import RING_BATCHES, EventLog, TierChange, digest_term
+from twostroke.kv_cache.tier import Tier
 
 A, B, C = name_blocks(range(3), 1)
 
@@ -85,3 +86,43 @@ def test_what_has_left_the_ring_needs_a_snapshot() -> None:
     replayed = log.since(2)
     assert replayed is not None
     assert len(replayed) == RING_BATCHES
+
+
+def test_a_cache_that_is_dropped_is_told_in_one_word_and_what_is_left() -> None:
+    log = fresh_log(A, B, C)
+    log.stored(A, Tier.HOST)
+    log.publish()
+    for name in (A, B):
+        log.removed(name)
+    log.removed(A, Tier.HOST)
+    batch = log.publish()
+    assert (batch.cleared, batch.snapshot, batch.stored, batch.removed) == (True, False, (C,), ())
+    assert (batch.lower_tiers, batch.block_count, batch.digest) == ((), 1, C)
+    assert log.since(2) == [batch]
+
+
+def test_a_lower_tier_is_told_and_proved_apart_from_the_device() -> None:
+    log = fresh_log(A, B)
+    log.publish()
+    log.stored(A, Tier.HOST)
+    log.stored(C, Tier.DISK)
+    log.removed(B)
+    log.stored(B, Tier.HOST)
+    batch = log.publish()
+    assert (batch.stored, batch.removed, batch.block_count) == ((), (B,), 4)
+    assert batch.lower_tiers == (TierChange(Tier.HOST, (A, B), ()), TierChange(Tier.DISK, (C,), ()))
+    members = [(A, Tier.DEVICE), (A, Tier.HOST), (B, Tier.HOST), (C, Tier.DISK)]
+    digest = 0
+    for name, tier in members:
+        digest ^= digest_term(name, tier)
+    assert batch.digest == digest.to_bytes(NAME_BYTES, "big")
+    snapshot = log.snapshot()
+    assert (set(snapshot.stored), snapshot.block_count, snapshot.digest) == ({A}, 4, batch.digest)
+    assert {change.tier: set(change.stored) for change in snapshot.lower_tiers} == {Tier.HOST: {A, B}, Tier.DISK: {C}}
+
+
+def test_a_block_that_moves_between_tiers_changes_the_digest_by_whole_turns_of_its_name() -> None:
+    name = BlockName(bytes([0x80, *[0] * 14, 0x01]))
+    assert digest_term(name, Tier.DEVICE) == int.from_bytes(name, "big")
+    assert digest_term(name, Tier.HOST) == 0b11
+    assert digest_term(name, Tier.DISK) == 0b110

@@ -72,6 +72,8 @@ class Reader:
             self.blocks = set(batch.stored)
         else:
             assert batch.sequence == self.next_sequence
+            if batch.cleared:
+                self.blocks = set()
             assert not set(batch.stored) & self.blocks, "stored twice"
             assert set(batch.removed) <= self.blocks, "removed what was not there"
             self.blocks = (self.blocks | set(batch.stored)) - set(batch.removed)

@@ -43,8 +43,8 @@ def test_leading_blocks_are_counted_for_every_worker_that_holds_the_first() -> N
     index = PrefixIndex()
     held(index, A, 40), held(index, B, 7)
     chain = held(index, C, 0)
-    assert index.leading_blocks(chain) == {A: 40, B: 7}
-    assert index.leading_blocks(chain[:5]) == {A: 5, B: 5}
+    assert index.leading_blocks(chain) == {A: (40,), B: (7,)}
+    assert index.leading_blocks(chain[:5]) == {A: (5,), B: (5,)}
     assert index.leading_blocks([]) == {}
 
 
@@ -53,7 +53,7 @@ def test_blocks_on_their_way_count_as_held() -> None:
     chain = held(index, A, 3)
     held(index, B, 0)
     coming = {chain[i]: [B] for i in range(10)}
-    assert index.leading_blocks(chain, lambda block: coming.get(block, ())) == {A: 3, B: 10}
+    assert index.leading_blocks(chain, lambda block: coming.get(block, ())) == {A: (3,), B: (10,)}
 
 
 def test_a_worker_that_is_forgotten_leaves_the_others_blocks() -> None:
@@ -61,10 +61,10 @@ def test_a_worker_that_is_forgotten_leaves_the_others_blocks() -> None:
     held(index, A, 4)
     chain = held(index, B, 6)
     index.forget(A)
-    assert index.leading_blocks(chain) == {B: 6}
+    assert index.leading_blocks(chain) == {B: (6,)}
     assert len(index) == 6
     held(index, C, 2)
-    assert index.leading_blocks(chain) == {B: 6, C: 2}
+    assert index.leading_blocks(chain) == {B: (6,), C: (2,)}
 
 
 def test_a_later_life_begins_without_the_earlier_ones_blocks() -> None:
@@ -76,7 +76,7 @@ def test_a_later_life_begins_without_the_earlier_ones_blocks() -> None:
     assert index.apply(A, LIFE, snapshot(set(chain), 99)) is Applied.OLD
     assert index.leading_blocks(chain) == {}
     held(index, A, 2, later)
-    assert index.leading_blocks(chain) == {A: 2}
+    assert index.leading_blocks(chain) == {A: (2,)}
 
 
 @pytest.mark.parametrize("wrong", ["count", "digest"])
@@ -100,7 +100,7 @@ def test_an_index_that_takes_over_a_snapshot_of_another_is_equal_to_it() -> None
     batch = index.snapshot(A)
     assert batch is not None
     assert other.apply(A, LIFE, batch) is Applied.APPLIED
-    assert other.leading_blocks(chain) == {A: 11}
+    assert other.leading_blocks(chain) == {A: (11,)}
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,7 +121,7 @@ def test_galloping_finds_what_a_scan_finds(forks: list[list[int]], own: int) -> 
         for worker, names in held_by.items():
             depth = next((i for i, block in enumerate(prompt) if block not in names), len(prompt))
             if depth:
-                expected[worker] = depth
+                expected[worker] = (depth,)
         assert index.leading_blocks(prompt) == expected
 
 

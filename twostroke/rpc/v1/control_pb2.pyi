@@ -184,7 +184,7 @@ class SubscribeKvEventsRequest(_message.Message):
     def __init__(self, epoch: _Optional[str] = ..., start_sequence: _Optional[int] = ..., worker_id: _Optional[str] = ...) -> None: ...
 
 class KvEventBatch(_message.Message):
-    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "lower_tiers")
+    __slots__ = ("worker_id", "epoch", "sequence", "snapshot", "stored", "removed", "cleared", "block_count", "digest", "load", "lower_tiers", "published_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -196,6 +196,7 @@ class KvEventBatch(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     LOWER_TIERS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_S_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     epoch: str
     sequence: int
@@ -207,7 +208,8 @@ class KvEventBatch(_message.Message):
     digest: bytes
     load: Load
     lower_tiers: _containers.RepeatedCompositeFieldContainer[TierChange]
-    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., lower_tiers: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ...) -> None: ...
+    published_s: float
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ..., cleared: _Optional[bool] = ..., block_count: _Optional[int] = ..., digest: _Optional[bytes] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., lower_tiers: _Optional[_Iterable[_Union[TierChange, _Mapping]]] = ..., published_s: _Optional[float] = ...) -> None: ...
 
 class TierChange(_message.Message):
     __slots__ = ("tier", "stored", "removed")

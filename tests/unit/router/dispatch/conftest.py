@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from router.dispatch import RouterCore
-from router.event_relay import message_of
 from router.generation import GenerationRequest
 from router.metrics import RouterMetrics
 from tests.unit.router.dispatch.asking import Ask, eventually, next_token
@@ -19,6 +18,7 @@ from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.request import Request, SamplingParams
 from twostroke.rpc.convert import error_to_message, request_from_message
+from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, worker_pb2, worker_pb2_grpc
 
@@ -202,7 +202,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         self.publish()
 
     def publish(self) -> None:
-        batch = message_of(WorkerId(self.worker_id), self.epoch, self.log.publish())
+        batch = batch_to_message(WorkerId(self.worker_id), self.epoch, self.log.publish())
         batch.load.CopyFrom(self.load)
         for queue in self.subscribers:
             queue.put_nowait(batch)
@@ -231,7 +231,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         queue: asyncio.Queue[control_pb2.KvEventBatch | None] = asyncio.Queue()
         replay = self.log.since(request.start_sequence) if request.epoch == str(self.epoch) else None
         for batch in [self.log.snapshot()] if replay is None else replay:
-            message = message_of(WorkerId(self.worker_id), self.epoch, batch)
+            message = batch_to_message(WorkerId(self.worker_id), self.epoch, batch)
             message.load.CopyFrom(self.load)
             queue.put_nowait(message)
         self.subscribers.add(queue)

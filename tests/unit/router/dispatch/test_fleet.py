@@ -13,6 +13,8 @@ from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.events import TierChange
+from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
 CHAIN = name_blocks(list(range(320)), 16)
@@ -177,7 +179,8 @@ async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, 
         worker.log.stored(name)
     worker.publish()
     await soon(lambda: len(core._fleet.index) == 5)
-    core._fleet.index._shelves["decode-0"].names.discard(CHAIN[2])
+    index = core._fleet.index
+    index._remove(index._shelves["decode-0"], TierChange(Tier.DEVICE, (), (CHAIN[2],)))
     await soon(lambda: sampled(core, "event_divergences_total") == 1)
     await soon(lambda: index_equals_truth(core, worker))
     assert sampled(core, "event_snapshots_total") == 2
@@ -292,9 +295,9 @@ async def test_the_blocks_of_a_worker_that_left_are_forgotten(fleet, soon):
         for name in CHAIN[:count]:
             worker.log.stored(name)
         worker.publish()
-    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-0": 12, "decode-1": 4})
+    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-0": (12,), "decode-1": (4,)})
     await fleet.remove("decode-0")
-    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-1": 4})
+    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-1": (4,)})
     assert len(core._fleet.index) == 4
 
 

@@ -1,0 +1,77 @@
+"""Event batches <-> messages: the same from a worker and from a router that passes them on."""
+
+from __future__ import annotations
+
+from twostroke.errors import InvalidRequest
+from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.events import EventBatch, TierChange
+from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.convert import names_from_bytes, names_to_bytes
+from twostroke.rpc.v1 import control_pb2
+
+_TIERS = {
+    Tier.DEVICE: control_pb2.TIER_DEVICE,
+    Tier.HOST: control_pb2.TIER_HOST,
+    Tier.DISK: control_pb2.TIER_DISK,
+}
+_FROM_MESSAGE = {said: tier for tier, said in _TIERS.items()}
+
+
+def tier_to_message(tier: Tier) -> control_pb2.Tier:
+    return _TIERS[tier]
+
+
+def tier_from_message(said: control_pb2.Tier) -> Tier:
+    tier = _FROM_MESSAGE.get(said)
+    if tier is None:
+        raise InvalidRequest(f"tier {said} is not known here", field="tier")
+    return tier
+
+
+def batch_to_message(
+    worker: WorkerId, epoch: Epoch, batch: EventBatch, load: control_pb2.Load | None = None
+) -> control_pb2.KvEventBatch:
+    return control_pb2.KvEventBatch(
+        worker_id=worker,
+        epoch=str(epoch),
+        sequence=batch.sequence,
+        snapshot=batch.snapshot,
+        stored=names_to_bytes(batch.stored),
+        removed=names_to_bytes(batch.removed),
+        cleared=batch.cleared,
+        block_count=batch.block_count,
+        digest=batch.digest,
+        load=load,
+        lower_tiers=[_change_to_message(change) for change in batch.lower_tiers],
+        published_s=batch.published_s,
+    )
+
+
+def batch_from_message(message: control_pb2.KvEventBatch) -> EventBatch:
+    return EventBatch(
+        sequence=message.sequence,
+        stored=tuple(names_from_bytes(message.stored)),
+        removed=tuple(names_from_bytes(message.removed)),
+        block_count=message.block_count,
+        digest=message.digest,
+        snapshot=message.snapshot,
+        cleared=message.cleared,
+        lower_tiers=tuple(_change_from_message(change) for change in message.lower_tiers),
+        published_s=message.published_s,
+    )
+
+
+def _change_to_message(change: TierChange) -> control_pb2.TierChange:
+    return control_pb2.TierChange(
+        tier=tier_to_message(change.tier),
+        stored=names_to_bytes(change.stored),
+        removed=names_to_bytes(change.removed),
+    )
+
+
+def _change_from_message(message: control_pb2.TierChange) -> TierChange:
+    return TierChange(
+        tier_from_message(message.tier),
+        tuple(names_from_bytes(message.stored)),
+        tuple(names_from_bytes(message.removed)),
+    )
