@@ -1,19 +1,41 @@
-"""All routing policies by name: `--policy NAME`."""
+"""All routing policies by name: `--policy NAME`. Ours is `kv`; the others are what it is measured against."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from router.policies.baselines import choose_least_requests, choose_randomly, choose_round_robin
-from router.policies.priced import Priced
+from router.policies.affinity import LlmdTokenAware, RayPrefixAffinity, SglangCacheAware
+from router.policies.baselines import (
+    choose_by_hash,
+    choose_least_requests,
+    choose_least_tokens,
+    choose_of_two,
+    choose_randomly,
+    choose_round_robin,
+)
+from router.policies.linear import DynamoLinear, LMetric
+from router.policies.priced import Priced, Prices
+from router.policies.seconds import MooncakeConductor, choose_earliest
 from router.policy import Policy
 from twostroke.errors import ConfigError
 
 POLICIES: dict[str, Callable[[], Policy]] = {
     "kv": Priced,
-    "round-robin": lambda: choose_round_robin,
+    "kv-no-peers": lambda: Priced(Prices(pulls_from_peers=False)),
     "random": lambda: choose_randomly,
+    "round-robin": lambda: choose_round_robin,
+    "power-of-two": lambda: choose_of_two,
     "least-requests": lambda: choose_least_requests,
+    "least-tokens": lambda: choose_least_tokens,
+    "consistent-hash": lambda: choose_by_hash,
+    "sglang": SglangCacheAware,
+    "ray-prefix": RayPrefixAffinity,
+    "llm-d": LlmdTokenAware,
+    "dynamo": DynamoLinear,
+    "dynamo-sticky": lambda: DynamoLinear(overlap=5.0),
+    "lmetric": LMetric,
+    "mooncake": MooncakeConductor,
+    "greedy": lambda: choose_earliest,
 }
 """Name -> a new one: some remember what they chose."""
 
