@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc.aio
 
@@ -25,6 +26,7 @@ from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.request import Request, SamplingParams
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes, request_to_message
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.schedule.sequence import Sequence as KnownSequence
@@ -145,8 +147,10 @@ async def serving(config: WorkerConfig, plan: FaultPlan | None = None) -> AsyncI
         root.setLevel(level)
 
 
-def prefill(worker_id: str = "prefill-0", **settings) -> contextlib.AbstractAsyncContextManager[Running]:
-    return serving(worker_config(Role.PREFILL, worker_id, **settings))
+def prefill(
+    worker_id: str = "prefill-0", *, plan: FaultPlan | None = None, **settings
+) -> contextlib.AbstractAsyncContextManager[Running]:
+    return serving(worker_config(Role.PREFILL, worker_id, **settings), plan)
 
 
 def decode(
@@ -277,6 +281,7 @@ class Router:
         request_id: str = "r",
         attempt: int = 0,
         source: Running | worker_pb2.PageSource | None = None,
+        peer: PeerPrefix | None = None,
         emitted: Sequence[int] = (),
         deadline_s: float | None = None,
         seed: int = 1,
@@ -297,6 +302,7 @@ class Router:
             fingerprint=self.worker.fingerprint,
             worker_epoch=self.worker.epoch,
             source=source.source if isinstance(source, Running) else source,
+            peer=peer,
         )
         for name, value in changes.items():
             if isinstance(value, list):
@@ -351,17 +357,15 @@ class Puller:
 
     def pull(self, tokens: Sequence[int], wanted: Sequence[int] | None = None, **changes) -> grpc.aio.UnaryStreamCall:
         names = name_blocks(tokens, BLOCK)
-        request = worker_pb2.PullRequest(
-            request_id="pull",
-            requester="test",
-            fingerprint=self._source.fingerprint,
-            source_epoch=self._source.epoch,
-            tokens=tokens,
-            names=names_to_bytes(names),
-            wanted=range(len(names)) if wanted is None else wanted,
-        )
-        for name, value in changes.items():
-            setattr(request, name, value)
+        fields: dict[str, Any] = {
+            "request_id": "pull",
+            "fingerprint": self._source.fingerprint,
+            "source_epoch": self._source.epoch,
+            "tokens": tokens,
+            "names": names_to_bytes(names),
+            "wanted": range(len(names)) if wanted is None else wanted,
+        }
+        request = worker_pb2.PullRequest(**fields | changes)
         return worker_pb2_grpc.PagesStub(self._peer.channel).Pull(request, metadata=self._peer.metadata)
 
     async def pages(self, call: grpc.aio.UnaryStreamCall, count: int) -> list[worker_pb2.PagesReady]:
