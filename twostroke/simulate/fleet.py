@@ -1,0 +1,153 @@
+"""What is simulated: a fleet's workers, wires, delays and faults. `simulate` plays a trace against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twostroke.errors import ConfigError
+from twostroke.ids import WorkerId
+from twostroke.schedule.cost import StepCost
+
+GPU_LIKE = StepCost(
+    step_s=0.015,
+    stream_s=1.5e-4,
+    context_token_s=2e-8,
+    prompt_token_s=1e-4,
+    prompt_step_s=0.0,
+    prompt_pair_s=4.2e-9,
+)
+"""About 10,000 prompt tokens a second and decode steps from 15 ms on: one large GPU with a model of some 70B."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """One way each, in seconds, where nothing else is said."""
+
+    door_s: float = 0.002
+    """From the client to the router's decision: parsing, tokenizing, naming."""
+    open_s: float = 0.001
+    """Open: to the decode worker, and its answer back."""
+    pull_s: float = 0.001
+    """Pull: to the page source; its announcements back."""
+    token_s: float = 0.001
+    """From the decode worker through the router to the client."""
+    event_s: float = 0.002
+    """Of an event batch."""
+    event_jitter_s: float = 0.0
+    """Added to it: uniform from 0 to this."""
+    reservation_s: float = 0.002
+    """Among routers."""
+    detection_s: float = 0.1
+    """Until those who talk to a dead worker know."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A worker dies and comes back with nothing."""
+
+    worker: WorkerId
+    at_s: float
+    back_at_s: float | None = None
+    """None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterRestart:
+    router: int
+    at_s: float
+    """It forgets everything; its clients ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Shares of all event batches, and who dies when."""
+
+    event_drop: float = 0.0
+    event_duplicate: float = 0.0
+    event_reorder: float = 0.0
+    deaths: tuple[Death, ...] = ()
+    router_restarts: tuple[RouterRestart, ...] = ()
+
+    def __post_init__(self) -> None:
+        _share("event_drop", self.event_drop)
+        _share("event_duplicate", self.event_duplicate)
+        _share("event_reorder", self.event_reorder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostTier:
+    """Memory behind the device's pages: what is evicted goes there, and comes back through the worker's own bus."""
+
+    pages: int
+    bytes_per_s: float = 25e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetShape:
+    prefill: int = 8
+    decode: int = 8
+    block_size: int = 512
+    """Tokens; a trace's blocks must be of this size."""
+    prefill_pages: int = 6000
+    """3M tokens: memory of the host, counted as one pool."""
+    decode_pages: int = 1200
+    host_tier: HostTier | None = None
+    """Of prefill workers."""
+    page_bytes: int = 512 * 312_500
+    """With `link_bytes_per_s`, 40,000 tokens move in a second."""
+    link_bytes_per_s: float = 12.5e9
+    """Of each worker, in and out."""
+    cost: StepCost = GPU_LIKE
+    """Of a step, on every worker."""
+    step_tokens: int = 4096
+    step_target_s: float = 0.04
+    """Of a decode worker's steps in which streams run."""
+    max_num_seqs: int = 256
+    noise: float = 0.0
+    """Sigma of a step's length, log-normal."""
+    heartbeat_s: float = 0.5
+    routers: int = 1
+    routers_by_turn: bool = True
+    """Requests go to routers in turns, or at random."""
+    delays: Delays = field(default_factory=Delays)
+    faults: Faults = field(default_factory=Faults)
+    slo_ttft_s: float | None = None
+    slo_itl_s: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least("prefill", self.prefill, 0)
+        _at_least("decode", self.decode, 1)
+        _at_least("routers", self.routers, 1)
+        _at_least("block_size", self.block_size, 1)
+        _at_least("step_tokens", self.step_tokens, 1)
+        _at_least("prefill_pages", self.prefill_pages, 1)
+        _at_least("decode_pages", self.decode_pages, 1)
+        _at_least("noise", self.noise, 0)
+        _positive("page_bytes", self.page_bytes)
+        _positive("link_bytes_per_s", self.link_bytes_per_s)
+        _positive("heartbeat_s", self.heartbeat_s)
+        _positive("slo_ttft_s", self.slo_ttft_s)
+        _positive("slo_itl_s", self.slo_itl_s)
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return (
+            *(WorkerId(f"prefill-{number}") for number in range(self.prefill)),
+            *(WorkerId(f"decode-{number}") for number in range(self.decode)),
+        )
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise ConfigError(f"a simulated fleet needs {name} of {least} or more, got {value}", field=name)
+
+
+def _positive(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < float("inf"):
+        raise ConfigError(f"a simulated fleet's {name} must be positive and finite, got {value}", field=name)
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name} must be a share from 0 to below 1, got {value}", field=name)
