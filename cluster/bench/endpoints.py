@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from cluster.bench.checks import at_least_zero, positive
 from cluster.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target
+from cluster.checks import at_least_zero, positive
 from twostroke.errors import ConfigError
 
 GRPC_SCHEME = "grpc://"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster.bench.checks import at_least_zero, file_can_be_made, is_host_port, positive
+from cluster.checks import at_least_zero, file_can_be_made, is_host_port, positive
 from twostroke.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.bench.checks import STDOUT
 from cluster.bench.measure import Distribution, Report
 from cluster.bench.options import Options, Target
 
@@ -64,17 +60,6 @@ def advice(report: Report, options: Options) -> str | None:
 def form_is_refused(failures: set[str], target: Target) -> bool:
     """The server does not know this form of a request, and another is left to try."""
     return failures <= REFUSALS and target.grpc is None and not target.sends_text
-
-
-def write_json(content: dict[str, Any], path: str | None) -> None:
-    """To a file, to standard output, or nowhere."""
-    if path is None:
-        return
-    text = json.dumps(content, indent=2) + "\n"
-    if path == STDOUT:
-        sys.stdout.write(text)
-    else:
-        Path(path).write_text(text, encoding="utf-8")
 
 
 def as_json(report: Report, options: Options) -> dict[str, Any]:

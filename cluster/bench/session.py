@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cluster.bench.checks import STDOUT
 from cluster.bench.connect import allow_many_sockets, connect
 from cluster.bench.drive import fixed_concurrency, run_plan
 from cluster.bench.load import (
@@ -21,7 +20,9 @@ from cluster.bench.load import (
 from cluster.bench.measure import Report, summarise
 from cluster.bench.options import Options
 from cluster.bench.progress import progress
-from cluster.bench.report import advice, as_json, describe, print_report, write_json
+from cluster.bench.report import advice, as_json, describe, print_report
+from cluster.checks import STDOUT
+from cluster.output import write_json
 from twostroke.simulate.traces import Replay, read_trace, replayed
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from cluster.bench.checks import STDOUT, at_least_zero, file_can_be_made, positive
 from cluster.bench.compare.scenario import Scenario, parse_scenario
 from cluster.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
+from cluster.checks import STDOUT, at_least_zero, file_can_be_made, positive
 from twostroke.errors import ConfigError
 
 DEFAULT_LOADS = (

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from cluster.bench.compare.figures import (
     MOST_LANES,
-    Series,
     first_token_samples,
     inter_token_samples,
-    latency_figure,
     span_of,
     timeline_figure,
 )
@@ -23,9 +19,9 @@ from cluster.bench.compare.options import CompareOptions
 from cluster.bench.compare.ratios import METRICS, LoadOutcome, Metric, Outcome, notes_of
 from cluster.bench.compare.report import explanation, shown_range, shown_ratio, shown_value
 from cluster.bench.compare.rounds import Run
+from cluster.figures.charts import Series, latency_figure
+from cluster.figures.page import COLOURS, rendered
 
-COLOURS = 6
-"""Endpoints beyond begin with the first colour again."""
 CLEARLY = 0.05
 """A ratio is coloured where all rounds agree that it is at least this far from 1."""
 
@@ -62,11 +58,9 @@ class Section:
 
 
 def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[Run]) -> str:
-    template = files("cluster.bench.compare").joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
+    return rendered(
+        "cluster.bench.compare",
         endpoints=[(endpoint.name, endpoint.target.name) for endpoint in options.endpoints.all],
-        colours=COLOURS,
         explanation=explanation(options),
         made_at=time.strftime("%Y-%m-%d %H:%M"),
         metrics=METRICS,

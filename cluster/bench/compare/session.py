@@ -8,14 +8,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.bench.checks import STDOUT
 from cluster.bench.compare.options import CompareOptions
 from cluster.bench.compare.page import render_page
 from cluster.bench.compare.ratios import outcomes_of
 from cluster.bench.compare.report import COLUMNS, as_json, print_outcomes
 from cluster.bench.compare.rounds import OnRun, Run, take_turns
 from cluster.bench.connect import allow_many_sockets, wait_until_ready
-from cluster.bench.report import write_json
+from cluster.checks import STDOUT
+from cluster.output import write_json
 
 
 def run_session(options: CompareOptions) -> int:

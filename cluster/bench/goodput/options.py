@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from cluster.bench.checks import file_can_be_made, positive
 from cluster.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
 from cluster.bench.goodput.search import Limits
+from cluster.checks import file_can_be_made, positive
 from twostroke.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.bench.checks import positive
+from cluster.checks import positive
 from twostroke.errors import ConfigError
 
 STRIDE = 2.0

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.bench.checks import STDOUT
 from cluster.bench.connect import allow_many_sockets, wait_until_ready
 from cluster.bench.endpoints import Endpoint
 from cluster.bench.goodput.options import GoodputOptions
 from cluster.bench.goodput.search import Bracket, Tried, bracket_of, decided, next_rate
 from cluster.bench.goodput.trial import Trial, try_rate
-from cluster.bench.report import write_json
+from cluster.checks import STDOUT
+from cluster.output import write_json
 
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""

@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cluster.bench.checks import STDOUT
 from cluster.bench.kernels.bench_attention import bench_decode, bench_prefill
 from cluster.bench.kernels.bench_linear import bench_linear
 from cluster.bench.kernels.bench_step import bench_step
@@ -20,7 +19,8 @@ from cluster.bench.kernels.limits import measured_limits
 from cluster.bench.kernels.options import KernelOptions
 from cluster.bench.kernels.setting import Setting, check_kernels, setting_of
 from cluster.bench.kernels.timing import Limits, Result
-from cluster.bench.report import write_json
+from cluster.checks import STDOUT
+from cluster.output import write_json
 from twostroke.errors import ConfigError
 from twostroke.models import catalog
 from twostroke.models.registry import read_spec

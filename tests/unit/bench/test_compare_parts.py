@@ -10,14 +10,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from cluster.bench.compare.axes import linear_axis, log_axis, tail_axis
-from cluster.bench.compare.figures import Series, first_token_samples, latency_figure, timeline_figure
+from cluster.bench.compare.figures import first_token_samples, timeline_figure
 from cluster.bench.compare.ratios import notes_of, outcomes_of
 from cluster.bench.compare.rounds import Run, plan_of, turns_of, warmup_of
 from cluster.bench.compare.scenario import Load, parse_scenario
 from cluster.bench.endpoints import Endpoint
 from cluster.bench.load import PlannedRequest, Segment, Speller, Stream
 from cluster.bench.measure import Answer, Failure, Record, summarise
+from cluster.figures.axes import linear_axis, log_axis, tail_axis
+from cluster.figures.charts import Series, latency_figure
 from twostroke.errors import ConfigError
 
 STEP_S = 0.125

@@ -1,4 +1,4 @@
-"""What flags of all bench commands must satisfy. Each check raises ConfigError that names the flag."""
+"""What flags of several commands must satisfy. Each check raises ConfigError that names the flag."""
 
 from __future__ import annotations
 
