@@ -64,4 +64,5 @@ def router_config(config: ClusterConfig, *, token: str, fleet_address: str, mode
         served_model_name=config.model.public_name,
         policy=config.policy,
         seed=config.seed,
+        request_log=config.request_log,
     )

@@ -6,16 +6,19 @@ Everything that must survive a decode worker is here: prompt, tokens sent so far
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from router.account import Account, Asked
 from router.answer_stream import Arrival
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
 from router.link_pool import LinkPool
 from router.metrics import RouterMetrics
 from router.placement import Placed, Placer, may_go_elsewhere
+from router.request_log import RecordSink
 from router.reservations import Reservations
 from twostroke.errors import DeadlineExceeded, InternalError, ServeError
 from twostroke.ids import BlockName, RequestId
@@ -35,10 +38,12 @@ class Surroundings:
 
     router_id: str
     block_size: int
+    policy: str
     placer: Placer
     links: LinkPool
     reservations: Reservations
     metrics: RouterMetrics
+    request_log: RecordSink
 
 
 class Answer:
@@ -52,18 +57,27 @@ class Answer:
     ) -> None:
         self.index = index
         self.request_id = RequestId(f"{request.request_id}#{index}")
-        self.cached_tokens = 0
-        """As the first attempt to answer said: later ones find what earlier ones computed. Its last entry may know more
-        than its first."""
         self._request = request
         self._names = list(names)
         self._around = around
         self._report = report
         self._emitted: list[SampledToken] = []
-        self._attempts = 0
-        self._first_attempt: int | None = None
         self._lifetime = Lifetime()
         self._lifetime.mark(Instant.RECEIVED)
+        asked = Asked(
+            request_id=self.request_id,
+            prompt_tokens=len(request.prompt),
+            names=names,
+            block_size=around.block_size,
+            policy=around.policy,
+            tenant=request.tenant,
+            priority=request.priority,
+        )
+        self._account = Account(asked, self._lifetime)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self._account.cached_tokens
 
     async def run(self) -> None:
         """Reports tokens and one finish, or one error. Only cancelling ends it without either."""
@@ -81,7 +95,7 @@ class Answer:
             self._report(InternalError(f"internal error: {type(error).__name__}: {error}"))
         finally:
             self._lifetime.mark(Instant.DONE)
-            self._log_end(outcome)
+            self._settle(outcome)
 
     async def _until_deadline(self) -> FinishReason:
         deadline_s = self._request.deadline_s
@@ -103,7 +117,7 @@ class Answer:
         while len(self._emitted) < self._request.sampling[self.index].max_tokens:
             before = len(self._emitted)
             placed = await self._around.placer.place(self._request_now(), self._lifetime)
-            self._attempts += 1
+            self._account.placed(placed.decision, placed.decided_at_s)
             try:
                 return await self._relay(placed)
             except ServeError as error:
@@ -163,41 +177,42 @@ class Answer:
         self._lifetime.merge(arrival.lifetime)
         if arrival.tokens:
             self._around.reservations.end(self.request_id)
-        if not self._emitted and arrival.tokens:
-            self._begin(arrival, placed)
-        if placed.stream.attempt == self._first_attempt:
-            self.cached_tokens = max(self.cached_tokens, arrival.cached_tokens)
+        is_first = not self._emitted and bool(arrival.tokens)
+        self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.time())
+        if is_first:
+            self._log_first_token(placed)
         for sampled in arrival.tokens:
             self._report(TokenEvent(self.index, len(self._emitted), sampled))
             self._emitted.append(sampled)
 
-    def _begin(self, arrival: Arrival, placed: Placed) -> None:
-        """The first token: what the decision predicted can be compared with what it was."""
-        self._lifetime.mark(Instant.FIRST_TOKEN)
-        self._first_attempt = placed.stream.attempt
-        if self.index == 0:  # as what is reused is counted: once for all choices of a prompt
-            self._around.metrics.predicted_cached_tokens_total.inc(
-                placed.decision.forecast.cached_blocks * self._around.block_size
-            )
-        ttft_s = self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN)
+    def _log_first_token(self, placed: Placed) -> None:
+        compared = self._account.comparison
+        assert compared is not None, "the account has just heard of the first token"
         log.info(
-            "first token request=%s worker=%s ttft_s=%.3f predicted_s=%.3f cached_tokens=%d predicted_cached_tokens=%d",
+            "first token request=%s worker=%s ttft_s=%.4f since_decision_s=%s predicted_s=%.4f reused_blocks=%d "
+            "predicted_blocks=%d",
             self.request_id,
             placed.link.worker,
-            ttft_s or 0.0,
-            placed.decision.forecast.first_token_s,
-            arrival.cached_tokens,
-            placed.decision.forecast.cached_blocks * self._around.block_size,
+            self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN) or 0.0,
+            "unpredicted" if compared.actual_s is None else f"{compared.actual_s:.4f}",
+            compared.predicted_s,
+            compared.reused_blocks,
+            compared.predicted_blocks,
         )
 
-    def _log_end(self, outcome: str) -> None:
+    def _settle(self, outcome: str) -> None:
+        """All is known: hold it against what was predicted, and write it down."""
+        compared = self._account.comparison
+        if compared is not None:
+            self._around.metrics.compare(compared)
+        self._around.request_log.put(functools.partial(self._account.record, outcome))
         instants = " ".join(f"{name}={at_s:.3f}" for name, at_s in self._lifetime.as_dict().items())
         log.info(
             "answer ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
             self.request_id,
             outcome,
             len(self._emitted),
-            self._attempts,
+            self._account.attempts,
             self.cached_tokens,
             instants,
         )

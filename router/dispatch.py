@@ -17,6 +17,7 @@ from router.member import Member
 from router.metrics import RouterMetrics
 from router.placement import Placer
 from router.policies import policy_named
+from router.request_log import ready_made, request_log, worker_record
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.ids import BlockName
@@ -25,6 +26,9 @@ from twostroke.request import FinishReason
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
 
 log = logging.getLogger(__name__)
+
+WORKER_RECORD_S = 5.0
+"""Between two records of the workers in the request log."""
 
 Event = TokenEvent | FinishEvent | ServeError
 
@@ -39,6 +43,7 @@ class RouterCore:
         self.router_id = f"router-{secrets.token_hex(4)}"
         self._config = config
         self._metrics = metrics
+        self._request_log = request_log(config.request_log, metrics)
         self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone)
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
@@ -71,6 +76,7 @@ class RouterCore:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
+        await asyncio.to_thread(self._request_log.close)
 
     @property
     def facts(self) -> ServingFacts:
@@ -144,11 +150,28 @@ class RouterCore:
             self._tasks = tasks
             self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
+            recorder = tasks.create_task(self._record_workers(), name="worker records")
             started.set()
             try:
                 await self._fleet.run()
             finally:
+                recorder.cancel()
                 self._links.close()
+
+    async def _record_workers(self) -> None:
+        """Every few seconds, and once more at the end."""
+        try:
+            while True:
+                await asyncio.sleep(WORKER_RECORD_S)
+                self._put_worker_records()
+        finally:
+            self._put_worker_records()
+
+    def _put_worker_records(self) -> None:
+        for member in self._fleet.members:
+            record = worker_record(member)
+            if record is not None:
+                self._request_log.put(ready_made(record))
 
     def _admit(self, request: GenerationRequest) -> _OpenRequest:
         """Check what only the router knows, and begin every choice."""
@@ -163,10 +186,12 @@ class RouterCore:
         around = Surroundings(
             router_id=self.router_id,
             block_size=facts.block_size,
+            policy=self._config.policy,
             placer=self._placer,
             links=self._links,
             reservations=self._fleet.reservations,
             metrics=self._metrics,
+            request_log=self._request_log,
         )
         names = tuple(name_blocks(request.prompt, facts.block_size, request.salt))
         opened = _OpenRequest(request, names, around, self._tasks)

@@ -22,6 +22,8 @@ class GenerationRequest:
     """One per choice; they differ in `choice` only."""
     deadline_s: float | None
     """Seconds since the Unix epoch."""
+    tenant: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from router.account import Comparison
 from twostroke.rpc.v1.control_pb2 import Load
 from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S
 
@@ -18,6 +19,9 @@ DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120
 """Of whole requests: from a one-token answer to a book."""
 DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
 """Choosing workers should stay under a few milliseconds."""
+RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+"""Of what happened to what was predicted: 1 is right."""
+ERROR_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _WORKER_GAUGES = {
     "running": "Sequences that hold pages.",
@@ -56,8 +60,9 @@ class RouterMetrics:
         self.prompt_tokens_total = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self.generation_tokens_total = self._counter("generation_tokens", "Tokens sent to clients.")
         self.cached_tokens_total = self._counter("cached_tokens", "Prompt tokens whose KV was reused.")
-        self.predicted_cached_tokens_total = self._counter(
-            "predicted_cached_tokens", "Prompt tokens whose KV the router expected to be reused when it chose."
+        self._add_truth()
+        self.request_log_dropped_total = self._counter(
+            "request_log_dropped", "Records that the request log could not write."
         )
         self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
         self.decision_seconds = self._histogram(
@@ -88,6 +93,40 @@ class RouterMetrics:
             ("role", "policy", "source"),
             registry=self.registry,
         )
+
+    def _add_truth(self) -> None:
+        """Predictions of the decisions that led to answers, beside what happened."""
+        self.predicted_reused_blocks_total = self._counter(
+            "predicted_reused_blocks", "Prompt blocks that the router expected nobody to compute, over all answers."
+        )
+        self.reused_blocks_total = self._counter(
+            "reused_blocks", "Prompt blocks that were found instead of computed, over the same answers."
+        )
+        self.overpredicted_blocks_total = self._counter(
+            "overpredicted_blocks", "Prompt blocks that were expected to be found, and were computed."
+        )
+        self.underpredicted_blocks_total = self._counter(
+            "underpredicted_blocks", "Prompt blocks that were expected to be computed, and were found."
+        )
+        self.ttft_prediction_ratio = self._histogram(
+            "ttft_prediction_ratio", "Decision to first token, over what was predicted.", RATIO_BUCKETS
+        )
+        self.ttft_prediction_error_seconds = self._histogram(
+            "ttft_prediction_error_seconds",
+            "Decision to first token, apart from what was predicted, either way.",
+            ERROR_BUCKETS_S,
+        )
+
+    def compare(self, compared: Comparison) -> None:
+        predicted, reused = compared.predicted_blocks, compared.reused_blocks
+        self.predicted_reused_blocks_total.inc(predicted)
+        self.reused_blocks_total.inc(reused)
+        self.overpredicted_blocks_total.inc(max(0, predicted - reused))
+        self.underpredicted_blocks_total.inc(max(0, reused - predicted))
+        if compared.actual_s is not None:
+            self.ttft_prediction_error_seconds.observe(abs(compared.actual_s - compared.predicted_s))
+        if compared.actual_s is not None and compared.predicted_s > 0:
+            self.ttft_prediction_ratio.observe(compared.actual_s / compared.predicted_s)
 
     def count_request(self, status: str) -> None:
         """`status` is "ok" or the name of the error's class."""

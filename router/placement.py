@@ -40,6 +40,8 @@ class Placed:
     link: WorkerLink
     stream: AnswerStream
     decision: Decision
+    decided_at_s: float
+    """Unix time, from which on the decision's forecast counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Placer:
         await self._fleet.wait_for_change(min(left_s, LOOK_AGAIN_S))
 
     async def _open(self, request: Request, free: Sequence[Member], lifetime: Lifetime) -> Placed | _Refusal:
-        decision = self._decide(request, free)
+        decision, decided_at_s = self._decide(request, free), time.time()
         lifetime.mark(Instant.ROUTED)
         decode = next(member for member in free if member.worker == decision.decode)
         link, stream = self._links.to(decode), AnswerStream(request.request_id, request.attempt, len(request.emitted))
@@ -131,7 +133,7 @@ class Placer:
                 self._links.close_later(link, stream)
         lifetime.mark(Instant.OPENED)
         self._fleet.reservations.opened(request.request_id, time.monotonic())
-        return Placed(link, stream, decision)
+        return Placed(link, stream, decision, decided_at_s)
 
     def _decide(self, request: Request, free: Sequence[Member]) -> Decision:
         begun_s = time.perf_counter()

@@ -199,6 +199,8 @@ class RouterConfig:
     """Of one gRPC message or HTTP body."""
     worker_wait_s: float = 60.0
     """How long a request waits for a decode worker to come (back) before it fails as PeerLost."""
+    request_log: str | None = None
+    """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
 
     def __post_init__(self) -> None:
         for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
@@ -223,6 +225,7 @@ class ClusterConfig:
     transports: tuple[str, ...] | None = None
     policy: str = "kv"
     seed: int | None = None
+    request_log: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 from cluster.launcher import serve
 from router.policies import POLICIES
@@ -99,6 +100,13 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=DEFAULTS.seed,
         help="of everything the router draws (default: from the operating system)",
+    )
+    group.add_argument(
+        "--request-log",
+        default=DEFAULTS.request_log,
+        metavar="FILE",
+        help="append a line of JSON for every answer: times, placement, predictions, block names, no text "
+        "(default: none)",
     )
     group.add_argument(
         "--address",
@@ -202,6 +210,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         transports=None if args.transports is None else tuple(args.transports.split(",")),
         policy=args.policy,
         seed=args.seed,
+        request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
         model=ModelConfig(
             model=args.model,
             dtype=args.dtype,

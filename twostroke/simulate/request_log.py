@@ -90,6 +90,8 @@ class WorkerRecord:
     pages_total: int
     step_tokens: int
     """Most tokens in one step; 0 while unknown."""
+    step_target_s: float
+    """Of a step in which streams run; 0 while unknown."""
     costs: dict[str, float] = field(default_factory=dict)
     """Coefficients of twostroke.schedule.cost.StepCost, in seconds."""
     links: tuple[LinkRecord, ...] = ()

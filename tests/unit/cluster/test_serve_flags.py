@@ -32,16 +32,25 @@ def test_every_flag_reaches_the_config() -> None:
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
         *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
         *("--device", "cuda:1", "--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
+        *("--request-log", "/tmp/log.jsonl"),
     )
     assert (config.prefill, config.decode, config.threads, config.seed) == (2, 3, 4, 6)
     assert (config.host, config.http_port, config.grpc_port) == ("0.0.0.0", 1, 2)
     assert (config.policy, config.address) == ("random", "host:6379")
+    assert config.request_log == "/tmp/log.jsonl"
     assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("some/model", "float32", 100)
     assert (config.model.public_name, config.model.device) == ("name", "cuda:1")
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (32, 512 << 20)
     assert (config.schedule.max_num_seqs, config.schedule.max_num_batched_tokens) == (5, 64)
     assert (config.pin, config.borrow) == (True, False)
     assert (config.schedule.step_target_s, config.schedule.takeover) == (0.025, False)
+
+
+def test_a_request_log_is_where_the_user_stands_not_where_the_router_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert config_of("--request-log", "log.jsonl").request_log == str(tmp_path / "log.jsonl")
 
 
 @pytest.mark.parametrize(

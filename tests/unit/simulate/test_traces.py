@@ -42,6 +42,7 @@ WORKER = WorkerRecord(
     page_bytes=64,
     pages_total=8,
     step_tokens=128,
+    step_target_s=0.04,
 )
 
 

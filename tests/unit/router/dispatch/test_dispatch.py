@@ -52,7 +52,8 @@ async def test_a_prompt_seen_before_is_reused_and_goes_to_the_same_worker(fleet,
     assert second.finishes[0].cached_tokens == 6 * 16
     used = [worker for worker in fleet.workers.values() if worker.opens]
     assert len(used) == 1
-    assert sampled(core, "predicted_cached_tokens_total") == 6 * 16
+    assert sampled(core, "predicted_reused_blocks_total") == 6
+    assert sampled(core, "reused_blocks_total") == 6
 
 
 async def test_a_burst_of_siblings_goes_where_their_prefix_is_being_computed(fleet, ask):
@@ -355,10 +356,11 @@ async def test_a_bug_while_closing_an_answer_costs_no_other_one(fleet, ask, soon
         assert (await other.task).is_right
 
 
-async def test_reuse_is_predicted_once_for_all_choices_of_a_prompt(fleet, ask, sampled):
+async def test_every_choice_of_a_prompt_is_held_against_its_own_prediction(fleet, ask, sampled):
     await fleet.add("decode-0")
     core = await fleet.core()
     await ask(core).task
     answer = await ask(core, n=3).task
     assert {finish.cached_tokens for finish in answer.finishes.values()} == {6 * 16}
-    assert sampled(core, "predicted_cached_tokens_total") == 6 * 16
+    assert sampled(core, "predicted_reused_blocks_total") == 3 * 6
+    assert sampled(core, "reused_blocks_total") == 3 * 6
