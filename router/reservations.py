@@ -1,20 +1,24 @@
-"""What this router has placed on workers that their own reports do not show yet.
+"""What routers have placed on workers that the workers' own reports do not show yet: this router's and the others'.
 
-Without it every request of a burst would be sent to the worker that was idle before the burst. A reservation counts
-until a load report of that worker must have seen it (or the request is over); names of blocks being computed count
-until the answer's first token, so that siblings of a burst go where their common prefix is on its way.
+Without it every request of a burst would be sent to the worker that was idle before the burst, and without the others'
+every router would send its own burst there. A reservation counts until a load report of that worker must have seen it
+(or the request is over); names of blocks being computed count until the answer's first token, so that siblings of a
+burst go where their common prefix is on its way. Workers' reports are the truth; reservations only cover the gap.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from twostroke.ids import BlockName, RequestId, WorkerId
+from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
 
 REPORT_LAG_S = 0.05
 """From Open's answer to the page source having the pull in its queue: a report that comes later shows it."""
+LOST_GRACE_S = 1.0
+"""For what a router had placed whose stream broke: it may be back by then, and what it had opened is reported."""
+FOREIGN_TTL_S = 120.0
+"""Since a router last spoke of a reservation. Longer than answers wait for their first token; only for lost words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,85 +38,279 @@ class Share:
 NOTHING = Share()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reservation:
+    """As one router tells another: workers with a share (reported ones have NOTHING left) will hold `names` soon."""
+
+    request_id: RequestId
+    shares: Mapping[WorkerId, Share]
+    names: Sequence[BlockName]
+    is_opened: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """News of one router; each request is in one of the three at most, so their order does not matter."""
+
+    placed: tuple[Reservation, ...] = ()
+    opened: tuple[RequestId, ...] = ()
+    ended: tuple[RequestId, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.placed or self.opened or self.ended)
+
+
+_Key = tuple[RouterId, RequestId]
+
+OWN = RouterId("")
+"""As the router of a key: no other router has this id."""
+
+
 @dataclass(slots=True)
 class _Placed:
-    holders: tuple[WorkerId, ...]
+    shares: Mapping[WorkerId, Share]
     names: Sequence[BlockName]
     opened_at_s: float | None = None
 
 
+@dataclass(slots=True)
+class _Reserved:
+    """On one worker: the shares, and their running sum, because every decision asks every worker for it."""
+
+    shares: dict[_Key, Share] = field(default_factory=dict)
+    tokens: int = 0
+    seconds: float = 0.0
+    pages: int = 0
+    streams: int = 0
+
+    def add(self, share: Share, sign: int) -> None:
+        self.tokens += sign * share.tokens
+        self.seconds += sign * share.seconds
+        self.pages += sign * share.pages
+        self.streams += sign * share.streams
+
+
+@dataclass(slots=True)
+class _Foreign:
+    """What is known from one other router."""
+
+    spoken_at_s: dict[RequestId, float] = field(default_factory=dict)
+    """When it last spoke of each, the longest silence first."""
+    lost_at_s: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """What one other router has not been told yet. Bounded by what is open, however slowly that router takes it."""
+
+    on_news: Callable[[], None]
+    changed: dict[RequestId, None] = field(default_factory=dict)
+    told: dict[RequestId, _Placed] = field(default_factory=dict)
+    """The very placements: a later one of the same request has to be told again."""
+
+
 class Reservations:
+    """Pure: the clock is passed in, words of other routers come and go as values.
+
+    Own ones: `place`, `opened`, `end`. From workers: `reported`. For decisions: `on`, `requests_on`, `coming`.
+    For each other router there is a `watch(on_news)`; what `take(watch)` returns, everything open at first and then
+    what changed since, goes there and is given to `apply(router, batch, now_s, whole=...)`: `whole` for the first
+    batch of a stream. When that breaks, the one that applied says `lost(router, now_s)`, the other `unwatch(watch)`.
+    """
+
     def __init__(self) -> None:
-        self._placed: dict[RequestId, _Placed] = {}
-        self._shares: dict[WorkerId, dict[RequestId, Share]] = {}
-        self._coming: dict[BlockName, Counter[WorkerId]] = {}
+        self._placed: dict[_Key, _Placed] = {}
+        self._reserved: dict[WorkerId, _Reserved] = {}
+        self._coming: dict[BlockName, dict[WorkerId, int]] = {}
+        self._foreign: dict[RouterId, _Foreign] = {}
+        self._watches: list[Watch] = []
 
     def __len__(self) -> int:
         return len(self._placed)
 
+    @property
+    def foreign_count(self) -> int:
+        return sum(len(foreign.spoken_at_s) for foreign in self._foreign.values())
+
     def place(self, request_id: RequestId, shares: dict[WorkerId, Share], names: Sequence[BlockName]) -> None:
         """Workers with a share in `request_id` will hold `names` soon. A later placement replaces the earlier one."""
-        self.end(request_id)
-        holders = tuple(shares)
-        self._placed[request_id] = _Placed(holders, names)
-        for worker, share in shares.items():
-            self._shares.setdefault(worker, {})[request_id] = share
-        for name in names:
-            self._coming.setdefault(name, Counter()).update(holders)
+        self._drop((OWN, request_id))
+        self._put((OWN, request_id), _Placed(shares, names))
+        self._tell(request_id)
 
     def opened(self, request_id: RequestId, now_s: float) -> None:
         """The decode worker has the request: its next report shows it."""
-        if request_id in self._placed:
-            self._placed[request_id].opened_at_s = now_s
-
-    def reported(self, worker: WorkerId, now_s: float) -> None:
-        """A load report came in: it shows what was opened long enough ago."""
-        for request_id in list(self._shares.get(worker, ())):
-            opened_at_s = self._placed[request_id].opened_at_s
-            if opened_at_s is not None and opened_at_s + REPORT_LAG_S <= now_s:
-                self._drop_share(worker, request_id)
+        placed = self._placed.get((OWN, request_id))
+        if placed is not None:
+            placed.opened_at_s = now_s
+            self._tell(request_id)
 
     def end(self, request_id: RequestId) -> None:
         """The first token is there, or the attempt is over."""
-        placed = self._placed.pop(request_id, None)
-        if placed is None:
-            return
-        for worker in placed.holders:
-            self._drop_share(worker, request_id)
-        for name in placed.names:
-            coming = self._coming[name]
-            for worker in placed.holders:
-                coming[worker] -= 1
-                if coming[worker] == 0:
-                    del coming[worker]
-            if not coming:
-                del self._coming[name]
+        if self._drop((OWN, request_id)):
+            self._tell(request_id)
+
+    def reported(self, worker: WorkerId, now_s: float) -> None:
+        """A load report came in: it shows what was opened long enough ago, whoever had placed it."""
+        self._expire(now_s)
+        reserved = self._reserved.get(worker)
+        for key in list(reserved.shares) if reserved is not None else ():
+            opened_at_s = self._placed[key].opened_at_s
+            if opened_at_s is not None and opened_at_s + REPORT_LAG_S <= now_s:
+                self._drop_share(worker, key)
+
+    def watch(self, on_news: Callable[[], None]) -> Watch:
+        """What another router is to be told; `on_news` is called when there is something to take."""
+        watch = Watch(on_news)
+        self._watches.append(watch)
+        watch.changed.update((request_id, None) for router, request_id in self._placed if router == OWN)
+        return watch
+
+    def unwatch(self, watch: Watch) -> None:
+        self._watches.remove(watch)
+
+    def take(self, watch: Watch) -> Batch:
+        """What it has not been told yet, each request as it is now."""
+        changed, watch.changed = watch.changed, {}
+        placed: list[Reservation] = []
+        opened: list[RequestId] = []
+        ended: list[RequestId] = []
+        for request_id in changed:
+            now = self._placed.get((OWN, request_id))
+            if now is None:
+                del watch.told[request_id]
+                ended.append(request_id)
+            elif watch.told.get(request_id) is now:
+                opened.append(request_id)
+            else:
+                watch.told[request_id] = now
+                placed.append(self._own(request_id, now))
+        return Batch(placed=tuple(placed), opened=tuple(opened), ended=tuple(ended))
+
+    def apply(self, router: RouterId, batch: Batch, now_s: float, *, whole: bool = False) -> None:
+        """News of another router; `whole`: it has nothing open that the batch does not name."""
+        foreign = self._foreign.setdefault(router, _Foreign())
+        foreign.lost_at_s = None
+        if whole:
+            for request_id in foreign.spoken_at_s.keys() - {told.request_id for told in batch.placed}:
+                self._forget(router, request_id)
+        for request_id in batch.ended:
+            self._forget(router, request_id)
+        for told in batch.placed:
+            self._forget(router, told.request_id)
+            opened_at_s = now_s if told.is_opened else None
+            self._put((router, told.request_id), _Placed(told.shares, told.names, opened_at_s))
+            foreign.spoken_at_s[told.request_id] = now_s
+        for request_id in batch.opened:
+            self._hear_opened(router, request_id, now_s)
+        self._expire(now_s)
+
+    def lost(self, router: RouterId, now_s: float) -> None:
+        """The stream to another router broke: what it had placed counts for a moment yet."""
+        if router in self._foreign:
+            self._foreign[router].lost_at_s = now_s
 
     def on(self, worker: WorkerId) -> Share:
         """Everything reserved on one worker."""
-        shares = self._shares.get(worker)
-        return _sum(shares.values()) if shares else NOTHING
+        reserved = self._reserved.get(worker)
+        if reserved is None:
+            return NOTHING
+        return Share(reserved.tokens, max(0.0, reserved.seconds), reserved.pages, reserved.streams)
 
     def requests_on(self, worker: WorkerId) -> int:
-        return len(self._shares.get(worker, ()))
+        reserved = self._reserved.get(worker)
+        return len(reserved.shares) if reserved is not None else 0
 
     def coming(self, name: BlockName) -> Iterable[WorkerId]:
         """Workers that are about to hold the block."""
         return self._coming.get(name, ())
 
-    def _drop_share(self, worker: WorkerId, request_id: RequestId) -> None:
-        shares = self._shares.get(worker, {})
-        shares.pop(request_id, None)
-        if not shares:
-            self._shares.pop(worker, None)
+    def _put(self, key: _Key, placed: _Placed) -> None:
+        self._placed[key] = placed
+        is_foreign = key[0] != OWN
+        for worker, share in placed.shares.items():
+            if is_foreign and share == NOTHING:
+                continue  # the worker has reported it
+            reserved = self._reserved.setdefault(worker, _Reserved())
+            reserved.shares[key] = share
+            reserved.add(share, 1)
+        for name in placed.names:
+            coming = self._coming.get(name)
+            if coming is None:
+                self._coming[name] = dict.fromkeys(placed.shares, 1)
+                continue
+            for worker in placed.shares:
+                coming[worker] = coming.get(worker, 0) + 1
 
+    def _drop(self, key: _Key) -> bool:
+        """False where there is nothing to drop."""
+        placed = self._placed.pop(key, None)
+        if placed is None:
+            return False
+        for worker in placed.shares:
+            self._drop_share(worker, key)
+        for name in placed.names:
+            coming = self._coming[name]
+            for worker in placed.shares:
+                coming[worker] -= 1
+                if not coming[worker]:
+                    del coming[worker]
+            if not coming:
+                del self._coming[name]
+        return True
 
-def _sum(shares: Iterable[Share]) -> Share:
-    tokens = pages = streams = 0
-    seconds = 0.0
-    for share in shares:
-        tokens += share.tokens
-        seconds += share.seconds
-        pages += share.pages
-        streams += share.streams
-    return Share(tokens, seconds, pages, streams)
+    def _drop_share(self, worker: WorkerId, key: _Key) -> None:
+        reserved = self._reserved.get(worker)
+        share = reserved.shares.pop(key, None) if reserved is not None else None
+        if reserved is None or share is None:
+            return
+        reserved.add(share, -1)
+        if not reserved.shares:
+            del self._reserved[worker]  # and with it what rounding left in the sum of seconds
+
+    def _own(self, request_id: RequestId, placed: _Placed) -> Reservation:
+        """As others are told: with what still counts."""
+        counted = {
+            worker: self._reserved[worker].shares.get((OWN, request_id), NOTHING)
+            if worker in self._reserved
+            else NOTHING
+            for worker in placed.shares
+        }
+        is_opened = placed.opened_at_s is not None
+        return Reservation(request_id=request_id, shares=counted, names=placed.names, is_opened=is_opened)
+
+    def _tell(self, request_id: RequestId) -> None:
+        is_over = (OWN, request_id) not in self._placed
+        for watch in self._watches:
+            if is_over and request_id not in watch.told:
+                watch.changed.pop(request_id, None)
+                continue
+            had_news = bool(watch.changed)
+            watch.changed[request_id] = None
+            if not had_news:
+                watch.on_news()
+
+    def _hear_opened(self, router: RouterId, request_id: RequestId, now_s: float) -> None:
+        placed = self._placed.get((router, request_id))
+        if placed is None:
+            return
+        if placed.opened_at_s is None:
+            placed.opened_at_s = now_s
+        spoken_at_s = self._foreign[router].spoken_at_s
+        del spoken_at_s[request_id]
+        spoken_at_s[request_id] = now_s
+
+    def _forget(self, router: RouterId, request_id: RequestId) -> None:
+        self._drop((router, request_id))
+        self._foreign[router].spoken_at_s.pop(request_id, None)
+
+    def _expire(self, now_s: float) -> None:
+        for router, foreign in list(self._foreign.items()):
+            is_lost = foreign.lost_at_s is not None and foreign.lost_at_s + LOST_GRACE_S <= now_s
+            while foreign.spoken_at_s:
+                request_id, spoken_at_s = next(iter(foreign.spoken_at_s.items()))
+                if not is_lost and spoken_at_s + FOREIGN_TTL_S > now_s:
+                    break
+                self._forget(router, request_id)
+            if is_lost:
+                del self._foreign[router]

@@ -18,6 +18,9 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 """Stable over a worker's lives: "prefill-0", "decode-1"."""
 
+RouterId = NewType("RouterId", str)
+"""One life of a router process."""
+
 SessionId = NewType("SessionId", int)
 """One writer of pages within one worker's life: a pull, or a sequence that computes."""
 
