@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc.aio
 
+from router.event_faults import Deliver, undisturbed
 from router.event_relay import EventRelay
 from router.member import Member
 from router.metrics import RouterMetrics
@@ -50,10 +51,11 @@ class Ledger:
 class Feed:
     """Writes to one member and, on its behalf, to the ledger."""
 
-    def __init__(self, member: Member, token: str, ledger: Ledger) -> None:
+    def __init__(self, member: Member, token: str, ledger: Ledger, deliver: Deliver = undisturbed) -> None:
         self._member = member
         self._token = token
         self._ledger = ledger
+        self._deliver = deliver
 
     async def run(self) -> None:
         """Until cancelled, or until the worker is refused."""
@@ -109,7 +111,7 @@ class Feed:
                     raise PeerLost(f"{channel.address} sent no event batch for {SILENCE_S} s") from None
                 if not isinstance(message, control_pb2.KvEventBatch):
                     raise PeerLost(f"{channel.address} ended its event stream")
-                if not self._take(message):
+                if not all(self._take(delivered) for delivered in self._deliver(message)):
                     return
         finally:
             call.cancel()
@@ -122,20 +124,18 @@ class Feed:
             raise StaleEpoch(f"events of {member.worker} are of life {message.epoch}, expected {member.epoch}")
         self._hear(message.load)
         verdict = ledger.index.apply(member.worker, member.epoch, batch_from_message(message))
+        if verdict is Applied.APPLIED:
+            ledger.metrics.index.observe_lag(message.published_s, time.time())
+            if message.snapshot:
+                ledger.metrics.index.count_snapshot(member.worker)
+            ledger.relay.publish(message)
+        else:
+            ledger.metrics.index.count_trouble(verdict, member.worker)
         match verdict:
-            case Applied.APPLIED:
-                if message.snapshot:
-                    ledger.metrics.event_snapshots_total.inc()
-                ledger.metrics.index_blocks.set(len(ledger.index))
-                ledger.relay.publish(message)
             case Applied.GAP:
-                ledger.metrics.event_gaps_total.inc()
                 log.warning("events missing worker=%s before=%d", member.worker, message.sequence)
             case Applied.DIVERGED:
-                ledger.metrics.event_divergences_total.inc()
                 log.error("index diverged worker=%s sequence=%d: taking a snapshot", member.worker, message.sequence)
-            case Applied.OLD:
-                pass
         return verdict in (Applied.APPLIED, Applied.OLD)
 
     def _hear(self, load: control_pb2.Load) -> None:

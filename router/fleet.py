@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 
 import grpc.aio
 
+from router.event_faults import Deliver, EventFaults, FaultRates, undisturbed
 from router.event_relay import EventRelay
 from router.feed import Feed, Ledger
 from router.generation import ServingFacts
@@ -65,7 +66,9 @@ class Fleet:
             introduced=self._accept,
             changed=self._note_change,
         )
+        self._event_faults = FaultRates.parse(config.event_faults)
         metrics.show_fleet(self._readings)
+        metrics.index.watch(self.index)
 
     async def run(self) -> None:
         """Watch and follow until cancelled."""
@@ -154,8 +157,13 @@ class Fleet:
         log.info("member joins worker=%s epoch=%s address=%s", member.worker, member.epoch, member.address)
         self._latest[member.worker] = member.epoch
         self._members[member.worker] = member
-        feed = Feed(member, self._config.cluster_token, self._ledger)
+        feed = Feed(member, self._config.cluster_token, self._ledger, self._delivery(member))
         self._followers[member.worker] = tasks.create_task(feed.run(), name=f"feed {member.worker}")
+
+    def _delivery(self, member: Member) -> Deliver:
+        if self._event_faults is None:
+            return undisturbed
+        return EventFaults(self._event_faults, f"{member.worker} {member.epoch.incarnation}").deliver
 
     def _leave(self, member: Member, reason: str) -> None:
         log.info("member leaves worker=%s epoch=%s reason=%s", member.worker, member.epoch, reason)
@@ -163,7 +171,6 @@ class Fleet:
         del self._members[member.worker]
         self.relay.left(member.worker)
         self.index.forget(member.worker)
-        self._metrics.index_blocks.set(len(self.index))
         self._restate_facts()
         self._on_gone(member, reason)
 
@@ -217,7 +224,9 @@ class Fleet:
         now_s = time.monotonic()
         for m in self.members:
             age_s = None if m.reported_at_s is None else now_s - m.reported_at_s
-            yield WorkerReading(m.worker, m.role.value, m.standing.value, m.load, age_s)
+            yield WorkerReading(
+                m.worker, m.role.value, m.standing.value, m.load, age_s, self.index.block_count(m.worker)
+            )
 
 
 def _usable_epoch(said: fleet_pb2.Member) -> Epoch | None:

@@ -11,6 +11,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from router.account import Comparison
+from router.index_metrics import IndexMetrics
 from twostroke.rpc.v1.control_pb2 import Load
 from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S
 
@@ -30,6 +31,7 @@ _WORKER_GAUGES = {
     "seconds_per_token": "Of prefill, smoothed.",
     "seconds_per_step": "Of a decode step, smoothed.",
     "event_age_seconds": "Since the last event batch came in.",
+    "index_blocks": "Blocks that the prefix index knows it to hold, on all tiers.",
 }
 
 
@@ -43,6 +45,7 @@ class WorkerReading:
     load: Load
     event_age_s: float | None
     """Since its last event batch; None before the first."""
+    index_blocks: int
 
 
 class RouterMetrics:
@@ -78,12 +81,7 @@ class RouterMetrics:
         self.stale_epochs_refused_total = self._counter(
             "stale_epochs_refused", "Members or events of an earlier life of a worker; ignored."
         )
-        self.index_blocks = self._gauge("index_blocks", "Different block names in the prefix index.")
-        self.event_gaps_total = self._counter("event_gaps", "Event batches that did not follow on the last one.")
-        self.event_snapshots_total = self._counter("event_snapshots", "Snapshots taken over.")
-        self.event_divergences_total = self._counter(
-            "event_divergences", "Batches whose count or digest did not match the index."
-        )
+        self.index = IndexMetrics(self.registry, ROLE)
         self._requests = Counter(
             "twostroke_requests", "Requests ended, by status.", ("role", "status"), registry=self.registry
         )
@@ -188,6 +186,7 @@ def _values(reading: WorkerReading) -> dict[str, float]:
         "queued_tokens": load.queued_tokens,
         "seconds_per_token": load.seconds_per_token,
         "seconds_per_step": load.seconds_per_step,
+        "index_blocks": reading.index_blocks,
     }
     if reading.event_age_s is not None:
         values["event_age_seconds"] = reading.event_age_s

@@ -201,6 +201,8 @@ class RouterConfig:
     """How long a request waits for a decode worker to come (back) before it fails as PeerLost."""
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
+    event_faults: str = ""
+    """For tests: "drop:0.01,duplicate:0.01,reorder:0.01,seed:1" spoils that share of the event batches that come in."""
 
     def __post_init__(self) -> None:
         for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):

@@ -12,6 +12,7 @@ from router.prefix_index import Applied, PrefixIndex
 from twostroke.ids import BlockName, Epoch, WorkerId
 from twostroke.kv_cache.block import NAME_BYTES, name_blocks
 from twostroke.kv_cache.events import EventBatch, EventLog
+from twostroke.kv_cache.tier import Tier
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 LIFE = Epoch(1, 7)
@@ -46,6 +47,29 @@ def test_leading_blocks_are_counted_for_every_worker_that_holds_the_first() -> N
     assert index.leading_blocks(chain) == {A: (40,), B: (7,)}
     assert index.leading_blocks(chain[:5]) == {A: (5,), B: (5,)}
     assert index.leading_blocks([]) == {}
+
+
+def test_depths_are_told_down_to_the_lowest_tier_that_a_worker_uses() -> None:
+    index = PrefixIndex()
+    chain = held(index, A, 3)
+    log = EventLog(LIFE)
+    for place, block in enumerate(chain[:9]):
+        log.stored(block, Tier.DEVICE if place < 2 else Tier.HOST)
+    log.stored(chain[0], Tier.HOST)
+    index.apply(B, LIFE, log.snapshot())
+    index.apply(B, LIFE, log.publish())
+    log = EventLog(LIFE)
+    for place, block in enumerate(chain[:9]):
+        log.stored(block, Tier.HOST if place < 4 else Tier.DISK)
+    index.apply(C, LIFE, log.snapshot())
+    index.apply(C, LIFE, log.publish())
+    assert index.leading_blocks(chain) == {A: (3,), B: (2, 9), C: (0, 4, 9)}
+    assert index.leading_blocks(chain, lambda block: [C] if block in chain[:6] else ()) == {
+        A: (3,),
+        B: (2, 9),
+        C: (6, 6, 9),
+    }
+    assert (len(index), index.block_count(B)) == (3 + 9 + 5, 10)
 
 
 def test_blocks_on_their_way_count_as_held() -> None:

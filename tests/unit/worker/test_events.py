@@ -133,6 +133,7 @@ async def test_a_subscriber_over_rpc_can_prove_that_it_knows_the_workers_blocks(
         while not set(name_blocks(prompt, 16)) <= known:
             batch = await call.read()
             assert batch.sequence == sequence + 1
+            assert batch.published_s > 0
             sequence = batch.sequence
             gone = set(names_from_bytes(batch.removed))
             removed += len(gone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -202,7 +203,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         self.publish()
 
     def publish(self) -> None:
-        batch = batch_to_message(WorkerId(self.worker_id), self.epoch, self.log.publish())
+        batch = batch_to_message(WorkerId(self.worker_id), self.epoch, self.log.publish(time.time()))
         batch.load.CopyFrom(self.load)
         for queue in self.subscribers:
             queue.put_nowait(batch)

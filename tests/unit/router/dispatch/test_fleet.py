@@ -168,8 +168,8 @@ async def test_lost_batches_are_replayed(fleet, sampled, soon):
     worker.log.stored(CHAIN[1])
     worker.publish()
     await soon(lambda: index_equals_truth(core, worker) and len(core._fleet.index) == 2)
-    assert sampled(core, "event_gaps_total") >= 1
-    assert sampled(core, "event_snapshots_total") == 1
+    assert sampled(core, "event_gaps_total", worker="decode-0") >= 1
+    assert sampled(core, "event_snapshots_total", worker="decode-0") == 1
 
 
 async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, soon, standing):
@@ -181,15 +181,16 @@ async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, 
     await soon(lambda: len(core._fleet.index) == 5)
     index = core._fleet.index
     index._remove(index._shelves["decode-0"], TierChange(Tier.DEVICE, (), (CHAIN[2],)))
-    await soon(lambda: sampled(core, "event_divergences_total") == 1)
+    await soon(lambda: sampled(core, "event_divergences_total", worker="decode-0") == 1)
     await soon(lambda: index_equals_truth(core, worker))
-    assert sampled(core, "event_snapshots_total") == 2
+    assert sampled(core, "event_snapshots_total", worker="decode-0") == 2
     assert standing(core) == {"decode-0": "serving"}
 
 
-async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, soon):
+@pytest.mark.parametrize("faults", ["", "drop:0.1,duplicate:0.1,reorder:0.1,seed:5"])
+async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, sampled, soon, faults):
     workers = [await fleet.add(f"decode-{number}") for number in range(3)]
-    core = await fleet.core()
+    core = await fleet.core(event_faults=faults)
     names = [BlockName(bytes([number]) * 16) for number in range(200)]
     for turn in range(300):
         worker = workers[turn % 3]
@@ -209,6 +210,11 @@ async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, soo
     for worker in workers:
         worker.publish()
     await soon(lambda: index_equals_truth(core, *workers))
+    assert sampled(core, "index_blocks") == len(core._fleet.index) > 0
+    assert sampled(core, "event_lag_seconds_count") > 0
+    assert sampled(core, "index_holdings") == sum(len(worker.log_names) for worker in workers)
+    if faults:
+        assert sampled(core, "event_repeats_total", worker="decode-0") > 0
 
 
 async def test_a_subscriber_gets_a_snapshot_of_every_worker_and_then_what_changes(fleet, soon):

@@ -1,0 +1,224 @@
+"""Workers' real logs over a wire that loses, repeats and reorders, with restarts on both ends, against brute force."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.event_faults import EventFaults, FaultRates
+from router.prefix_index import Applied, PrefixIndex
+from twostroke.ids import BlockName, Epoch, WorkerId
+from twostroke.kv_cache.block import NAME_BYTES, name_blocks
+from twostroke.kv_cache.events import EventLog, digest_term
+from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.events import batch_from_message, batch_to_message
+from twostroke.rpc.v1.control_pb2 import KvEventBatch
+
+PATIENCE_BATCHES = 100
+"""Heartbeats after which the index must equal the worker, though the wire stays as bad as it was."""
+
+
+def prompts() -> list[list[BlockName]]:
+    """A tree: eight prompts that part at different blocks."""
+    return [name_blocks([0] * (4 * fork) + [1 + fork] * (4 * (12 - fork)), 4) for fork in range(6)] + [
+        name_blocks([0] * 12 + [9] * 40 + [7] * tail, 4) for tail in (8, 20)
+    ]
+
+
+PROMPTS = prompts()
+PARENT = {name: (prompt[place - 1] if place else None) for prompt in PROMPTS for place, name in enumerate(prompt)}
+
+
+class Worker:
+    """Caches on three tiers, each closed under prefixes together with those above it, and their log."""
+
+    def __init__(self, number: int, draws: random.Random) -> None:
+        self.id = WorkerId(f"decode-{number}")
+        self._draws = draws
+        self._incarnation = 0
+        self.begin_life()
+
+    def begin_life(self) -> None:
+        self._incarnation += 1
+        self.epoch = Epoch(self._incarnation, self._draws.getrandbits(63))
+        self.log = EventLog(self.epoch)
+        self.held: dict[Tier, set[BlockName]] = {tier: set() for tier in Tier}
+
+    def down_to(self, lowest: Tier) -> set[BlockName]:
+        return set().union(*(self.held[tier] for tier in Tier if tier <= lowest))
+
+    @property
+    def digest(self) -> bytes:
+        xor = 0
+        for tier, names in self.held.items():
+            for name in names:
+                xor ^= digest_term(name, tier)
+        return xor.to_bytes(NAME_BYTES, "big")
+
+    def change(self) -> None:
+        kind = self._draws.choice(["compute", "compute", "copy", "spill", "spill", "sink", "evict", "evict", "drop"])
+        if kind == "compute":
+            prompt = self._draws.choice(PROMPTS)
+            for name in prompt[: self._draws.randint(1, len(prompt))]:
+                self._put(name, Tier.DEVICE)
+        elif kind == "drop" and self._draws.random() < 0.2:
+            for tier in Tier:
+                for name in list(self.held[tier]):
+                    self._take(name, tier)
+        else:
+            self._move_a_leaf(kind)
+
+    def _move_a_leaf(self, kind: str) -> None:
+        lowest = {"copy": Tier.DEVICE, "spill": Tier.DEVICE, "sink": Tier.HOST}.get(kind, Tier.DISK)
+        names = self.down_to(lowest)
+        leaves = sorted(names - {PARENT[name] for name in names})
+        if not leaves:
+            return
+        name = self._draws.choice(leaves)
+        if kind == "copy":
+            self._put(name, Tier.HOST)
+            return
+        for tier in Tier:
+            if tier <= lowest:
+                self._take(name, tier)
+        if lowest is not Tier.DISK:
+            self._put(name, Tier(lowest + 1))
+
+    def _put(self, name: BlockName, tier: Tier) -> None:
+        if name not in self.held[tier]:
+            self.held[tier].add(name)
+            self.log.stored(name, tier)
+
+    def _take(self, name: BlockName, tier: Tier) -> None:
+        if name in self.held[tier]:
+            self.held[tier].remove(name)
+            self.log.removed(name, tier)
+
+
+class Follower:
+    """A router's stream of one worker's events: what `feed` does, with nobody's clock."""
+
+    def __init__(self, worker: Worker, index: PrefixIndex, rates: FaultRates) -> None:
+        self._worker, self._index = worker, index
+        self._faults = EventFaults(rates, worker.id)
+        self._coming: deque[KvEventBatch] = deque()
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        worker = self._worker
+        following = self._index.next_sequence(worker.id, worker.epoch)
+        replay = worker.log.since(following) if following is not None else None
+        batches = [worker.log.snapshot()] if replay is None else replay
+        self._coming = deque(batch_to_message(worker.id, worker.epoch, batch) for batch in batches)
+
+    def offer(self, message: KvEventBatch) -> None:
+        self._coming.append(message)
+
+    def read(self, most: int) -> None:
+        while self._coming and most:
+            most -= 1
+            for message in self._faults.deliver(self._coming.popleft()):
+                if not self._apply(message):
+                    self.ask_again()
+                    break
+
+    def _apply(self, message: KvEventBatch) -> bool:
+        worker, index = self._worker, self._index
+        verdict = index.apply(worker.id, Epoch.parse(message.epoch), batch_from_message(message))
+        assert verdict is not Applied.DIVERGED, "nothing is wrong with the log: it only comes in badly"
+        if verdict is Applied.APPLIED and message.sequence == worker.log.sequence and not worker.log.has_news:
+            assert equals(index, worker)
+        return verdict in (Applied.APPLIED, Applied.OLD)
+
+
+def equals(index: PrefixIndex, worker: Worker) -> bool:
+    shown = index.snapshot(worker.id)
+    return (
+        shown is not None
+        and shown.digest == worker.digest
+        and index.epoch_of(worker.id) == worker.epoch
+        and all(index.names_of(worker.id, tier) == worker.held[tier] for tier in Tier)
+    )
+
+
+def scanned(workers: list[Worker], prompt: list[BlockName]) -> Iterator[tuple[WorkerId, tuple[int, ...]]]:
+    """What `leading_blocks` should say, block by block."""
+    for worker in workers:
+        lowest = max((tier for tier in Tier if worker.held[tier]), default=Tier.DEVICE)
+        unions = [worker.down_to(tier) for tier in Tier if tier <= lowest]
+        depths = tuple(
+            next((place for place, name in enumerate(prompt) if name not in union), len(prompt)) for union in unions
+        )
+        if depths[-1]:
+            yield worker.id, depths
+
+
+class Story:
+    """Three workers and one router; what happens is drawn."""
+
+    def __init__(self, seed: int, rates: FaultRates) -> None:
+        self.draws = random.Random(seed)
+        self.rates = rates
+        self.workers = [Worker(number, self.draws) for number in range(3)]
+        self.told: list[KvEventBatch] = []
+        self.begin_router()
+
+    def begin_router(self) -> None:
+        self.index = PrefixIndex()
+        self.followers = {worker.id: Follower(worker, self.index, self.rates) for worker in self.workers}
+
+    def go_on(self) -> None:
+        worker = self.draws.choice(self.workers)
+        match self.draws.choices(["change", "publish", "read", "restart", "router", "late"], [8, 5, 5, 0.3, 0.2, 1])[0]:
+            case "change":
+                worker.change()
+            case "publish":
+                self.publish(worker)
+            case "read":
+                self.followers[worker.id].read(self.draws.randint(1, 4))
+            case "restart":
+                worker.begin_life()
+                self.followers[worker.id] = Follower(worker, self.index, self.rates)
+            case "router":
+                self.begin_router()
+            case "late" if self.told:
+                late = self.draws.choice(self.told)
+                gone_by = Epoch.parse(late.epoch)
+                if gone_by < (self.index.epoch_of(WorkerId(late.worker_id)) or gone_by):
+                    verdict = self.index.apply(WorkerId(late.worker_id), gone_by, batch_from_message(late))
+                    assert verdict is Applied.OLD
+
+    def publish(self, worker: Worker) -> None:
+        message = batch_to_message(worker.id, worker.epoch, worker.log.publish())
+        self.told.append(message)
+        self.followers[worker.id].offer(message)
+
+    def calm_down(self) -> None:
+        """Nothing changes any more; heartbeats go on, and get lost as before."""
+        for _ in range(PATIENCE_BATCHES):
+            for worker in self.workers:
+                self.publish(worker)
+                self.followers[worker.id].read(PATIENCE_BATCHES)
+            if all(equals(self.index, worker) for worker in self.workers):
+                return
+        raise AssertionError("the index never came to equal the workers")
+
+
+RATES = st.sampled_from([0.0, 0.01, 0.05, 0.2])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.builds(FaultRates, drop=RATES, duplicate=RATES, reorder=RATES, seed=st.integers(0, 9)))
+def test_after_any_history_the_index_equals_every_worker_and_a_scan(seed: int, rates: FaultRates) -> None:
+    story = Story(seed, rates)
+    for _ in range(300):
+        story.go_on()
+    story.calm_down()
+    index = story.index
+    assert len(index) == sum(len(set().union(*(worker.held[tier] for worker in story.workers))) for tier in Tier)
+    for prompt in PROMPTS:
+        assert index.leading_blocks(prompt) == dict(scanned(story.workers, prompt))
