@@ -40,10 +40,17 @@ class ProcessCluster:
     """Start with `running_cluster`. Every worker is a process that can be killed, stopped and started again."""
 
     def __init__(
-        self, folder: Path, model: ModelConfig, cache: CacheConfig, schedule: ScheduleConfig, policy: str
+        self,
+        folder: Path,
+        model: ModelConfig,
+        cache: CacheConfig,
+        schedule: ScheduleConfig,
+        policy: str,
+        event_faults: str = "",
     ) -> None:
         self.folder = folder
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
+        self.event_faults = event_faults
         self.workers: dict[str, WorkerProcess] = {}
         self.http = ""
         self.grpc = ""
@@ -72,10 +79,19 @@ class ProcessCluster:
             served_model_name=self.model.public_name,
             policy=self.policy,
             seed=7,
+            event_faults=self.event_faults,
         )
         self._router = await self._spawn("router", to_json(config))
         addresses = await self._first_line(self._router)
         self.http, self.grpc = f"http://{addresses['http']}", str(addresses["grpc"])
+
+    async def restart_router(self) -> None:
+        """It dies without a word, and another one knows nothing of what it knew."""
+        assert self._router is not None
+        self._router.kill()
+        await asyncio.wait_for(self._router.wait(), PATIENCE_S)
+        await self.start_router(None)
+        await self._until_ready()
 
     async def start_worker(self, role: Role, worker_id: str, incarnation: int, **changes: object) -> None:
         config = WorkerConfig(
@@ -215,6 +231,7 @@ async def running_cluster(
     cache: CacheConfig | None = None,
     schedule: ScheduleConfig | None = None,
     policy: str = "kv",
+    event_faults: str = "",
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -224,6 +241,7 @@ async def running_cluster(
             cache or CacheConfig(kv_cache_memory_bytes=256 << 20),
             schedule or ScheduleConfig(),
             policy,
+            event_faults,
         )
         try:
             await cluster.start(prefill, decode, model_dir)

@@ -1,0 +1,109 @@
+"""The router's index equals every worker's caches soon after quiet, though events get lost and processes die."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import urllib.request
+from collections.abc import Iterable
+
+import grpc.aio
+
+from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
+from twostroke.config import CacheConfig, ModelConfig
+from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.events import batch_from_message
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+PACED = ModelConfig(model="paced:step_ms=1,prefill_tokens_per_s=200000,page_bytes=1024,max_model_len=2048")
+POOL = CacheConfig(kv_cache_memory_bytes=100 << 10)
+"""A hundred pages: most of what is asked for is evicted again."""
+FAULTS = "drop:0.01,duplicate:0.01,reorder:0.01,seed:2"
+"""With this seed each kind of fault comes among the first fifty batches of some stream."""
+PATIENCE_S = 20.0
+"""Many times what it takes."""
+
+
+async def test_the_index_equals_every_workers_caches_soon_after_the_last_answer() -> None:
+    async with running_cluster(prefill=2, decode=2, model=PACED, cache=POOL, event_faults=FAULTS) as cluster:
+        load = asyncio.create_task(ask_many(cluster, seeds=range(120)))
+        await asyncio.sleep(0.5)
+        await cluster.kill("decode-1")
+        await cluster.restart("decode-1")
+        await load
+        load = asyncio.create_task(ask_many(cluster, seeds=range(120, 180)))
+        await asyncio.sleep(0.2)
+        await cluster.restart_router()
+        await load
+        await ask_many(cluster, seeds=range(180, 300))
+        quiet_at_s = time.monotonic()
+        for worker in cluster.workers:
+            while (shown := await shown_by_router(cluster, worker)) != (
+                truth := await shown_by_worker(cluster, worker)
+            ):
+                assert time.monotonic() < quiet_at_s + PATIENCE_S, f"{worker}: {shown[1:3]} is not {truth[1:3]}"
+                await asyncio.sleep(0.02)
+            assert len(truth[3]) == truth[1] > 0, worker
+        print(f"index equal to all workers {time.monotonic() - quiet_at_s:.2f} s after the last answer")
+        counted = [line for line in (await scraped(cluster)).splitlines() if line.startswith("twostroke_event_")]
+        for trouble in ("gaps", "repeats"):
+            assert any(line.startswith(f"twostroke_event_{trouble}_total") for line in counted), counted
+        assert not any(line.startswith("twostroke_event_divergences_total") for line in counted), counted
+
+
+async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
+    """Prompts with common beginnings, a few at a time. Answers of a router that dies meanwhile are lost."""
+    client, at_once = Client(cluster.grpc), asyncio.Semaphore(8)
+
+    async def ask(seed: int) -> None:
+        draws = random.Random(seed)
+        group = draws.randrange(12)
+        prompt = [group + 1] * 16 * draws.randint(1, 20) + [draws.randrange(200) for _ in range(40)]
+        async with at_once:
+            try:
+                assert len(await client.tokens(prompt, max_tokens=20, ignore_eos=True)) == 20
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+
+    try:
+        await asyncio.gather(*map(ask, seeds))
+    finally:
+        await client.close()
+
+
+async def scraped(cluster: ProcessCluster) -> str:
+    def scrape() -> str:
+        with urllib.request.urlopen(f"{cluster.http}/metrics") as answer:
+            return str(answer.read().decode())
+
+    return await asyncio.to_thread(scrape)
+
+
+Shown = tuple[str, int, bytes, frozenset[bytes]]
+"""Epoch, size and digest as said, and the names."""
+
+
+async def shown_by_worker(cluster: ProcessCluster, worker: str) -> Shown:
+    return await snapshot_from(str(cluster.workers[worker].info["address"]), worker)
+
+
+async def shown_by_router(cluster: ProcessCluster, worker: str) -> Shown:
+    return await snapshot_from(cluster.grpc, worker)
+
+
+async def snapshot_from(address: str, worker: str) -> Shown:
+    channel = PeerChannel(address, TOKEN)
+    try:
+        call = control_pb2_grpc.ControlStub(channel.channel).SubscribeKvEvents(
+            control_pb2.SubscribeKvEventsRequest(worker_id=worker), metadata=channel.metadata, timeout=PATIENCE_S
+        )
+        message = await call.read()
+        call.cancel()
+        assert isinstance(message, control_pb2.KvEventBatch)
+        assert message.snapshot
+        batch = batch_from_message(message)
+        return message.epoch, batch.block_count, batch.digest, frozenset(batch.stored)
+    finally:
+        await channel.close()
