@@ -60,7 +60,7 @@ class Answer:
 
     def pulled(self, report: PullReport) -> None:
         if not self.sequence.preemptions:  # later pulls bring back what was counted before
-            self.reused_blocks = report.pulled - report.computed
+            self.reused_blocks += report.pulled - report.computed
         for instant, when in ((Instant.FIRST_PAGE, report.first_page_s), (Instant.LAST_PAGE, report.last_page_s)):
             if when is not None:
                 self.lifetime.merge({instant.value: when})

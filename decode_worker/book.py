@@ -112,11 +112,8 @@ class AnswerBook(RoleServices):
         answer.lifetime.mark(Instant.ADMITTED)
         if not admission.sequence.preemptions:
             answer.missing_blocks = len(admission.missing)
-        pull = self._start_pull(answer, admission.missing)
-        if pull is not None:
+        if self._began(answer, self._start_pull(answer, admission.missing)):
             answer.move_to(Stage.PULLING)
-            answer.pull = pull
-            pull.add_done_callback(lambda task: self._pull_ended(answer, task))
         else:
             answer.move_to(Stage.RUNNING)
 
@@ -196,11 +193,32 @@ class AnswerBook(RoleServices):
         )
         return self._host.pulls.start(spec, self._tasks)
 
+    def _began(self, answer: Answer, pull: asyncio.Task[PullReport] | None) -> bool:
+        if pull is None:
+            return False
+        answer.pull = pull
+        pull.add_done_callback(lambda task: self._pull_ended(answer, task))
+        return True
+
     def _pull_ended(self, answer: Answer, pull: asyncio.Task[PullReport]) -> None:
-        if not pull.cancelled():
-            answer.pulled(pull.result())
-        if answer.stage is Stage.PULLING and answer.pull is pull:
+        report = None if pull.cancelled() else pull.result()
+        if report is not None:
+            answer.pulled(report)
+        if answer.stage is not Stage.PULLING or answer.pull is not pull:
+            return
+        has_failed = report is not None and report.failure is not None
+        if not (has_failed and self._began(answer, self._start_second_pull(answer))):
             answer.move_to(Stage.RUNNING)
+
+    def _start_second_pull(self, answer: Answer) -> asyncio.Task[PullReport] | None:
+        """The page source has failed: what its peer was to give it is fetched from there, once, before any more is
+        computed here."""
+        peer, answer.peer = answer.peer, None
+        if peer is None or answer.source is None or peer.worker.worker_id == answer.source.worker_id:
+            return None
+        pool, pages = self._host.pool, answer.sequence.pages[: len(answer.request.names)]
+        unwritten = [block for block, page in enumerate(pages) if pool.is_arriving(page) and pool.writer(page) is None]
+        return self._peer_pulls.start(answer.sequence, peer, unwritten)
 
     def _expire(self, answer: Answer) -> None:
         self._fail(answer, DeadlineExceeded("the request's deadline has passed"))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
 from tests.cluster.reference import NEW_TOKENS, Reference, mismatches, references
+from tests.unit.worker.rig import BLOCK, Puller, Router
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.worker.host import ReadyInfo
 
 MODEL = ModelConfig(dtype="float32")
 PAGE_BYTES = 737_280
@@ -123,3 +129,72 @@ async def test_after_a_decode_worker_is_killed_mid_stream_the_tokens_are_those_o
         assert mismatches(expected, await asked) == []
         await cluster.restart("decode-0")
         assert mismatches(expected, await answers_of(client, expected)) == []
+
+
+HELD = 5
+"""Blocks of each prompt that the peer builds before anybody asks for an answer."""
+
+
+async def test_with_prefixes_from_a_peer_the_tokens_are_those_of_transformers_whatever_becomes_of_it(
+    smollm2_dir: Path, expected: list[Reference]
+) -> None:
+    """Fetched by a source, fetched by the decode worker itself, from a peer that hangs, and from one that is dead."""
+    chosen = sorted(expected, key=lambda each: -len(each.prompt))[1:5]
+    assert all(len(each.prompt) >= (HELD + 2) * BLOCK for each in chosen)
+    async with real_cluster(smollm2_dir, 2, 1) as (cluster, _):
+        decode, source, peer = (_ready(cluster, name) for name in ("decode-0", "prefill-0", "prefill-1"))
+        await _build(peer, chosen)
+        async with contextlib.aclosing(await Router(decode, token=TOKEN).connect()) as router:
+            answers = {}
+            for each, computes in zip(chosen, (source, None, source, None), strict=True):
+                if each is chosen[2]:
+                    cluster.workers["prefill-1"].process.send_signal(signal.SIGSTOP)
+                if each is chosen[3]:
+                    await cluster.kill("prefill-1")
+                before = _counted(cluster, computes or decode)
+                answers[each.name] = await _answer(router, each, computes, PeerPrefix(_page_source(peer), HELD))
+                fetched, computed = _since(before, _counted(cluster, computes or decode))
+                assert fetched == (HELD if each in chosen[:2] else 0)
+                assert computed <= len(each.prompt) - fetched * BLOCK + NEW_TOKENS
+        assert mismatches(chosen, answers) == []
+        for name in ("prefill-0", "decode-0"):
+            assert cluster.metric(name, "twostroke_peer_pull_failures_total") == 1
+
+
+def _ready(cluster: ProcessCluster, worker: str) -> ReadyInfo:
+    return ReadyInfo(**cluster.workers[worker].info)  # type: ignore[arg-type]  # as it was printed
+
+
+def _page_source(worker: ReadyInfo) -> worker_pb2.PageSource:
+    return worker_pb2.PageSource(worker_id=worker.worker_id, address=worker.address, epoch=worker.epoch)
+
+
+async def _build(worker: ReadyInfo, prompts: list[Reference]) -> None:
+    """Let a prefill worker compute the first blocks of prompts for nobody."""
+    async with contextlib.aclosing(Puller(worker, token=TOKEN)) as puller:
+        for each in prompts:
+            call = puller.pull(each.prompt[: HELD * BLOCK])
+            await puller.pages(call, HELD)
+            call.cancel()
+
+
+def _counted(cluster: ProcessCluster, worker: ReadyInfo) -> tuple[float, float]:
+    """(blocks fetched from peers, tokens computed)"""
+    names = ("twostroke_peer_pulled_blocks_total", "twostroke_computed_tokens_total")
+    fetched, computed = (cluster.metric(worker.worker_id, name) for name in names)
+    return fetched, computed
+
+
+def _since(before: tuple[float, float], now: tuple[float, float]) -> tuple[float, float]:
+    return now[0] - before[0], now[1] - before[1]
+
+
+async def _answer(router: Router, asked: Reference, source: ReadyInfo | None, peer: PeerPrefix) -> list[int]:
+    message = router.message(asked.prompt, NEW_TOKENS, request_id=asked.name, peer=peer)
+    message.sampling.temperature = 0
+    if source is not None:
+        message.source.CopyFrom(_page_source(source))
+    got = await router.send(message)
+    async with asyncio.timeout(60):
+        await got.done.wait()
+    return got.tokens

@@ -28,7 +28,9 @@ from tests.unit.worker.rig import (
 )
 from twostroke.config import Role, ScheduleConfig, WorkerConfig, to_json
 from twostroke.kv_cache.pool import PageState
+from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
+from twostroke.transfer.fake import Delay, FaultPlan
 from twostroke.worker.host import ReadyInfo
 
 PROMPT = prompt_of(8 * BLOCK + 5)
@@ -116,6 +118,34 @@ async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: si
             await got.done.wait()
         assert got.tokens == expected_tokens(PROMPT, 5)
         assert target.metric("pull_failures_total", reason="PeerLost") == 1
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+@pytest.mark.parametrize("is_split", [True, False], ids=["source", "decode"])
+async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(end: signal.Signals, is_split: bool) -> None:
+    """The fetch has begun, and is about to read the pages when their process ends, or stands still for good."""
+    config = worker_config(Role.PREFILL, "holder", transports=("tcp",))
+    late = FaultPlan(every_transfer=Delay(0.3))
+    async with (
+        worker_process(config) as (peer, info),
+        prefill("source", plan=late) as source,
+        decode(plan=None if is_split else late) as target,
+        router_to(target) as router,
+    ):
+        async with contextlib.aclosing(Puller(info)) as puller:
+            await puller.pages(puller.pull(PROMPT[: 6 * BLOCK]), 6)
+        computing = source if is_split else target
+        got = await router.open(
+            PROMPT, 5, source=source if is_split else None, peer=PeerPrefix(source_at(info), 6)
+        )  # fmt: skip
+        await eventually(lambda: computing.plan.pulls == 1)
+        peer.signal(end)
+        async with asyncio.timeout(20):
+            await got.done.wait()
+        assert got.tokens == expected_tokens(PROMPT, 5)
+        reasons = ("PeerLost", "TransferFailed", "Cancelled")
+        assert sum(computing.metric("peer_pull_failures_total", reason=reason) for reason in reasons) == 1
+        assert computing.metric("peer_pulled_blocks_total") == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,7 +10,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc.aio
 
@@ -313,7 +312,9 @@ class Router:
 
     async def open(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
         """Raises the ServeError that the worker answered with."""
-        message = self.message(prompt, max_tokens, **options)
+        return await self.send(self.message(prompt, max_tokens, **options))
+
+    async def send(self, message: worker_pb2.OpenRequest) -> Received:
         await self._ask(self._stub.Open(message, metadata=self._peer.metadata))
         return self.of(message.request_id, message.attempt)
 
@@ -357,16 +358,15 @@ class Puller:
 
     def pull(self, tokens: Sequence[int], wanted: Sequence[int] | None = None, **changes) -> grpc.aio.UnaryStreamCall:
         names = name_blocks(tokens, BLOCK)
-        fields: dict[str, Any] = {
-            "request_id": "pull",
+        fields: dict = {
             "fingerprint": self._source.fingerprint,
             "source_epoch": self._source.epoch,
             "tokens": tokens,
             "names": names_to_bytes(names),
             "wanted": range(len(names)) if wanted is None else wanted,
         }
-        request = worker_pb2.PullRequest(**fields | changes)
-        return worker_pb2_grpc.PagesStub(self._peer.channel).Pull(request, metadata=self._peer.metadata)
+        stub = worker_pb2_grpc.PagesStub(self._peer.channel)
+        return stub.Pull(worker_pb2.PullRequest(**fields | changes), metadata=self._peer.metadata)
 
     async def pages(self, call: grpc.aio.UnaryStreamCall, count: int) -> list[worker_pb2.PagesReady]:
         """Messages until `count` pages are announced. Raises the ServeError that ended the pull."""

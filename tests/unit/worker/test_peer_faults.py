@@ -102,6 +102,23 @@ async def test_a_peer_of_another_life_or_that_is_no_more_or_leaves_is_refused_an
         assert fetched(computing) == 0
 
 
+@pytest.mark.parametrize("is_peer_there", [True, False])
+async def test_what_the_peer_of_a_source_that_is_gone_holds_is_fetched_there_before_any_of_it_is_computed(
+    is_peer_there: bool,
+) -> None:
+    nobody = worker_pb2.PageSource(worker_id="prefill-9", address="127.0.0.1:9", epoch="1.1")
+    async with prefill("holder") as peer, decode() as target, router_to(target) as router:
+        await warm(peer, PROMPT[: HELD * BLOCK])
+        peer_of_it = held_by(peer if is_peer_there else with_epoch(peer.source, "1.1"))
+        got = await right_answer(router, source=nobody, peer=peer_of_it)
+        arrived = HELD if is_peer_there else 0
+        assert fetched(target) == arrived
+        assert computed(target) == len(PROMPT) - arrived * BLOCK + 5
+        assert got.last.cached_tokens == arrived * BLOCK
+        assert target.metric("pull_failures_total", reason="PeerLost") == 1
+        assert failures(target, "StaleEpoch") == (not is_peer_there)
+
+
 async def test_a_request_that_is_closed_during_a_fetch_frees_everything_everywhere() -> None:
     async with (
         prefill("holder") as peer,
