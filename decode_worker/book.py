@@ -61,7 +61,9 @@ class AnswerBook(RoleServices):
                     field="request_id",
                 )
             self._drop(earlier, Cancelled("a later attempt took its place"))
-        answer = Answer(request, self._sequence(request), source, host.facts.block_size, peer)
+        sequence = self._sequence(request)
+        sequence.pulled_blocks = len(request.names) if source is not None else peer.blocks if peer is not None else 0
+        answer = Answer(request, sequence, source, host.facts.block_size, peer)
         host.scheduler.enqueue(answer.sequence)
         answer.lifetime.mark(Instant.OPENED)
         self._answers[request.request_id] = answer

@@ -64,6 +64,7 @@ class BuildJobs(RoleServices):
         host = self._host
         _check(wanted.tokens, host.facts)
         sequence = building(wanted.request_id, host.new_session(), wanted.tokens, wanted.names)
+        sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         host.scheduler.enqueue(sequence)
         job = self._open[sequence] = BuildJob(host, wanted, sequence, self._forget)
         host.loop.wake()

@@ -50,7 +50,7 @@ class Member:
     three as the load says."""
     reported_at_s: float | None = None
     """When the last event batch came in, by this process's monotonic clock."""
-    utilisation: float = 0.0
+    _busy_share: float = field(default=0.0, init=False)
     is_live: bool = False
     """Its event stream flows."""
     refusal: str | None = None
@@ -69,8 +69,7 @@ class Member:
 
     def report(self, load: Load, now_s: float) -> None:
         if self.reported_at_s is not None:
-            share = 1 - math.exp(-(now_s - self.reported_at_s) / UTILISATION_WINDOW_S)
-            self.utilisation += share * (self._is_prefilling - self.utilisation)
+            self._note_busy(load.prefill_busy_s - self.load.prefill_busy_s, now_s - self.reported_at_s)
         self.load, self.reported_at_s = load, now_s
         costs = load.costs
         self.cost = StepCost(
@@ -90,10 +89,15 @@ class Member:
         return max(0.0, self.load.queued_s - age_s)
 
     @property
-    def _is_prefilling(self) -> bool:
-        """A running decode sequence always has one token to compute; more than that is prefill."""
-        decoding = self.load.running if self.role is Role.DECODE else 0
-        return self.load.queued_tokens > decoding
+    def utilisation(self) -> float:
+        """Share of the last minute or so that it spent on prompt tokens."""
+        return min(1.0, self._busy_share)
+
+    def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
+        """Steps are told of when they have ended, however soon after the report before: only sums are exact."""
+        passed = max(elapsed_s, 0.0) / UTILISATION_WINDOW_S
+        weight = -math.expm1(-passed) / passed if passed else 1.0
+        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_WINDOW_S
 
 
 def _tier_page_s(load: Load) -> tuple[float, ...]:

@@ -3,6 +3,10 @@
 `--model paced:KEY=VALUE,...`, every key optional:
 
     prefill_tokens_per_s  tokens of prompts computed per second                (10000)
+    prefill_step_ms       added to every step that computes prompt tokens      (0)
+    prefill_us_per_1k_pairs
+                          added for 1000 pairs of a prompt token and a token
+                          that it attends to                                   (0)
     step_ms               base of a step that samples                          (10)
     step_us_per_seq       added to it for every sequence that samples          (100)
     page_bytes            bytes of one page, at least 8 per token of a block   (16384, or that least)
@@ -30,6 +34,7 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SampledToken
 from twostroke.schedule.batch import Batch, SampleRow, StepResult
+from twostroke.schedule.cost import StepCost, StepTerms
 
 SLOT_BYTES: Final = 8
 """The running hash of one token."""
@@ -53,6 +58,8 @@ Hashes = npt.NDArray[np.uint64]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacedSpec:
     prefill_tokens_per_s: float = 10_000.0
+    prefill_step_ms: float = 0.0
+    prefill_us_per_1k_pairs: float = 0.0
     step_ms: float = 10.0
     step_us_per_seq: float = 100.0
     page_bytes: int | None = None
@@ -64,9 +71,14 @@ class PacedSpec:
         finite = math.isfinite
         rate = self.prefill_tokens_per_s
         _require(finite(rate) and rate > 0, "prefill_tokens_per_s", "positive", rate)
-        _require(finite(self.step_ms) and self.step_ms >= 0, "step_ms", "0 or more", self.step_ms)
-        per_seq = self.step_us_per_seq
-        _require(finite(per_seq) and per_seq >= 0, "step_us_per_seq", "0 or more", per_seq)
+        costs = {
+            "prefill_step_ms": self.prefill_step_ms,
+            "prefill_us_per_1k_pairs": self.prefill_us_per_1k_pairs,
+            "step_ms": self.step_ms,
+            "step_us_per_seq": self.step_us_per_seq,
+        }
+        for key, value in costs.items():
+            _require(finite(value) and value >= 0, key, "0 or more", value)
         _require(self.vocab >= 2, "vocab", "at least 2", self.vocab)
         _require(self.max_model_len >= 2, "max_model_len", "at least 2", self.max_model_len)
         _require(self.eos is None or 0 <= self.eos < self.vocab, "eos", "a token id below vocab", self.eos)
@@ -100,10 +112,15 @@ class PacedSpec:
             )
         return self.page_bytes or max(PAGE_BYTES, least)
 
-    def step_s(self, prefill_tokens: int, sampled: int) -> float:
-        """How long a step takes."""
-        base_s = self.step_ms / 1e3 if sampled else 0.0
-        return base_s + sampled * self.step_us_per_seq / 1e6 + prefill_tokens / self.prefill_tokens_per_s
+    @property
+    def cost(self) -> StepCost:
+        return StepCost(
+            step_s=self.step_ms / 1e3,
+            stream_s=self.step_us_per_seq / 1e6,
+            prompt_token_s=1 / self.prefill_tokens_per_s,
+            prompt_step_s=self.prefill_step_ms / 1e3,
+            prompt_pair_s=self.prefill_us_per_1k_pairs / 1e9,
+        )
 
 
 class PacedRunner:
@@ -111,6 +128,7 @@ class PacedRunner:
 
     def __init__(self, spec: PacedSpec, memory: PageMemory, *, block_size: int) -> None:
         self._spec = spec
+        self._cost = spec.cost
         self._block_size = block_size
         self._slots: Hashes = memory.data[:, : block_size * SLOT_BYTES].view(np.uint64)
 
@@ -119,7 +137,7 @@ class PacedRunner:
         for sequence in range(batch.sequences):
             self._advance(batch, sequence)
         tokens = tuple(self._sample(batch, row) for row in batch.samples)
-        planned_s = self._spec.step_s(len(batch.tokens) - len(tokens), len(tokens))
+        planned_s = self._cost.of(StepTerms.of(batch))
         time.sleep(max(0.0, started_s + planned_s - time.perf_counter()))
         return StepResult(tokens, time.perf_counter() - started_s)
 

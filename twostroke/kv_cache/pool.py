@@ -52,6 +52,15 @@ class Claim:
     """Leading blocks that were filled already."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """Blocks that are wanted and that nobody writes yet."""
+
+    blocks: int
+    depths: int
+    """Sum of their indices in their chains."""
+
+
 @dataclass(slots=True)
 class _Page:
     state: PageState = PageState.FREE
@@ -60,6 +69,8 @@ class _Page:
     filled: bool = False
     refs: int = 0
     writer: SessionId | None = None
+    depth: int = 0
+    """Index of the block in its chain."""
     last_used: int = 0
     """When its last hold was given back: what was used for long is not old."""
 
@@ -78,6 +89,7 @@ class BlockPool:
         self._leaves: list[tuple[int, PageId]] = []
         """Heap of (last_used, page) of evictable leaves; entries may be stale."""
         self._counts = Counter({PageState.FREE: total})
+        self._unwritten_blocks = self._unwritten_depths = 0
         self._clock = 0
 
     # Looking
@@ -89,6 +101,10 @@ class BlockPool:
     def available(self) -> int:
         """Pages that a claim can get: free ones and cached ones."""
         return self._counts[PageState.FREE] + self._counts[PageState.CACHED]
+
+    @property
+    def unwritten(self) -> Unwritten:
+        return Unwritten(self._unwritten_blocks, self._unwritten_depths)
 
     def is_filled(self, page: PageId) -> bool:
         return self._pages[page].filled
@@ -136,7 +152,7 @@ class BlockPool:
         pages: list[PageId] = []
         for index, page in enumerate(held):
             parent = names[index - 1] if index else root
-            pages.append(page if page is not None else self._take_arriving(names[index], parent))
+            pages.append(page if page is not None else self._take_arriving(names[index], parent, index))
         pages.extend(self._take_private() for _ in range(private))
         return Claim(pages, missing, hits)
 
@@ -169,19 +185,24 @@ class BlockPool:
         assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
         assert record.writer is None, f"page {page} has a writer already"
         record.writer = session
+        self._count_unwritten(record, -1)
 
     def clear_writer(self, page: PageId) -> None:
         """The writer can no longer touch the page (it gave up, or has been fenced): the next waiter may take over."""
         record = self._pages[page]
-        record.writer = None
+        was_written, record.writer = record.writer is not None, None
         if record.state is PageState.QUARANTINED:
             self._forget(page)
+        elif was_written and record.state is PageState.ARRIVING:
+            self._count_unwritten(record, 1)
 
     def fill(self, page: PageId) -> None:
         """The arriving page holds its block's KV, verified or computed."""
         record = self._pages[page]
         assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
         assert record.name is not None
+        if record.writer is None:
+            self._count_unwritten(record, -1)
         record.filled, record.writer = True, None
         self._move(page, PageState.ACTIVE)
         self._listener.stored(record.name)
@@ -218,10 +239,12 @@ class BlockPool:
         self._move(page, PageState.ACTIVE)
         return page
 
-    def _take_arriving(self, name: BlockName, parent: BlockName) -> PageId:
+    def _take_arriving(self, name: BlockName, parent: BlockName, depth: int) -> PageId:
         page = self._take()
         self._set_name(page, name, parent)
         self._move(page, PageState.ARRIVING)
+        self._pages[page].depth = depth
+        self._count_unwritten(self._pages[page], 1)
         return page
 
     def _retire(self, page: PageId) -> None:
@@ -236,6 +259,8 @@ class BlockPool:
             self._drop_name(page)
             self._move(page, PageState.QUARANTINED)
         else:
+            if record.state is PageState.ARRIVING:
+                self._count_unwritten(record, -1)
             self._forget(page)
 
     def _offer(self, page: PageId) -> None:
@@ -298,6 +323,10 @@ class BlockPool:
             if above is not None:
                 self._offer(above)
 
+    def _count_unwritten(self, record: _Page, change: int) -> None:
+        self._unwritten_blocks += change
+        self._unwritten_depths += change * record.depth
+
     def _move(self, page: PageId, state: PageState) -> None:
         record = self._pages[page]
         self._counts[record.state] -= 1
@@ -312,6 +341,8 @@ class BlockPool:
         assert counted == +self._counts, f"counts {self._counts} but pages are {counted}"
         assert sum(self._counts.values()) == self.total
         assert sorted(self._free) == [i for i, r in enumerate(self._pages) if r.state is PageState.FREE]
+        unwritten = [r.depth for r in self._pages if r.state is PageState.ARRIVING and r.writer is None]
+        assert self.unwritten == Unwritten(len(unwritten), sum(unwritten)), f"{self.unwritten}, not {unwritten}"
         named = {record.name: page for page, record in enumerate(self._pages) if record.name is not None}
         assert named == self._by_name, "names and pages disagree"
         assert len(named) == sum(record.name is not None for record in self._pages), "two pages share a name"

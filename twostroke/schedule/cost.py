@@ -5,13 +5,48 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from twostroke.schedule.batch import Batch
+
 MIN_PROMPT_TOKENS = 16
 """Run beside streams whatever it costs, so that no prompt starves; on CPUs hardly dearer than one token."""
 
 
 @dataclass(frozen=True, slots=True)
+class StepTerms:
+    """What the cost of a step depends on. A row that samples runs one token for that; its others are a prompt's."""
+
+    streams: int = 0
+    """Rows that sample."""
+    context_tokens: int = 0
+    """That those attend to."""
+    prompt_tokens: int = 0
+    prompt_pairs: float = 0.0
+    """Of a prompt token and a token that it attends to."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> StepTerms:
+        streams = len(batch.samples)
+        prompt_tokens = len(batch.tokens) - streams
+        rows = [sample.row for sample in batch.samples]
+        context_tokens = int(batch.context_lens[rows].sum()) if rows else 0
+        if not prompt_tokens:
+            return cls(streams, context_tokens)
+        lengths, ends = np.diff(batch.query_starts).astype(np.int64), batch.context_lens.astype(np.int64)
+        lengths[rows] -= 1
+        ends[rows] -= 1
+        pairs = float((lengths * (2 * ends - lengths)).sum()) / 2
+        return cls(streams, context_tokens, prompt_tokens, pairs)
+
+
+@dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step are a sum of these; 0 while unknown."""
+    """Seconds of a step are a sum of these; 0 while unknown.
+
+    Three coefficients for prompts, constant, linear and in pairs attended to, as Mooncake (FAST '25) fits its prefill
+    time; three for streams, constant, per sequence and per token attended to, as Vidur (MLSys '24) splits decode.
+    """
 
     step_s: float = 0.0
     """Of any step that samples."""
@@ -36,8 +71,37 @@ class StepCost:
         if tokens <= 0:
             return 0.0
         steps = -(-tokens // step_tokens) if step_tokens else 1
-        pairs = tokens * (context_tokens + tokens / 2)
+        return self.of_prompts(steps, tokens, tokens * (context_tokens + tokens / 2))
+
+    def of_prompts(self, steps: int, tokens: int, pairs: float) -> float:
         return max(0.0, steps * self.prompt_step_s + tokens * self.prompt_token_s + pairs * self.prompt_pair_s)
+
+    def of(self, terms: StepTerms) -> float:
+        """One step."""
+        streams_s = self.of_streams(terms.streams, terms.context_tokens)
+        return streams_s + self.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
+
+    def prompt_share(self, terms: StepTerms) -> float:
+        """Of a step's seconds, what its prompt tokens took."""
+        if not terms.prompt_tokens:
+            return 0.0
+        streams_s = self.of_streams(terms.streams, terms.context_tokens)
+        return 1 - streams_s / self.of(terms) if streams_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """What is to be computed before all prompts are, and what runs beside them."""
+
+    tokens: int = 0
+    """Of prompts: known, not computed, and nobody else is computing or pulling them."""
+    pairs: float = 0.0
+    """Of each of them and a token that it attends to."""
+    streams: int = 0
+    context_tokens: int = 0
+    """That the streams attend to."""
+    stream_tokens: int = 0
+    """Known, not computed: mostly one for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +113,14 @@ class Budget:
     most_prompt_tokens: int
     """Predictions are trusted up to here: not far beyond what has been seen."""
 
-    def prompt_tokens(self, streams: int, context_tokens: int) -> int:
-        """Prompt tokens beside that many streams, which attend to `context_tokens` in all."""
-        left_s = self.target_s - self.cost.of_streams(streams, context_tokens)
-        fitting = left_s / self.cost.prompt_token_s if self.cost.prompt_token_s > 0 else math.inf
+    def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
+        """Prompt tokens beside that many streams, which attend to `context_tokens` in all; those of the prompts attend
+        to `prompt_context_tokens` before them.
+        """
+        cost = self.cost
+        left_s = self.target_s - cost.of_streams(streams, context_tokens) - cost.prompt_step_s
+        token_s = cost.prompt_token_s + prompt_context_tokens * cost.prompt_pair_s
+        fitting = _most(max(0.0, left_s), token_s, cost.prompt_pair_s / 2)
         return max(MIN_PROMPT_TOKENS, int(min(fitting, self.most_prompt_tokens)))
 
     def seconds_per_prompt_token(self, streams: int, context_tokens: int) -> float:
@@ -61,3 +129,23 @@ class Budget:
             return self.cost.prompt_token_s
         tokens = self.prompt_tokens(streams, context_tokens)
         return self.cost.of_streams(streams, context_tokens) / tokens + self.cost.prompt_token_s
+
+    def drain_s(self, queued: Queued, step_tokens: int) -> float:
+        """Until everything queued is computed, in steps of at most `step_tokens`, with nothing new coming."""
+        if not queued.tokens:
+            return 0.0
+        chunk_tokens = step_tokens
+        if queued.streams:
+            attended = int(queued.pairs / queued.tokens)
+            beside = self.prompt_tokens(queued.streams, queued.context_tokens, attended)
+            chunk_tokens = max(1, min(step_tokens - queued.streams, beside))
+        steps = -(-queued.tokens // chunk_tokens)
+        streams_s = self.cost.of_streams(queued.streams, queued.context_tokens)
+        return steps * streams_s + self.cost.of_prompts(steps, queued.tokens, queued.pairs)
+
+
+def _most(limit: float, linear: float, quadratic: float) -> float:
+    """The greatest x >= 0 with linear * x + quadratic * x^2 <= limit."""
+    if quadratic <= 0:
+        return limit / linear if linear > 0 else math.inf
+    return (math.sqrt(linear**2 + 4 * quadratic * limit) - linear) / (2 * quadratic)

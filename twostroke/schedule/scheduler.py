@@ -11,7 +11,6 @@ engine thread; sequences that end meanwhile keep their pages until it has settle
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken
 from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import BatchBuilder, Chunk, Step
-from twostroke.schedule.cost import Budget
+from twostroke.schedule.cost import Budget, Queued
+from twostroke.schedule.line import Line
 from twostroke.schedule.sequence import Sequence
 
 ADMISSION_LOOKAHEAD = 16
@@ -64,7 +64,7 @@ class Scheduler:
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
         self._builder = BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
-        self._waiting: deque[Sequence] = deque()
+        self._waiting = Line()
         self._running: list[Sequence] = []
         """In order of admission; preemption takes from the end."""
         self._in_flight: frozenset[Sequence] = frozenset()
@@ -80,14 +80,35 @@ class Scheduler:
 
     @property
     def queued_tokens(self) -> int:
-        """Known but not computed, without those that a pull or another sequence is writing already."""
-        waiting = sum(len(sequence.known) for sequence in self._waiting)
-        return waiting + sum(map(self._queued_tokens, self._running))
+        """Known but not computed, without those that a pull is writing; equal blocks count once."""
+        queued = self.queued()
+        return queued.tokens + queued.stream_tokens
+
+    def queued(self) -> Queued:
+        """Costs little however long the prompts are: it is asked for after every step."""
+        block_size = self._limits.block_size
+        unwritten = self._pool.unwritten
+        tokens = self._waiting.owed_tokens + unwritten.blocks * block_size
+        pairs = self._waiting.owed_pairs + (unwritten.depths + unwritten.blocks / 2) * block_size**2
+        streams = stream_tokens = context_tokens = 0
+        for sequence in self._running:
+            known = len(sequence.known)
+            begun = self._begun_tokens(sequence)
+            tail = known - max(sequence.computed, len(sequence.names) * block_size)
+            if not self._urgency(sequence):
+                streams += 1
+                stream_tokens += begun + tail
+                context_tokens += known
+            else:
+                tokens += begun + tail
+                pairs += begun * (sequence.computed + begun / 2) + tail * (known - tail / 2)
+        return Queued(tokens, pairs, streams, context_tokens, stream_tokens)
 
     def enqueue(self, sequence: Sequence) -> None:
         """Let a sequence wait for pages. Raises Overloaded when the bounded queue is full."""
         if len(self._waiting) >= self._config.max_waiting:
             raise Overloaded(f"the queue is full: {len(self._waiting)} requests are waiting for pages; retry later")
+        self._wait(sequence)
         self._waiting.append(sequence)
 
     def admit(self) -> list[Admission]:
@@ -100,7 +121,7 @@ class Scheduler:
         for _ in range(min(ADMISSION_LOOKAHEAD, len(self._waiting))):
             if len(self._running) >= self._config.max_num_seqs:
                 break
-            sequence = self._waiting.popleft()
+            sequence = self._waiting.take_first()
             admission = self._claim(sequence)
             if admission is None:
                 passed.append(sequence)
@@ -113,7 +134,7 @@ class Scheduler:
             admitted.append(admission)
             if any(other.passes >= self._config.max_passes for other in passed):
                 break
-        self._waiting.extendleft(reversed(passed))
+        self._waiting.append_first(passed)
         return admitted
 
     def plan(self, budget: Budget | None = None) -> Step | None:
@@ -174,6 +195,9 @@ class Scheduler:
 
     # Admission
 
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.owe(self._pool.hits(sequence.names), self._limits.block_size)
+
     def _claim(self, sequence: Sequence) -> Admission | None:
         block_size = self._limits.block_size
         sequence.extend_names(block_size)
@@ -198,7 +222,7 @@ class Scheduler:
             if sequence not in self._running:
                 continue  # preempted for one of those before it
             if budget is not None and self._urgency(sequence):
-                left, budget = min(left, _beside(chunks, budget)), None
+                left, budget = min(left, _beside(chunks, budget, sequence.first_query)), None
             start = sequence.first_query
             end = self._align(sequence, self._runnable_end(sequence, left))
             if end <= start or not self._grow(sequence, end):
@@ -226,12 +250,13 @@ class Scheduler:
     def _is_others_work(self, sequence: Sequence, page: PageId) -> bool:
         return self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session)
 
-    def _queued_tokens(self, sequence: Sequence) -> int:
-        """Of one that runs. Blocks that others write are whole: a sequence that has begun one is its writer."""
+    def _begun_tokens(self, sequence: Sequence) -> int:
+        """Of the blocks that a running sequence is the writer of, what is not computed yet: in a step, or partly."""
         block_size = self._limits.block_size
-        pages = sequence.pages[sequence.computed // block_size : len(sequence.names)]
-        others = sum(self._is_others_work(sequence, page) for page in pages)
-        return len(sequence.known) - sequence.computed - others * block_size
+        block = sequence.computed // block_size
+        while block < len(sequence.names) and self._pool.writer(sequence.pages[block]) == sequence.session:
+            block += 1
+        return max(0, block * block_size - sequence.computed)
 
     def _align(self, sequence: Sequence, end: int) -> int:
         """Cut back to a block boundary, unless a step is too small for any block."""
@@ -265,7 +290,8 @@ class Scheduler:
         sequence.computed = 0
         sequence.preemptions += 1
         self._preempted.append(sequence)
-        self._waiting.appendleft(sequence)
+        self._wait(sequence)
+        self._waiting.append_first([sequence])
 
     # Writing and catching up
 
@@ -323,7 +349,7 @@ class Scheduler:
         return None
 
 
-def _beside(chunks: ListOf[Chunk], budget: Budget) -> int:
-    """Prompt tokens that may run beside the streams among `chunks`."""
+def _beside(chunks: ListOf[Chunk], budget: Budget, prompt_context_tokens: int) -> int:
+    """Tokens of a prompt, of which so many are computed, that may run beside the streams among `chunks`."""
     contexts = [chunk.end for chunk in chunks if chunk.samples]
-    return budget.prompt_tokens(len(contexts), sum(contexts)) if contexts else sys.maxsize
+    return budget.prompt_tokens(len(contexts), sum(contexts), prompt_context_tokens) if contexts else sys.maxsize

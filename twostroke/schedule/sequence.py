@@ -33,6 +33,10 @@ class Sequence:
     pages: list[PageId] = field(default_factory=list)
     hit_blocks: int = 0
     """Leading blocks that were here when it was first admitted."""
+    pulled_blocks: int = 0
+    """Leading blocks that are to come from another worker."""
+    owed_tokens: int = 0
+    """While it waits: the last ones of `known` that will probably have to be computed here."""
     passes: int = 0
     """How often others were admitted past it while it waited."""
     preemptions: int = 0
@@ -50,6 +54,15 @@ class Sequence:
     def first_query(self) -> int:
         """Where the next forward pass starts. A sampling sequence that is fully computed runs its last token again."""
         return min(self.computed, len(self.known) - 1) if self.sampling else self.computed
+
+    def owe(self, held_blocks: int, block_size: int) -> None:
+        """It begins to wait, while the first `held_blocks` of its blocks are here."""
+        spared = max(held_blocks, self.pulled_blocks) * block_size
+        self.owed_tokens = max(len(self.known) - spared, 1 if self.sampling else 0)
+
+    @property
+    def owed_pairs(self) -> float:
+        return self.owed_tokens * (len(self.known) - self.owed_tokens / 2)
 
     def extend_names(self, block_size: int) -> None:
         """Name the blocks that have become full of known tokens."""

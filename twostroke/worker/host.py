@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
+import logging
 import sys
+import time
 from dataclasses import dataclass
 
 from twostroke import __version__
@@ -23,6 +26,8 @@ from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
+from twostroke.worker import calibration
+from twostroke.worker.calibration import Reach, calibrate
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.events import EventFeed
 from twostroke.worker.gate import Gate
@@ -30,6 +35,8 @@ from twostroke.worker.loop import WorkLoop
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.news import News
 from twostroke.worker.pull_client import PullClient
+
+log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
@@ -121,6 +128,7 @@ class WorkerHost:
         identity = Identity(self.config.worker_id, self.epoch, self.facts.fingerprint, self.config.cluster_token)
         for transport in self.transports:
             self.endpoints.append(await transport.open(self.memory, identity))
+        await self._calibrate()
 
     async def close(self) -> None:
         """Servers first, so that nobody asks for what is being taken down."""
@@ -178,7 +186,8 @@ class WorkerHost:
         )
 
     def load_report(self) -> control_pb2.Load:
-        rates = self.loop.rates
+        rates, cost = self.loop.rates, self.loop.rates.cost
+        links = self.pulls.links.known(asyncio.get_running_loop().time())
         return control_pb2.Load(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
@@ -192,7 +201,33 @@ class WorkerHost:
             seconds_per_token=rates.seconds_per_token,
             seconds_per_step=rates.seconds_per_step,
             state=self.state,
+            queued_s=self.loop.queued_s,
+            prefill_busy_s=self.loop.prefill_busy_s,
+            costs=control_pb2.StepCosts(
+                **dataclasses.asdict(cost),
+                step_tokens=self.scheduler.step_tokens,
+                step_target_s=self.config.schedule.step_target_s,
+            ),
+            links=[
+                control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+                for peer, link in links.items()
+            ],
         )
+
+    async def _calibrate(self) -> None:
+        """Nobody is served before what that costs is known."""
+        reach = Reach(
+            step_tokens=self.scheduler.step_tokens,
+            max_model_len=self.facts.max_model_len,
+            max_sequences=self.config.schedule.max_num_seqs,
+            pages=self.pool.total,
+            block_size=self.facts.block_size,
+            samples=self.config.role is Role.DECODE,
+        )
+        effort = calibration.PACED if self.config.model.is_paced else calibration.COMPUTED
+        started_s = time.monotonic()
+        await calibrate(self.engine, self.loop.rates, reach, effort)
+        log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
 
 
 def _build(config: WorkerConfig) -> BuiltEngine:

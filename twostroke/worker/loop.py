@@ -13,7 +13,7 @@ from typing import Protocol
 from twostroke.engine.loop import EngineThread
 from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import Step
-from twostroke.schedule.cost import Budget
+from twostroke.schedule.cost import Budget, StepTerms
 from twostroke.schedule.scheduler import Admission, Emission, Scheduler
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.metrics import WorkerMetrics
@@ -50,6 +50,8 @@ class WorkLoop:
         self._step_target_s = step_target_s
         self._wake = asyncio.Event()
         self.rates = Rates()
+        self.prefill_busy_s = 0.0
+        """Of steps, what went to prompt tokens, since the beginning."""
 
     def wake(self) -> None:
         """Something changed that the next plan should see."""
@@ -59,6 +61,11 @@ class WorkLoop:
     def budget(self) -> Budget:
         """Of the next step in which streams run."""
         return self.rates.budget(self._step_target_s)
+
+    @property
+    def queued_s(self) -> float:
+        """Predicted: until every prompt token that is to be computed here is computed."""
+        return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)
 
     async def run(self, role: Role) -> None:
         emissions: list[Emission] = []
@@ -95,6 +102,8 @@ class WorkLoop:
             log.exception("step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens))
             role.failed(self._scheduler.forsake(), error)
             return []
-        self.rates.observe(step.batch, result.seconds)
+        terms = StepTerms.of(step.batch)
+        self.rates.observe(terms, result.seconds)
+        self.prefill_busy_s += result.seconds * self.rates.cost.prompt_share(terms)
         self._metrics.stepped(step, result.seconds)
         return self._scheduler.settle(step, result)

@@ -42,7 +42,6 @@ class PeerPulls:
         blocks = peer.part_of(missing)
         if not blocks or peer.worker.worker_id == host.config.worker_id:
             return None
-        queued_s = host.scheduler.queued_tokens * host.loop.rates.cost.prompt_token_s
         spec = PullSpec(
             sequence.request_id,
             host.new_session(),
@@ -50,7 +49,7 @@ class PeerPulls:
             list(sequence.known),
             list(sequence.names),
             {block: sequence.pages[block] for block in blocks},
-            resident_within_s=ANSWER_S + queued_s,
+            resident_within_s=ANSWER_S + host.loop.queued_s,
             arrived=arrived,
         )
         return host.pulls.start(spec, self._tasks)

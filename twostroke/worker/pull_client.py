@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError, StaleEpoch, TransferFailed
-from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
+from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
@@ -26,6 +26,7 @@ from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, 
 from twostroke.transfer.registry import choose
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.gate import Gate
+from twostroke.worker.links import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class PullClient:
         self._wake = wake
         self._links: dict[str, _Link] = {}
         self._sessions: dict[_Session, asyncio.Task[PullReport]] = {}
+        self.links = LinkRates()
 
     def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Task[PullReport]:
         """Become the writer of the pages and pull them.
@@ -243,12 +245,16 @@ class PullClient:
         )
         if spec.peer is not None:
             spec.peer.put(request)
+        asked_s = _now_s()
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata)
         try:
             async with contextlib.aclosing(self._responses(call, spec.source.worker_id)) as responses:
                 accepted = (await anext(responses)).accepted
                 transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
                 async for response in responses:
+                    if not session.has_begun and not response.ready.computed:
+                        now_s = _now_s()
+                        self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
                     session.has_begun = True
                     await self._copy(session, transport, peer, response.ready)
                     if not session.remaining:
@@ -280,6 +286,7 @@ class PullClient:
         """Copy the announced pages, verify each on our own copy, and commit those that are right."""
         announced = [page for page in ready.pages if page.block in session.remaining]
         copies = [PageCopy(PageId(p.page), session.remaining[p.block], p.generation) for p in announced]
+        started_s = _now_s()
         transfer = transport.pull(peer, copies, self._timeout_s)
         is_done = False
         try:
@@ -298,6 +305,8 @@ class PullClient:
         try:
             for page, arrived in zip(announced, digests, strict=True):
                 self._commit(session, page, arrived)
+            now_s = _now_s()
+            self.links.copied(WorkerId(session.spec.source.worker_id), result.copied_bytes, now_s - started_s, now_s)
         finally:
             report.computed += min(ready.computed, report.pulled - pulled_before)
             self._wake()
@@ -333,6 +342,10 @@ class PullClient:
         if known is not None:
             await known.channel.close()
         return link.channel
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def _fence(transport: PageTransport, transfer: Transfer) -> None:

@@ -1,88 +1,147 @@
 """What steps have cost so far, fitted online, so that the next one can be predicted.
 
-    seconds = step + streams * stream + context tokens * context_token + prompt tokens * prompt_token
+    seconds = step + streams * stream + context tokens * context_token
+            + prompt_step + prompt tokens * prompt_token + prompt pairs * prompt_pair
 
-The four are estimated together (a Kalman filter whose state drifts): on a busy worker streams and chunks of prompts
-share nearly every step, so none of them is ever seen alone.
+The six are estimated together (a Kalman filter whose state drifts; Kalman 1960): on a busy worker streams and chunks
+of prompts share nearly every step, so few of them are ever seen alone. Where steps are all alike, how their length is
+split over the terms is open, and the filter knows that: predictions for such steps are right all the same.
 """
 
 from __future__ import annotations
 
-from twostroke.schedule.batch import Batch
-from twostroke.schedule.cost import MIN_PROMPT_TOKENS, Budget, StepCost
+import numpy as np
+import numpy.typing as npt
 
-SCALES = (1.0, 16.0, 16384.0, 256.0)
-"""Of the four terms in a usual step: brings their factors to the same order of magnitude."""
+from twostroke.schedule.cost import MIN_PROMPT_TOKENS, Budget, StepCost, StepTerms
+
+SCALES = np.array((1.0, 16.0, 16384.0, 1.0, 256.0, 131072.0))
+"""Of the six terms in a usual step: brings their factors to the same order of magnitude."""
+UNKNOWN = np.array((10.0, 10.0, 10.0, 1.0, 10.0, 3.0))
+"""How far off a factor may be before any step has paid it, in lengths of the first step that does: of a prompt's
+factors, the one per token explains most."""
+OF_STREAMS, OF_PROMPTS = slice(0, 3), slice(3, 6)
 NOISE = 0.15
 """Share of a step's time that says nothing about the next one."""
 DRIFT = 0.04
-"""Share by which a cost may change between steps that pay it: the last few dozen of them count."""
+"""Share by which all costs of a step may change together until the next one: the last few dozen of them count."""
+APART = 0.01
+"""The same for each cost alone."""
+LEAST = 0.05
+"""Of a step's length: a cost smaller than that drifts as if it were that large."""
 OUTLIER = 3.0
 """A step that took this many times its prediction met something else on the machine: it counts as that long at most."""
 TRUSTED_STEPS = 8
-"""Before that many, nothing is an outlier."""
+"""Before that many of a kind, nothing is an outlier."""
 REACH = 2
 """Steps are predicted for up to this many times the prompt tokens of any that was seen."""
+
+Floats = npt.NDArray[np.float64]
 
 
 class Rates:
     """Costs of recent steps; 0 while unknown."""
 
     def __init__(self) -> None:
-        self._factors = [0.0] * 4
-        self._covariance: list[list[float]] = []
-        """Of the factors' errors; empty before the first step."""
-        self._steps = 0
-        self._streams = 0
-        self._context_tokens = 0
-        """Of the last step that ran streams."""
+        self._factors: Floats = np.zeros(6)
+        self._covariance: Floats = np.zeros((6, 6))
+        """Of the factors' errors; zeros for terms that no step has had."""
+        self._stream_steps = 0
+        self._prompt_steps = 0
+        self._last_streams = StepTerms()
+        self._last_prompt = StepTerms()
         self._most_prompt_tokens = MIN_PROMPT_TOKENS
-
-    @property
-    def cost(self) -> StepCost:
-        step, stream, context, prompt = (factor / scale for factor, scale in zip(self._factors, SCALES, strict=True))
-        return StepCost(step, stream, context, max(0.0, prompt))
+        self.cost = StepCost()
+        """Never negative in any term."""
 
     @property
     def seconds_per_step(self) -> float:
         """Of a step in which every sequence runs one token and samples the next, with as many as there were last."""
-        return self.cost.of_streams(self._streams, self._context_tokens)
+        return self.cost.of_streams(self._last_streams.streams, self._last_streams.context_tokens)
 
     @property
     def seconds_per_token(self) -> float:
-        """Of prefill."""
-        return self.cost.prompt_token_s
+        """Of prefill, all told, in chunks like the last one that was more than a tail."""
+        last = self._last_prompt
+        return self.cost.of_prompts(last.prompt_tokens > 0, last.prompt_tokens, last.prompt_pairs) / max(
+            1, last.prompt_tokens
+        )
 
     def budget(self, target_s: float) -> Budget:
         return Budget(target_s, self.cost, REACH * self._most_prompt_tokens)
 
-    def observe(self, batch: Batch, seconds: float) -> None:
-        streams = len(batch.samples)
-        prompt_tokens = len(batch.tokens) - streams
-        if streams:
-            self._streams = streams
-            self._context_tokens = sum(int(batch.context_lens[sample.row]) for sample in batch.samples)
-        if streams and prompt_tokens and not self._steps:
+    def observe(self, terms: StepTerms, seconds: float) -> None:
+        if terms.streams:
+            self._last_streams = terms
+        is_first_of = (terms.streams and not self._stream_steps, terms.prompt_tokens and not self._prompt_steps)
+        if all(is_first_of):
             return  # which of the two took how much is anybody's guess
-        self._most_prompt_tokens = max(self._most_prompt_tokens, prompt_tokens)
-        context_tokens = self._context_tokens if streams else 0
-        terms = (float(streams > 0), float(streams), float(context_tokens), float(prompt_tokens))
-        self._fit([term / scale for term, scale in zip(terms, SCALES, strict=True)], seconds)
-        self._steps += 1
+        if terms.prompt_tokens:
+            if terms.prompt_tokens >= min(MIN_PROMPT_TOKENS, self._last_prompt.prompt_tokens):
+                self._last_prompt = terms
+            self._most_prompt_tokens = max(self._most_prompt_tokens, terms.prompt_tokens)
+        self._fit(_scaled(terms), seconds, is_first_of)
+        self._stream_steps += terms.streams > 0
+        self._prompt_steps += terms.prompt_tokens > 0
+        self.cost = StepCost(**dict(zip(_COSTS, (self._nonnegative() / SCALES).tolist(), strict=True)))
 
-    def _fit(self, terms: list[float], seconds: float) -> None:
-        predicted_s = sum(term * factor for term, factor in zip(terms, self._factors, strict=True))
-        if self._steps >= TRUSTED_STEPS and predicted_s > 0:
+    def _fit(self, x: Floats, seconds: float, is_first_of: tuple[bool | int, bool | int]) -> None:
+        factors, covariance = self._factors, self._covariance
+        for group, is_first in zip((OF_STREAMS, OF_PROMPTS), is_first_of, strict=True):
+            if is_first:
+                covariance[group, group] = np.diag((UNKNOWN[group] * seconds) ** 2)
+        predicted_s = float(x @ factors)
+        if self._is_trusted(x) and predicted_s > 0:
             seconds = min(seconds, OUTLIER * predicted_s)
-        if not self._covariance:
-            self._covariance = [[(10 * seconds) ** 2 * (row == column) for column in range(4)] for row in range(4)]
-        for index, (factor, term) in enumerate(zip(self._factors, terms, strict=True)):
-            if term:  # what is not seen for long must not become anybody's guess: the next short tail would decide it
-                self._covariance[index][index] += (DRIFT * max(abs(factor), 0.05 * seconds)) ** 2
-        spread = [sum(c * term for c, term in zip(row, terms, strict=True)) for row in self._covariance]
-        variance = sum(s * term for s, term in zip(spread, terms, strict=True)) + (NOISE * seconds) ** 2 + 1e-18
-        for row in range(4):
-            gain = spread[row] / variance
-            self._factors[row] += gain * (seconds - predicted_s)
-            for column in range(4):
-                self._covariance[row][column] -= gain * spread[column]
+        self._drift(x > 0, seconds)
+        spread = covariance @ x
+        gain = spread / (float(spread @ x) + (NOISE * seconds) ** 2 + 1e-18)
+        factors += gain * (seconds - predicted_s)
+        covariance -= np.outer(gain, spread)
+
+    def _is_trusted(self, x: Floats) -> bool:
+        steps = (
+            self._stream_steps if x[OF_STREAMS].any() else None,
+            self._prompt_steps if x[OF_PROMPTS].any() else None,
+        )
+        return all(count is None or count >= TRUSTED_STEPS for count in steps)
+
+    def _drift(self, is_paid: npt.NDArray[np.bool_], seconds: float) -> None:
+        """Costs of what this step has may have changed, mostly together: a machine becomes slower or faster.
+
+        What is not seen for long must not become anybody's guess, nor how steps that are all alike are split: the next
+        short tail would decide it.
+        """
+        sizes = np.where(is_paid, np.maximum(np.abs(self._factors), LEAST * seconds), 0.0)
+        together = DRIFT * np.where(is_paid, self._factors, 0.0)
+        self._covariance += np.outer(together, together)
+        is_open = np.diag(self._covariance) < sizes**2
+        self._covariance[np.diag_indices(6)] += np.where(is_open, (APART * sizes) ** 2, 0.0)
+
+    def _nonnegative(self) -> Floats:
+        """The likeliest factors of which none is negative, near enough: where one is, it is taken to be 0, and the
+        others are what they are expected to be given that (estimate projection; Simon & Chia 2002).
+        """
+        factors, covariance = self._factors, self._covariance
+        for _ in range(6):
+            worst = int(np.argmin(factors))
+            if factors[worst] >= 0 or covariance[worst, worst] <= 0:
+                break
+            column = covariance[:, worst] / covariance[worst, worst]
+            factors = factors - column * factors[worst]
+            covariance = covariance - np.outer(column, covariance[worst])
+            factors[worst] = 0.0
+        return np.maximum(factors, 0.0)
+
+
+_COSTS = ("step_s", "stream_s", "context_token_s", "prompt_step_s", "prompt_token_s", "prompt_pair_s")
+
+
+def _scaled(terms: StepTerms) -> Floats:
+    has_streams, has_prompt = terms.streams > 0, terms.prompt_tokens > 0
+    values = (
+        has_streams, terms.streams, terms.context_tokens if has_streams else 0,
+        has_prompt, terms.prompt_tokens, terms.prompt_pairs if has_prompt else 0.0,
+    )  # fmt: skip
+    scaled: Floats = np.array(values, np.float64) / SCALES
+    return scaled

@@ -106,14 +106,28 @@ def test_a_step_takes_at_least_the_time_that_the_spec_says(memory: PageMemory) -
     result = runner.run(step([(Stream(PROMPT.copy(), [0, 1, 2]), 11)], BLOCK))
     assert result.seconds >= 0.035
     assert time.perf_counter() - started_s >= 0.035
-    assert spec.step_s(8, 0) == pytest.approx(0.008)
+    runner.close()
+
+
+def test_prompt_steps_and_pairs_cost_what_the_spec_says(memory: PageMemory) -> None:
+    spec = PacedSpec(prefill_tokens_per_s=1000, prefill_step_ms=5, prefill_us_per_1k_pairs=200_000)
+    runner = PacedRunner(spec, memory, block_size=BLOCK)
+    chunk = Stream([1] * 17, list(range(5)), computed=8)
+    assert runner.run(step([(chunk, 8)], BLOCK)).seconds >= 0.005 + 0.008 + 8 * (8 + 4) * 200e-6
+    assert spec.cost.of_prompt(16, 0, 8) == pytest.approx(2 * 0.005 + 0.016 + 16 * 8 * 200e-6)
+    assert PacedSpec(prefill_tokens_per_s=1000).cost.of_prompt(8, 1000, 8) == pytest.approx(0.008)
     runner.close()
 
 
 def test_every_key_of_a_spec_can_be_given() -> None:
-    text = "prefill_tokens_per_s=5e3, step_ms=2.5,step_us_per_seq=1,page_bytes=4096,vocab=1000,max_model_len=99,eos=7"
+    text = (
+        "prefill_tokens_per_s=5e3,prefill_step_ms=3,prefill_us_per_1k_pairs=0.5, step_ms=2.5,step_us_per_seq=1,"
+        "page_bytes=4096,vocab=1000,max_model_len=99,eos=7"
+    )
     assert PacedSpec.parse(text) == PacedSpec(
         prefill_tokens_per_s=5000,
+        prefill_step_ms=3,
+        prefill_us_per_1k_pairs=0.5,
         step_ms=2.5,
         step_us_per_seq=1,
         page_bytes=4096,
@@ -136,6 +150,8 @@ def test_every_key_of_a_spec_can_be_given() -> None:
         ("vocab=1.5", "vocab"),
         ("eos=32000", "eos"),
         ("prefill_tokens_per_s=0", "prefill_tokens_per_s"),
+        ("prefill_step_ms=-1", "prefill_step_ms"),
+        ("prefill_us_per_1k_pairs=nan", "prefill_us_per_1k_pairs"),
         ("prefill_tokens_per_s=inf", "prefill_tokens_per_s"),
         ("max_model_len=0", "max_model_len"),
         ("step_ms=1,step_ms=2", "step_ms"),

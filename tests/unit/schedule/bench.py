@@ -26,10 +26,14 @@ class Bench:
         self.numbers = 0
 
     def answer(self, prompt: list[int], params: SamplingParams = FOREVER) -> Sequence:
-        self.numbers += 1
-        sequence = answering(self.numbers, prompt, params, self.limits.block_size)
+        sequence = self.sequence(prompt, params)
         self.scheduler.enqueue(sequence)
         return sequence
+
+    def sequence(self, prompt: list[int], params: SamplingParams = FOREVER) -> Sequence:
+        """Not enqueued yet."""
+        self.numbers += 1
+        return answering(self.numbers, prompt, params, self.limits.block_size)
 
     def prefill(self, tokens: list[int]) -> Sequence:
         self.numbers += 1
@@ -70,6 +74,14 @@ class Bench:
                 if emission.sequence is sequence and emission.finish is not None:
                     return sequence.known[sequence.prompt_tokens :], emission.finish
         raise AssertionError("it does not end")
+
+    def finish_prefill(self, tokens: list[int]) -> None:
+        """From now on their blocks are cached."""
+        job = self.prefill(tokens)
+        self.admit()
+        while job.computed < len(tokens):
+            self.step()
+        self.scheduler.end(job)
 
     def is_clean(self) -> bool:
         self.pool.check_integrity()

@@ -52,7 +52,7 @@ class Flight:
 class Tight(Budget):
     """As few prompt tokens beside streams as the history likes."""
 
-    def prompt_tokens(self, streams: int, context_tokens: int) -> int:
+    def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
         assert streams
         assert context_tokens >= streams
         return self.most_prompt_tokens
@@ -320,16 +320,27 @@ class SchedulerHistory(RuleBasedStateMachine):
     @invariant()
     def nobody_is_forgotten(self) -> None:
         assert self.scheduler.waiting + self.scheduler.running == len(self.live)
-        queued = sum(
-            not self.comes_from_elsewhere(sequence, position // self.block_size)
+        holders = [*self.live, *(chunk.sequence for chunk in self.flight.step.chunks)] if self.flight else self.live
+        unwritten = {page for holder in holders for page in holder.pages if self.is_unwritten(page)}
+        written = sum(
+            sequence.pages[position // self.block_size] not in unwritten
+            and not self.comes_from_elsewhere(sequence, position // self.block_size)
             for sequence in self.live
-            for position in range(sequence.computed, len(sequence.known))
+            if sequence.pages
+            for position in range(sequence.computed, min(len(sequence.known), len(sequence.pages) * self.block_size))
         )
-        assert self.scheduler.queued_tokens == queued
+        unpaged = sum(
+            max(0, len(sequence.known) - max(sequence.computed, len(sequence.pages) * self.block_size))
+            for sequence in self.live
+            if sequence.pages
+        )
+        waiting = sum(sequence.owed_tokens for sequence in self.live if not sequence.pages)
+        assert self.scheduler.queued_tokens == waiting + written + unpaged + len(unwritten) * self.block_size
+
+    def is_unwritten(self, page: PageId) -> bool:
+        return self.pool.is_arriving(page) and self.pool.writer(page) is None
 
     def comes_from_elsewhere(self, sequence: Sequence, block: int) -> bool:
-        if not sequence.pages or block >= len(sequence.pages):
-            return False
         page = sequence.pages[block]
         return self.pool.is_filled(page) or self.pool.writer(page) not in (None, sequence.session)
 
