@@ -39,7 +39,7 @@ def snapshot(decode: list[WorkerView], prefill: list[WorkerView], tokens: int = 
 
 
 def test_an_unknown_policy_is_refused_with_the_list_of_all() -> None:
-    with pytest.raises(ConfigError, match="kv, .*random, round-robin, .*greedy; got 'best'") as raised:
+    with pytest.raises(ConfigError, match=r"kv, .*random, round-robin, .*greedy; got 'best'") as raised:
         policy_named("best")
     assert raised.value.field == "policy"
 
