@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from router.gallop import Mask, gallop
+from router.regret import EvictionRegret
 from twostroke.ids import BlockName, Epoch, WorkerId
 from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term
 from twostroke.kv_cache.tier import Tier
@@ -62,6 +63,8 @@ class PrefixIndex:
         self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
         self._shelves: dict[WorkerId, _Shelf] = {}
         self._by_bit: dict[Mask, _Shelf] = {}
+        self.regret = EvictionRegret()
+        """Of blocks that nobody holds any more; told by whoever asks for them."""
 
     def __len__(self) -> int:
         """Different names, counted once for each tier that somebody has them on."""
@@ -90,6 +93,7 @@ class PrefixIndex:
         for change in batch.changes:
             self._remove(shelf, change)
             self._store(shelf, change)
+            self.regret.evicted(name for name in change.removed if not self._is_held(name))
         shelf.sequence = batch.sequence
         if shelf.block_count != batch.block_count or shelf.xor != int.from_bytes(batch.digest, "big"):
             shelf.sequence = None
@@ -214,6 +218,9 @@ class PrefixIndex:
         shelf.blocks = {}
         shelf.counts = [0] * len(Tier)
         shelf.xor = 0
+
+    def _is_held(self, name: BlockName) -> bool:
+        return any(name in holders for holders in self._holders)
 
     def _drop_holder(self, shelf: _Shelf, name: BlockName, tier: Tier) -> None:
         holders = self._holders[tier]

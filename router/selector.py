@@ -59,6 +59,8 @@ class Selector:
     ) -> Decision:
         """Where the answer goes; reserved under its request id until `Reservations` is told that it has ended."""
         snapshot = self.look(ask, shape, decode, prefill, now_s)
+        held = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
+        self._index.regret.asked(ask.names[held:])
         decision = self._with_source_of_coming_blocks(snapshot, self._policy(snapshot))
         self._turn += 1
         self._reservations.place(ask.request_id, _shares(snapshot, decision), ask.names)
@@ -79,6 +81,7 @@ class Selector:
             prefill=tuple(self._view(member, held.get(member.worker, ()), now_s) for member in prefill),
             names=ask.names,
             answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
+            eviction_regret=self._index.regret.share,
             turn=self._turn,
             draw=self._draws.random(),
         )
