@@ -18,34 +18,60 @@ REPEAT_S = 2.0
 QUEUE_VIEWS = 64
 """Unsent views per watcher; every view is whole, so a slow watcher loses the oldest."""
 
+_Queue = asyncio.Queue[fleet_pb2.FleetView]
+
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
-    """Keeps the latest view. Each change reaches each watcher: DEAD is seen even if STARTING follows at once."""
+    """Keeps the latest view. Each change reaches each watcher: DEAD is seen even if STARTING follows at once.
+
+    Watchers that say where they are, as routers do, are in the view for as long as they watch; nothing else is kept of
+    them, so that a restarted supervisor learns of them by their watching again.
+    """
 
     def __init__(self) -> None:
-        self._view = fleet_pb2.FleetView()
-        self._queues: set[asyncio.Queue[fleet_pb2.FleetView]] = set()
+        self._members = fleet_pb2.FleetView()
+        self._watchers: dict[_Queue, fleet_pb2.RouterMember | None] = {}
+        """None: not a router."""
 
     def publish(self, view: fleet_pb2.FleetView) -> None:
-        self._view = view
-        for queue in self._queues:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(view)
+        """The members are these; routers are added to it here."""
+        self._members = view
+        self._send()
 
     async def Watch(  # noqa: N802  # the name in the .proto
         self, request: fleet_pb2.WatchRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[fleet_pb2.FleetView]:
-        queue: asyncio.Queue[fleet_pb2.FleetView] = asyncio.Queue(QUEUE_VIEWS)
-        self._queues.add(queue)
-        log.info("fleet watched watcher=%s", request.watcher)
+        queue: _Queue = asyncio.Queue(QUEUE_VIEWS)
+        is_router = bool(request.address)
+        router = fleet_pb2.RouterMember(router_id=request.watcher, address=request.address)
+        self._watchers[queue] = router if is_router else None
+        log.info("fleet watched watcher=%s address=%s", request.watcher, request.address or "none")
         try:
-            yield self._view
+            if is_router:
+                self._send()
+            else:
+                yield self._view()
             while True:
                 try:
                     yield await asyncio.wait_for(queue.get(), REPEAT_S)
                 except TimeoutError:
-                    yield self._view
+                    yield self._view()
         finally:
-            self._queues.discard(queue)
+            del self._watchers[queue]
             log.info("fleet no longer watched watcher=%s", request.watcher)
+            if is_router:
+                self._send()
+
+    def _view(self) -> fleet_pb2.FleetView:
+        view = fleet_pb2.FleetView()
+        view.CopyFrom(self._members)
+        routers = {router.router_id: router for router in self._watchers.values() if router is not None}
+        view.routers.extend(routers.values())
+        return view
+
+    def _send(self) -> None:
+        view = self._view()
+        for queue in self._watchers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(view)

@@ -33,8 +33,9 @@ async def serve(config: RouterConfig) -> None:
     core = RouterCore(config, metrics)
     configure_logging(core.router_id)
     server = RouterServer(config, core, load_text(config.model_dir), metrics, router_id=core.router_id)
+    server.share(core.reservations, config.cluster_token)
     signals = _signals()
-    await core.start()
+    await core.start(config.peer_address or server.peer_address)
     try:
         async with server.serving():
             collector.keep_out_of_the_way()

@@ -18,6 +18,7 @@ from router.metrics import RouterMetrics
 from router.placement import Placer
 from router.policies import policy_named
 from router.request_log import ready_made, request_log, worker_record
+from router.reservations import Reservations
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.ids import BlockName
@@ -54,9 +55,10 @@ class RouterCore:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def start(self) -> None:
+    async def start(self, address: str = "") -> None:
+        """`address` is where other routers reach this one's rpc server; without it they do not know of it."""
         started = asyncio.Event()
-        self._running = asyncio.create_task(self._run(started), name="router core")
+        self._running = asyncio.create_task(self._run(started, address), name="router core")
         await started.wait()
 
     async def ended(self) -> None:
@@ -77,6 +79,10 @@ class RouterCore:
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
         await asyncio.to_thread(self._request_log.close)
+
+    @property
+    def reservations(self) -> Reservations:
+        return self._fleet.reservations
 
     @property
     def facts(self) -> ServingFacts:
@@ -133,9 +139,9 @@ class RouterCore:
             log.warning("drain incomplete open=%d", len(self._open))
         return len(self._open)
 
-    async def _run(self, started: asyncio.Event) -> None:
+    async def _run(self, started: asyncio.Event, address: str) -> None:
         try:
-            await self._serve(started)
+            await self._serve(started, address)
         except Exception:
             log.critical("router core failed: it serves nothing any more", exc_info=True)
             self._is_draining = True
@@ -145,7 +151,7 @@ class RouterCore:
         finally:
             started.set()
 
-    async def _serve(self, started: asyncio.Event) -> None:
+    async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
@@ -153,7 +159,7 @@ class RouterCore:
             recorder = tasks.create_task(self._record_workers(), name="worker records")
             started.set()
             try:
-                await self._fleet.run()
+                await self._fleet.run(address)
             finally:
                 recorder.cancel()
                 self._links.close()

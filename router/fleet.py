@@ -20,6 +20,7 @@ from router.generation import ServingFacts
 from router.member import Member, Standing
 from router.metrics import RouterMetrics, WorkerReading
 from router.prefix_index import PrefixIndex
+from router.reservation_feed import ReservationFeed
 from router.reservations import Reservations
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
@@ -67,14 +68,18 @@ class Fleet:
             changed=self._note_change,
         )
         self._event_faults = FaultRates.parse(config.event_faults)
+        self._reservation_feed = ReservationFeed(router_id, config.cluster_token, self.reservations)
         metrics.show_fleet(self._readings)
+        metrics.other_routers.set_function(lambda: self._reservation_feed.flowing)
+        metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
         metrics.index.watch(self.index)
 
-    async def run(self) -> None:
-        """Watch and follow until cancelled."""
+    async def run(self, address: str) -> None:
+        """Watch and follow until cancelled. `address` is where other routers reach this one; empty: nowhere."""
+        request = fleet_pb2.WatchRequest(watcher=self._router_id, address=address)
         async with asyncio.TaskGroup() as tasks:
             while True:
-                await self._watch(tasks)
+                await self._watch(request, tasks)
                 await asyncio.sleep(RECONNECT_PAUSE_S)
 
     @property
@@ -107,12 +112,10 @@ class Fleet:
         except TimeoutError:
             return
 
-    async def _watch(self, tasks: asyncio.TaskGroup) -> None:
+    async def _watch(self, request: fleet_pb2.WatchRequest, tasks: asyncio.TaskGroup) -> None:
         channel = PeerChannel(self._config.fleet_address, self._config.cluster_token)
         try:
-            call = FleetStub(channel.channel).Watch(
-                fleet_pb2.WatchRequest(watcher=self._router_id), metadata=channel.metadata
-            )
+            call = FleetStub(channel.channel).Watch(request, metadata=channel.metadata)
             async for view in call:
                 self._take(view, tasks)
             log.warning("fleet watch ended address=%s", channel.address)
@@ -151,6 +154,7 @@ class Fleet:
         for member in self.members:
             if member.worker not in listed:
                 self._leave(member, "the supervisor no longer lists it")
+        self._reservation_feed.take(view.routers, tasks)
         self._note_change()
 
     def _join(self, member: Member, tasks: asyncio.TaskGroup) -> None:

@@ -67,6 +67,10 @@ class RouterMetrics:
         self.request_log_dropped_total = self._counter(
             "request_log_dropped", "Records that the request log could not write."
         )
+        self.other_routers = self._gauge("other_routers", "Other routers that tell this one what they have placed.")
+        self.foreign_reservations = self._gauge(
+            "foreign_reservations", "Placements of other routers that wait for their first token."
+        )
         self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
         self.decision_seconds = self._histogram(
             "decision_seconds", "Time taken to choose workers for one answer.", DECISION_BUCKETS_S

@@ -17,12 +17,14 @@ from router.generation import Dispatcher
 from router.grpc_service import SERVICE_NAMES, ControlService, InferenceService
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.reservations import Reservations
+from router.routing_service import RoutingService
 from router.text import Text
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch
 from twostroke.rpc.server import RpcServer, host_port
-from twostroke.rpc.v1 import control_pb2_grpc, inference_pb2_grpc
+from twostroke.rpc.v1 import control_pb2_grpc, inference_pb2_grpc, routing_pb2_grpc
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ HEALTH_PERIOD_S = 0.25
 """How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
 CLOSE_GRACE_S = 1.0
 """For streams that are still open when the doors close."""
 
@@ -70,9 +74,21 @@ class RouterServer:
             metrics_address=self.http_address,
         )
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
+        self._routing: RoutingService | None = None
         reflection.enable_server_reflection(
             (*SERVICE_NAMES, reflection.SERVICE_NAME, "grpc.health.v1.Health"), self._rpc.server
         )
+
+    @property
+    def peer_address(self) -> str:
+        """Of the rpc server, as other routers reach it."""
+        host, _, port = self.grpc_address.rpartition(":")
+        return f"{_LOOPBACKS.get(host, host)}:{port}"
+
+    def share(self, reservations: Reservations, cluster_token: str) -> None:
+        """Let other routers of the cluster watch them. Before serving."""
+        self._routing = RoutingService(reservations, cluster_token)
+        routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -87,6 +103,8 @@ class RouterServer:
                 yield
             finally:
                 health.cancel()
+                if self._routing is not None:
+                    self._routing.close()
                 self._http.should_exit = True
                 await self._rpc.stop(CLOSE_GRACE_S)
                 await asyncio.wait([http])

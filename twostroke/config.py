@@ -188,6 +188,9 @@ class RouterConfig:
     grpc_port: int = 50051
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
+    peer_address: str = ""
+    """host:port at which other routers reach this one's rpc server. Empty: `host`, or loopback where that is every
+    interface, with `grpc_port`."""
     cluster_token: str = field(default="", repr=False)
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""

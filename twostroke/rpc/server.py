@@ -42,7 +42,7 @@ class Funnel(grpc.aio.ServerInterceptor):
     """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status."""
 
     def __init__(self, token: str | None) -> None:
-        self._token = token.encode() if token else None
+        self._token = token or None
 
     async def intercept_service(
         self,
@@ -97,13 +97,17 @@ class Funnel(grpc.aio.ServerInterceptor):
         return funnelled
 
     def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any], guarded: bool) -> None:
-        if not guarded:
-            return
-        assert self._token is not None
-        shown = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
-        shown_bytes = shown.encode() if isinstance(shown, str) else shown
-        if not hmac.compare_digest(shown_bytes, self._token):
-            raise Unauthenticated(f"{TOKEN_KEY} metadata is missing or is not this cluster's token")
+        if guarded:
+            assert self._token is not None
+            check_token(context, self._token)
+
+
+def check_token(context: grpc.aio.ServicerContext[Any, Any], token: str) -> None:
+    """Raises Unauthenticated unless the caller has shown `token`; where there is none, everybody may call."""
+    shown = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
+    shown_bytes = shown.encode() if isinstance(shown, str) else shown
+    if token and not hmac.compare_digest(shown_bytes, token.encode()):
+        raise Unauthenticated(f"{TOKEN_KEY} metadata is missing or is not this cluster's token")
 
 
 def _decoded(handler: Any, raw: bytes) -> Any:

@@ -98,7 +98,7 @@ import asyncio, sys
 from router import fleet
 from router.__main__ import main
 
-async def fail(self):
+async def fail(self, address):
     await asyncio.sleep(0.3)
     raise RuntimeError("the fleet view broke")
 

@@ -250,7 +250,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self.members: dict[str, fleet_pb2.Member] = {}
         self.workers: dict[str, FakeWorker] = {}
         self.cores: list[RouterCore] = []
-        self._watchers: set[asyncio.Queue[fleet_pb2.FleetView | None]] = set()
+        self._watchers: dict[asyncio.Queue[fleet_pb2.FleetView | None], fleet_pb2.RouterMember] = {}
         self._version = 0
         self._server: RpcServer | None = None
         self.address = ""
@@ -284,24 +284,26 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
             queue.put_nowait(self._view(*also))
 
     def _view(self, *also: fleet_pb2.Member) -> fleet_pb2.FleetView:
-        return fleet_pb2.FleetView(version=self._version, members=[*self.members.values(), *also])
+        routers = [router for router in self._watchers.values() if router.address]
+        return fleet_pb2.FleetView(version=self._version, members=[*self.members.values(), *also], routers=routers)
 
     async def Watch(self, request, context):  # noqa: N802
         queue: asyncio.Queue[fleet_pb2.FleetView | None] = asyncio.Queue()
-        self._watchers.add(queue)
+        self._watchers[queue] = fleet_pb2.RouterMember(router_id=request.watcher, address=request.address)
+        self.show()
         try:
-            yield self._view()
             while (view := await queue.get()) is not None:
                 yield view
         finally:
-            self._watchers.discard(queue)
+            del self._watchers[queue]
+            self.show()
 
-    async def core(self, *, ready: bool = True, **settings) -> RouterCore:
+    async def core(self, *, ready: bool = True, address: str = "", **settings) -> RouterCore:
         """A router core that has seen all workers; closed with the fixture."""
         config = RouterConfig(fleet_address=self.address, cluster_token=TOKEN, seed=1, **settings)
         core = RouterCore(config, RouterMetrics())
         self.cores.append(core)
-        await core.start()
+        await core.start(address)
         if ready:
             await eventually(lambda: set(standings(core)) == set(self.members) and all_serving(core))
         return core
