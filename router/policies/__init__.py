@@ -38,6 +38,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "greedy": lambda: choose_earliest,
 }
 """Name -> a new one: some remember what they chose."""
+CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-requests", "least-tokens"})
+"""Those that ask neither who holds what nor where equal prompts went."""
 
 
 def policy_named(name: str) -> Policy:

@@ -28,12 +28,17 @@ from tests.cluster.served import (
     starting,
     wait_until,
 )
+from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
+from twostroke.simulate.traces import read_trace
+
+LOG = "requests.jsonl"
+"""Where the user stands."""
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it serving."""
-    with starting(tmp_path_factory.mktemp("shared"), *SMALL) as started:
+    with starting(tmp_path_factory.mktemp("shared"), *SMALL, "--request-log", LOG) as started:
         started.until_printed("Ctrl-C ends it")
         yield started
 
@@ -71,6 +76,42 @@ def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> N
         assert worker["pages_free"] + worker["pages_cached"] == worker["pages_total"] > 0
     table = server.command("status", "--grpc-address", server.address("gRPC"))
     assert all(worker["epoch"] in table for worker in workers.values())
+
+
+def test_the_doctor_finds_a_healthy_server_fine_through_both_doors(server: Server) -> None:
+    for door in ([], ["--url", f"http://{server.address('HTTP')}"]):
+        told = json.loads(server.command("doctor", "--json", *door))
+        assert told["verdict"]["cause"] == "fine"
+        assert told["facts"]["second"]["cached_tokens"] >= 6 * 16
+        assert told["facts"]["policy"] == "kv"
+        workers = told["facts"]["workers"]
+        assert max(worker["held_blocks"] for worker in workers) * 16 == told["facts"]["second"]["cached_tokens"]
+        assert all(worker["own_sequence"] <= worker["index_sequence"] for worker in workers)
+
+
+def test_the_doctor_names_the_salt_that_keeps_two_chats_apart(server: Server) -> None:
+    asked = [*TWOSTROKE, "doctor", "--cache-salt", "alice", "--cache-salt", "bob"]
+    done = subprocess.run(asked, env=server.environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "salt: cache_salt was 'alice' and then 'bob'" in done.stdout
+
+
+def test_a_request_log_is_written_and_can_be_replayed(server: Server) -> None:
+    path = server.out.parent / LOG
+
+    def said() -> list[AnswerRecord | WorkerRecord]:
+        return [record_of(line, LOG) for line in path.read_text().splitlines()]
+
+    server.command("chat", "What is written down?", "--max-tokens", "7")
+    wait_until(lambda: any(isinstance(record, WorkerRecord) for record in said()), path.read_text)
+    row = read_trace(path).rows[-1]
+    answer = [record for record in said() if isinstance(record, AnswerRecord)][-1]
+    assert (row.output_tokens, row.input_tokens) == (7, answer.prompt_tokens)
+    assert answer.ttft_s is not None
+    assert answer.predicted_ttft_s is not None
+    assert answer.forecast
+    assert answer.price
+    assert "written down" not in path.read_text()
 
 
 def test_a_killed_decode_worker_comes_back_in_a_new_life(server: Server) -> None:

@@ -91,7 +91,7 @@ class WorkerHost:
                 on_gpu=not isinstance(built.memory, PageMemory),
             ),
         )
-        self.metrics.watch(self.pool, self.scheduler)
+        self.metrics.watch(self.pool, self.scheduler, self.feed.log)
         self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
         self.progress = News()
         self.engine = EngineThread(built.runner)

@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.config import Role
+from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Scheduler
@@ -46,9 +47,9 @@ class WorkerMetrics:
         self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
 
-    def watch(self, pool: BlockPool, scheduler: Scheduler) -> None:
-        """Report pages by state and queue lengths at every scrape."""
-        self.registry.register(_Gauges(self._role, pool, scheduler))
+    def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog) -> None:
+        """Report pages by state, queue lengths and the event log's end at every scrape."""
+        self.registry.register(_Gauges(self._role, pool, scheduler, log))
 
     def admitted(self, sequence: Sequence) -> None:
         if sequence.preemptions == 0:
@@ -75,13 +76,18 @@ class WorkerMetrics:
 
 
 class _Gauges(Collector):
-    def __init__(self, role: str, pool: BlockPool, scheduler: Scheduler) -> None:
+    def __init__(self, role: str, pool: BlockPool, scheduler: Scheduler, log: EventLog) -> None:
         self._role = role
         self._pool = pool
         self._values: tuple[tuple[str, str, Callable[[], int]], ...] = (
             ("requests_running", "Sequences that hold pages.", lambda: scheduler.running),
             ("requests_waiting", "Sequences that wait for pages.", lambda: scheduler.waiting),
             ("queued_tokens", "Known tokens that are to be computed here.", lambda: scheduler.queued_tokens),
+            (
+                "event_sequence",
+                "Of the last batch in the event log: routers should know as many.",
+                lambda: log.sequence,
+            ),
         )
 
     def collect(self) -> Iterable[GaugeMetricFamily]:

@@ -1,0 +1,82 @@
+"""`twostroke doctor`: does a prompt that was sent before get reused, and if not, why not?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import grpc
+from rich.console import Console
+
+from cluster import state_file
+from cluster.doctor.diagnosis import Verdict, diagnose
+from cluster.doctor.doors import Door, GrpcDoor, HttpDoor
+from cluster.doctor.examine import examine
+from cluster.doctor.facts import Facts
+from cluster.router_process import reachable
+from twostroke.errors import ConfigError
+
+_OPTIONS = (("grpc.max_receive_message_length", -1),)
+"""The router's index comes as one message per worker, however much it holds."""
+MAX_SALTS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="of the router (default: this user's local server)")
+    parser.add_argument(
+        "--url", metavar="URL", help="send the chats here, over HTTP (default: over gRPC); the rest is asked over gRPC"
+    )
+    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    parser.add_argument(
+        "--cache-salt",
+        action="append",
+        default=[],
+        metavar="SALT",
+        help="as your clients send it; given twice, the chats have one each (default: none)",
+    )
+    parser.add_argument("--json", action="store_true", help="verdict and all that was seen, as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status: 0 all that can be reused was, 1 not."""
+    salts = _salts(args.cache_salt)
+    address = _grpc_address(args)
+    with grpc.insecure_channel(address, options=list(_OPTIONS)) as channel:
+        door: Door = HttpDoor(args.url) if args.url is not None else GrpcDoor(channel, address)
+        facts = examine(channel, address, door, salts)
+    verdict = diagnose(facts)
+    if args.json:
+        print(json.dumps({"verdict": dataclasses.asdict(verdict), "facts": dataclasses.asdict(facts)}))
+    else:
+        _print(verdict, facts)
+    return 0 if verdict.is_fine else 1
+
+
+def _salts(given: list[str]) -> tuple[str, str]:
+    if len(given) > MAX_SALTS:
+        raise ConfigError(f"--cache-salt may be given twice, got {len(given)}", field="--cache-salt")
+    return (given[0], given[-1]) if given else ("", "")
+
+
+def _grpc_address(args: argparse.Namespace) -> str:
+    """Of the server at `--url`, where that is one of this user's."""
+    if args.grpc is not None:
+        return reachable(args.grpc)
+    if args.url is None or args.pid is not None:
+        return reachable(state_file.the_one_running(args.pid).grpc)
+    for state in state_file.running():
+        if args.url.rstrip("/").removesuffix("/v1").endswith(reachable(state.http)):
+            return reachable(state.grpc)
+    raise ConfigError(f"--url {args.url}: say where its gRPC is, with --grpc HOST:PORT", field="--grpc")
+
+
+def _print(verdict: Verdict, facts: Facts) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for name, canary in (("first", facts.first), ("second", facts.second)):
+        console.print(f"{name} chat: {len(canary.tokens)} tokens, {canary.cached_tokens} reused", markup=False)
+    for worker in facts.workers:
+        console.print(f"{worker.worker}: {worker.state}, holds {worker.held_blocks} blocks of it", markup=False)
+    console.print(f"{verdict.cause}: {verdict.finding}", style="green" if verdict.is_fine else "red", markup=False)
+    if verdict.remedy:
+        console.print(f"try: {verdict.remedy}", markup=False)

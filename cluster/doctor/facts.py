@@ -1,0 +1,57 @@
+"""What a doctor's visit has seen: the same chat twice, the workers, and what the router's index said of its blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """The chat, sent once."""
+
+    salt: str
+    tokens: tuple[int, ...]
+    """As the front door tokenized it just before."""
+    prompt_tokens: int = 0
+    """As the answer's usage says, like the next one."""
+    cached_tokens: int = 0
+    failure: str | None = None
+    """What the server said instead of answering."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """Between the two: the first answer has ended, the second is not asked for."""
+
+    worker: str
+    role: str
+    """Empty where it has not introduced itself, as the fingerprint."""
+    state: str
+    """"serving", "starting", "draining", "dead"."""
+    fingerprint: str
+    event_age_s: float | None = None
+    """Since the router heard of it; None where nobody tells, as the next ones."""
+    own_sequence: int | None = None
+    """Of the last batch in its event log, by its own word."""
+    index_sequence: int | None = None
+    """Of the last one that the router's index has applied."""
+    held_blocks: int = 0
+    """Leading blocks of the chat that it holds, by the router's index."""
+    stored_blocks: int = 0
+    """Blocks of the chat that it has held at any time since the doctor came, by the same."""
+    queued_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    block_size: int
+    vocab_size: int
+    fingerprint: str
+    """The fleet's, as the router says."""
+    policy: str | None
+    """That placed the chats; None where nobody tells."""
+    is_blind: bool
+    """That policy does not ask who holds what."""
+    workers: tuple[WorkerFacts, ...]
+    first: Canary
+    second: Canary
