@@ -8,11 +8,15 @@ to the streams that run there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from router.forecast import Computing, Forecaster, Peer
 from router.policy import Breakdown, Decision, Forecast, Snapshot, WorkerView
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,8 @@ class Prices:
     """Candidates within this share of the cheapest count as equal: predictions are not better than that."""
     tie_s: float = 0.005
     """Nor than this."""
-    shortlist: int = 4
-    """Workers per role of which all pairs are priced."""
+    shortlist: int = 6
+    """Of sources, of decode workers, and of decode workers that compute: all of their pairs are priced."""
     pulls_from_peers: bool = True
     computes_locally: bool = True
     computes_remotely: bool = True
@@ -65,29 +69,54 @@ class _Pricing:
         self._holders = self._best_holders() if prices.pulls_from_peers else []
 
     def choose(self) -> Decision:
-        decodes = self._shortlisted_decodes()
-        candidates: list[_Candidate] = []
-        if self._prices.computes_locally or not self._snapshot.prefill:
-            candidates += [self._candidate(d, None, c) for d in decodes for c in self._ways(d, None)]
-        if self._prices.computes_remotely or not candidates:
-            ways = self._shortlisted_sources()
-            candidates += [
-                self._candidate(d, s, c)
-                for d in decodes
-                if d.cached_blocks < self._snapshot.full_blocks or not self._prices.computes_locally
-                for s, c in ways
-            ]
-        chosen = self._cheapest(candidates)
+        chosen = self._cheapest([*self._local_candidates(), *self._remote_candidates()])
         peer = chosen.computing.peer
-        is_source_used = chosen.source is not None and chosen.decode.cached_blocks < self._snapshot.full_blocks
         return Decision(
             decode=chosen.decode.worker,
-            source=chosen.source.worker if chosen.source is not None and is_source_used else None,
+            source=chosen.source.worker if chosen.source is not None else None,
             peer=peer.view.worker if peer is not None else None,
             peer_blocks=peer.blocks if peer is not None else 0,
             forecast=chosen.forecast,
             why=chosen.why,
         )
+
+    def _local_candidates(self) -> list[_Candidate]:
+        """Decode workers that compute; all of them where there is nobody else, or where nothing is missing."""
+        decodes: Sequence[WorkerView] = self._snapshot.decode
+        if self._snapshot.prefill and not self._prices.computes_locally:
+            decodes = [view for view in decodes if view.cached_blocks >= self._snapshot.full_blocks]
+        ways = [(view, way) for view in decodes for way in self._ways(view, self._forecaster.at_decode)]
+
+        def cost_s(pair: tuple[WorkerView, Computing]) -> float:
+            view, way = pair
+            wait_s = max(way.wait_s, self._forecaster.admission_s(view, self._missing(view) + 1))
+            return (
+                wait_s + way.prefill_s * self._price_of_a_second(view.utilisation) + self._harm_s(view, way.prefill_s)
+            )
+
+        return [self._candidate(view, None, way) for view, way in _least(ways, cost_s, self._prices.shortlist)]
+
+    def _remote_candidates(self) -> list[_Candidate]:
+        """Pairs of a prefill worker and a decode worker that lacks something."""
+        decodes = [view for view in self._snapshot.decode if self._missing(view)]
+        if self._snapshot.prefill and not self._prices.computes_remotely and self._snapshot.decode:
+            return []
+
+        def decode_s(view: WorkerView) -> float:
+            admission_s = self._forecaster.admission_s(view, self._missing(view) + 1)
+            return admission_s + self._forecaster.tail_s(view, pulls=True) + self._harm_s(view, 0.0)
+
+        def source_s(pair: tuple[WorkerView, Computing]) -> float:
+            return pair[1].wait_s + pair[1].prefill_s * self._pool_price
+
+        at_source = self._forecaster.at_source
+        ways = [(view, way) for view in self._snapshot.prefill for way in self._ways(view, at_source)]
+        best_ways = _least(ways, source_s, self._prices.shortlist)
+        return [
+            self._candidate(decode, source, way)
+            for decode in _least(decodes, decode_s, self._prices.shortlist)
+            for source, way in best_ways
+        ]
 
     def _cheapest(self, candidates: Sequence[_Candidate]) -> _Candidate:
         """Equals: rather without a peer, then with the least damage, then by the draw."""
@@ -101,8 +130,7 @@ class _Pricing:
     def _candidate(self, decode: WorkerView, source: WorkerView | None, computing: Computing) -> _Candidate:
         forecast = self._forecaster.forecast(decode, computing, source)
         price = self._pool_price if source is not None else self._price_of_a_second(decode.utilisation)
-        missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
-        damage_pages = _victims(decode, missing + 1)
+        damage_pages = _victims(decode, self._missing(decode) + 1)
         if source is not None:
             damage_pages += _victims(source, max(0, self._snapshot.full_blocks - source.depths[0]))
         why = Breakdown(
@@ -124,9 +152,8 @@ class _Pricing:
         delay_s += (decode.running + self._prices.streams_to_come) * prefill_s
         return delay_s * self._prices.harm_per_stream
 
-    def _ways(self, computer: WorkerView, source: WorkerView | None) -> Iterable[Computing]:
+    def _ways(self, computer: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
         """How the prompt can be computed there: alone, or after fetching what the best holder has."""
-        at = self._forecaster.at_decode if source is None else self._forecaster.at_source
         yield at(computer)
         peer = next((peer for peer in self._holders if peer.view.worker != computer.worker), None)
         if peer is not None and peer.blocks > computer.cached_blocks:
@@ -139,21 +166,8 @@ class _Pricing:
         holding = [peer for peer in peers if peer.blocks]
         return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
 
-    def _shortlisted_decodes(self) -> list[WorkerView]:
-        def cost_s(decode: WorkerView) -> float:
-            missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
-            own_s = self._forecaster.admission_s(decode, missing + 1) + self._forecaster.tail_s(decode, pulls=True)
-            return own_s + self._harm_s(decode, 0.0) + missing * self._block_s(decode)
-
-        views = self._snapshot.decode
-        return (
-            list(views) if len(views) <= self._prices.shortlist else sorted(views, key=cost_s)[: self._prices.shortlist]
-        )
-
-    def _shortlisted_sources(self) -> list[tuple[WorkerView, Computing]]:
-        ways = [(source, way) for source in self._snapshot.prefill for way in self._ways(source, source)]
-        ways.sort(key=lambda pair: pair[1].wait_s + pair[1].prefill_s * self._pool_price)
-        return ways[: 2 * self._prices.shortlist]
+    def _missing(self, decode: WorkerView) -> int:
+        return max(0, self._snapshot.full_blocks - decode.cached_blocks)
 
     def _block_s(self, view: WorkerView) -> float:
         return self._snapshot.block_size * self._forecaster.cost(view).prompt_token_s
@@ -164,6 +178,10 @@ class _Pricing:
 
 def _gentleness(candidate: _Candidate) -> tuple[bool, int]:
     return candidate.computing.peer is not None, candidate.why.damage_pages
+
+
+def _least(items: Sequence[Item], cost_s: Callable[[Item], float], count: int) -> list[Item]:
+    return list(items) if len(items) <= count else heapq.nsmallest(count, items, key=cost_s)
 
 
 def _victims(view: WorkerView, new_pages: int) -> int:

@@ -1,0 +1,141 @@
+"""What the priced policy weighs against what: peers, tiers, wires, evictions, streams."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from router.forecast import Forecaster, Peer
+from router.policies.priced import Priced, Prices
+from router.policy import Decision, LinkRate, Snapshot, WorkerView
+from twostroke.ids import WorkerId
+from twostroke.schedule.cost import StepCost
+
+P0, P1, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
+COST = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001)
+FAST, SLOW = LinkRate(0.001, 1e9), LinkRate(0.001, 2e6)
+
+
+def view(worker: WorkerId, **facts: Any) -> WorkerView:
+    known = {"pages_free": 1000, "cost": COST, "step_tokens": 512, "step_target_s": 0.1}
+    return WorkerView(worker=worker, **(known | facts))
+
+
+def snapshot(prefill: list[WorkerView], decode: list[WorkerView] | None = None, **facts: Any) -> Snapshot:
+    given: dict[str, Any] = {"known_tokens": 1600, "full_blocks": 100, "block_size": 16, "page_bytes": 100_000}
+    return Snapshot(prefill=tuple(prefill), decode=tuple(decode or [view(D0, running=60)]), **(given | facts))
+
+
+def decide(*prefill: WorkerView, **facts: Any) -> Decision:
+    return Priced()(snapshot(list(prefill), **facts))
+
+
+def test_a_prefix_that_a_busy_worker_holds_is_fetched_from_it() -> None:
+    decision = decide(view(P0, links={P1: FAST}), view(P1, depths=(90,), queue_s=5.0))
+    assert (decision.source, decision.peer, decision.peer_blocks) == (P0, P1, 90)
+    assert decision.forecast.cached_blocks == 90
+    assert decision.forecast.fetch_s == pytest.approx(0.001 + 90 * 100_000 / 1e9)
+
+
+def test_over_a_slow_wire_it_is_computed() -> None:
+    decision = decide(view(P0, links={P1: SLOW}), view(P1, depths=(90,), queue_s=5.0))
+    assert (decision.source, decision.peer) == (P0, None)
+
+
+def test_a_wire_that_is_busy_is_waited_for_or_not_taken() -> None:
+    holder = view(P1, depths=(90,), queue_s=5.0)
+    assert decide(view(P0, links={P1: FAST}, fetch_wait_s=0.5), holder).peer == P1
+    assert decide(view(P0, links={P1: FAST}, fetch_wait_s=1.5), holder).peer is None
+    busy_holder = view(P1, depths=(90,), queue_s=5.0, serve_wait_s=1.5)
+    assert decide(view(P0, links={P1: FAST}), busy_holder).peer is None
+
+
+def test_fetching_overlaps_with_waiting() -> None:
+    decision = decide(view(P0, links={P1: LinkRate(0.001, 2e7)}, queue_s=0.6), view(P1, depths=(90,), queue_s=5.0))
+    assert decision.peer == P1
+    assert decision.forecast.fetch_s > 0.4
+    assert decision.why is not None
+    assert decision.why.wait_s == pytest.approx(0.6)
+
+
+def test_a_decode_worker_that_computes_may_fetch_too() -> None:
+    busy = view(P0, queue_s=5.0)
+    decode = [view(D0, links={D1: FAST}), view(D1, depths=(90,), running=60, pages_free=0)]
+    decision = decide(busy, decode=decode)
+    assert (decision.decode, decision.source, decision.peer) == (D0, None, D1)
+
+
+def test_nobody_is_its_own_peer() -> None:
+    decision = decide(view(P0, depths=(90,)), view(P1, queue_s=5.0))
+    assert (decision.source, decision.peer) == (P0, None)
+
+
+def test_a_lower_tier_counts_by_the_time_it_takes_to_load() -> None:
+    def cached(page_s: float) -> int:
+        spilled = view(P0, depths=(10, 90), tier_page_s=(0.0, page_s))
+        return decide(spilled).forecast.cached_blocks
+
+    assert cached(page_s=0.001) == 90
+    assert cached(page_s=0.1) == 10, "loading a page takes longer than computing its 16 tokens"
+
+
+def test_loading_from_a_lower_tier_overlaps_with_waiting() -> None:
+    spilled = view(P0, depths=(0, 100), tier_page_s=(0.0, 0.02), queue_s=3.0)
+    way = Forecaster(snapshot([spilled])).at_source(spilled)
+    assert (way.wait_s, way.prefill_s) == (3.0, 0.0)
+
+
+def test_evictions_that_are_regretted_cost_seconds() -> None:
+    crowded, roomy = view(P0, depths=(50,), pages_free=0, pages_cached=1000), view(P1, depths=(40,))
+    alone = Priced(Prices(pulls_from_peers=False))
+    assert alone(snapshot([crowded, roomy], eviction_regret=0.0)).source == P0
+    assert alone(snapshot([crowded, roomy], eviction_regret=0.5)).source == P1
+
+
+def test_streams_are_spread_over_decode_workers() -> None:
+    assert decide(view(P0), decode=[view(D0, running=9), view(D1, running=3)]).decode == D1
+
+
+def test_always_remote_and_always_local_are_the_same_policy_with_fewer_candidates() -> None:
+    waits = snapshot([view(P0, queue_s=5.0)], [view(D0)])
+    assert Priced(Prices(computes_locally=False))(waits).source == P0
+    assert Priced(Prices(computes_remotely=False))(waits).source is None
+    idle = snapshot([view(P0)], [view(D0, running=30)])
+    assert Priced(Prices(computes_remotely=False))(idle).source is None
+
+
+def test_always_local_still_works_without_anything_else() -> None:
+    alone = snapshot([], [view(D0)])
+    assert Priced(Prices(computes_locally=False))(alone).decode == D0
+
+
+def test_the_longest_prefix_is_forecast_once_however_it_comes() -> None:
+    forecaster = Forecaster(snapshot([view(P0)]))
+    own = forecaster.at_source(view(P0, depths=(60,)))
+    fetched = forecaster.at_source(view(P0, depths=(20,)), Peer(view(P1, depths=(60,)), 60))
+    assert (own.prefill_s, own.computed_tokens) == (fetched.prefill_s, fetched.computed_tokens)
+    assert fetched.fetch_s > own.fetch_s == 0.0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_shortlist_finds_what_pricing_every_pair_finds(seed: int) -> None:
+    draws = random.Random(seed)
+
+    def drawn(worker: str) -> WorkerView:
+        return view(
+            WorkerId(worker),
+            depths=(draws.choice((0, 0, 10, 50, 100)),),
+            queue_s=draws.expovariate(1.0),
+            running=draws.randrange(20),
+            pages_free=draws.choice((0, 500)),
+            pages_cached=500,
+            utilisation=draws.random() * 0.9,
+        )
+
+    some = snapshot([drawn(f"p{i}") for i in range(12)], [drawn(f"d{i}") for i in range(12)], draw=draws.random())
+    short, whole = (Priced(Prices(shortlist=count))(some).why for count in (Prices().shortlist, 100))
+    assert short is not None
+    assert whole is not None
+    assert short.total_s <= 1.03 * whole.total_s + Prices().tie_s
