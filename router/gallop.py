@@ -1,57 +1,49 @@
 """How far each holder's hold on a sequence reaches, without looking at every position.
 
-Holders of position i + 1 nearly always hold position i, so the set of holders only shrinks along the sequence, and
-where it shrinks is found by doubling steps and halving intervals (exponential search, Bentley and Yao 1976): a few
-looks per holder that drops out, not one per position.
+Holders of position i + 1 nearly always hold position i, so the set of holders only shrinks along the sequence. One walk
+in doubling steps (exponential search, Bentley and Yao 1976) brackets where it shrinks, for all holders at once; then
+only intervals whose ends differ are halved. That is about log n looks, and log of the bracket for each place where
+holders drop out, not one look per position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 Mask = int
 """A set of holders: one bit each."""
 
 
-def gallop(holders: Callable[[int], Mask], length: int) -> dict[Mask, int]:
-    """Bit of each holder of position 0 -> first position that it does not hold.
+def gallop(holders: Callable[[int], Mask], length: int) -> list[tuple[int, Mask]]:
+    """Where holders of position 0 drop out: (first position that they do not hold, who). Of others nothing is said.
 
-    Exact where every holder holds a prefix of the sequence. Of one with a hole, the answer lies at the hole or past
-    it: the hole itself may be jumped over.
+    Exact where every holder holds a prefix of the sequence. Of one with a hole the answer lies at the hole or past it:
+    the hole itself may be jumped over.
     """
-    depths: dict[Mask, int] = {}
-    alive = holders(0) if length else 0
-    position = 0
-    """All of `alive` hold this position."""
-    while alive:
-        lost_at = _first_loss(holders, alive, position, length)
-        still = alive & holders(lost_at) if lost_at < length else 0
-        for bit in bits(alive & ~still):
-            depths[bit] = lost_at
-        alive, position = still, lost_at
-    return depths
+    losses: list[tuple[int, Mask]] = []
+    low, at_low, step = 0, holders(0) if length else 0, 1
+    while at_low:
+        high = min(low + step, length)
+        at_high = at_low & holders(high) if high < length else 0
+        if at_high != at_low:
+            _halve(holders, (low, at_low, high, at_high), losses)
+        low, at_low, step = high, at_high, 2 * step
+    return losses
 
 
-def bits(mask: Mask) -> Iterable[Mask]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit
-
-
-def _first_loss(holders: Callable[[int], Mask], alive: Mask, position: int, length: int) -> int:
-    """The first position after `position` that some of `alive` lack."""
-    step, low, high = 1, position, length
-    while low + step < length:
-        if alive & ~holders(low + step):
-            high = low + step
-            break
-        low += step
-        step *= 2
-    while high - low > 1:
+def _halve(
+    holders: Callable[[int], Mask], bracket: tuple[int, Mask, int, Mask], losses: list[tuple[int, Mask]]
+) -> None:
+    """All losses after its lower end, up to its upper one."""
+    brackets = [bracket]
+    while brackets:
+        low, at_low, high, at_high = brackets.pop()
+        if high - low == 1:
+            losses.append((high, at_low & ~at_high))
+            continue
         middle = (low + high) // 2
-        if alive & ~holders(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+        at_middle = at_low & holders(middle) | at_high
+        if at_middle != at_high:
+            brackets.append((middle, at_middle, high, at_high))
+        if at_low != at_middle:
+            brackets.append((low, at_low, middle, at_middle))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeVar
 
 from router.gallop import Mask, gallop
 from router.regret import EvictionRegret
@@ -19,6 +21,9 @@ from twostroke.kv_cache.tier import Tier
 
 Coming = Callable[[BlockName], Iterable[WorkerId]]
 """Workers that are about to hold a block."""
+Depth = TypeVar("Depth")
+
+_UPWARDS = tuple(reversed(Tier))
 
 
 class Applied(enum.Enum):
@@ -36,7 +41,6 @@ class Applied(enum.Enum):
 class _Shelf:
     """What one life of one worker holds."""
 
-    worker: WorkerId
     bit: Mask
     epoch: Epoch
     sequence: int | None = None
@@ -53,16 +57,47 @@ class _Shelf:
         return sum(self.counts)
 
     @property
-    def lowest(self) -> int:
+    def lowest(self) -> Tier:
         """The lowest tier that holds anything."""
-        return max((tier for tier in Tier if self.counts[tier]), default=Tier.DEVICE)
+        return next((tier for tier in _UPWARDS if self.counts[tier]), Tier.DEVICE)
+
+
+class _Crowd:
+    """Masks to workers, eight bits at a time: with dozens of workers that beats going bit by bit."""
+
+    def __init__(self) -> None:
+        self._by_bit: dict[Mask, WorkerId] = {}
+        self._by_byte: dict[tuple[int, int], tuple[WorkerId, ...]] = {}
+        """(position of the byte, its value); filled as masks come up."""
+
+    def put(self, bit: Mask, worker: WorkerId | None) -> None:
+        """Whose bit it is from now on."""
+        if worker is None:
+            del self._by_bit[bit]
+        else:
+            self._by_bit[bit] = worker
+        self._by_byte.clear()
+
+    def of(self, mask: Mask) -> list[WorkerId]:
+        workers: list[WorkerId] = []
+        for place, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+            if byte:
+                workers.extend(self._by_byte.get((place, byte)) or self._spell_out(place, byte))
+        return workers
+
+    def _spell_out(self, place: int, byte: int) -> tuple[WorkerId, ...]:
+        bits = [1 << (8 * place + number) for number in range(8) if byte >> number & 1]
+        found = self._by_byte[place, byte] = tuple(self._by_bit[bit] for bit in bits)
+        return found
 
 
 class PrefixIndex:
     def __init__(self) -> None:
         self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
         self._shelves: dict[WorkerId, _Shelf] = {}
-        self._by_bit: dict[Mask, _Shelf] = {}
+        self._bits: dict[Mask, Mask] = {}
+        """Each worker's bit to itself: the one object that all names which only that worker holds share."""
+        self._crowd = _Crowd()
         self.regret = EvictionRegret()
         """Of blocks that nobody holds any more; told by whoever asks for them."""
 
@@ -116,7 +151,8 @@ class PrefixIndex:
         shelf = self._shelves.pop(worker, None)
         if shelf is not None:
             self._clear(shelf)
-            del self._by_bit[shelf.bit]
+            del self._bits[shelf.bit]
+            self._crowd.put(shelf.bit, None)
 
     def snapshot(self, worker: WorkerId) -> EventBatch | None:
         """The worker's set as of the last batch applied, or None while that is not known to be true."""
@@ -141,19 +177,30 @@ class PrefixIndex:
         eviction and spilling downwards keep them. A worker with a hole gets a number at the hole or past it, so the
         worst is one that is too high: the worker computes the hole, and predicted reuse is seen to have been wrong.
         """
-        depths: dict[WorkerId, tuple[int, ...]] = {}
-        lowest = max((tier for tier in Tier if self._holders[tier]), default=Tier.DEVICE)
-        for tier in list(Tier)[: lowest + 1]:
-            reach = gallop(self._looking_down_to(tier, names, also), len(names))
-            for bit, depth in reach.items():
-                shelf = self._by_bit[bit]
-                if tier <= shelf.lowest:
-                    known = depths.get(shelf.worker, (0,) * tier)
-                    depths[shelf.worker] = (*known, max(depth, known[-1] if known else 0))
-        return depths
+        lowest = next((tier for tier in _UPWARDS if self._holders[tier]), Tier.DEVICE)
+        if lowest is Tier.DEVICE:
+            return self._reach(lowest, names, also, lambda depth: (depth,))
+        reaches = [self._reach(tier, names, also, int) for tier in Tier if tier <= lowest]
+        return {worker: self._depths(worker, reaches) for worker in reaches[-1]}
+
+    def _reach(
+        self, lowest: Tier, names: Sequence[BlockName], also: Coming | None, form: Callable[[int], Depth]
+    ) -> dict[WorkerId, Depth]:
+        """How far down the sequence each worker holds blocks on some tier down to `lowest`."""
+        reach: dict[WorkerId, Depth] = {}
+        for depth, mask in gallop(self._looking_down_to(lowest, names, also), len(names)):
+            reach.update(dict.fromkeys(self._crowd.of(mask), form(depth)))
+        return reach
+
+    def _depths(self, worker: WorkerId, reaches: Sequence[dict[WorkerId, int]]) -> tuple[int, ...]:
+        tiers = self._shelves[worker].lowest + 1
+        return tuple(accumulate((reach.get(worker, 0) for reach in reaches[:tiers]), max))
 
     def _looking_down_to(self, lowest: Tier, names: Sequence[BlockName], also: Coming | None) -> Callable[[int], Mask]:
         tiers = [holders for holders in self._holders[: lowest + 1] if holders]
+        if len(tiers) == 1 and also is None:
+            find = tiers[0].get
+            return lambda position: find(names[position], 0)
 
         def holders(position: int) -> Mask:
             name, mask = names[position], 0
@@ -176,9 +223,11 @@ class PrefixIndex:
             shelf = None
         if shelf is None:
             bit = 1
-            while bit in self._by_bit:
+            while bit in self._bits:
                 bit <<= 1
-            shelf = self._shelves[worker] = self._by_bit[bit] = _Shelf(worker, bit, epoch)
+            self._bits[bit] = bit
+            self._crowd.put(bit, worker)
+            shelf = self._shelves[worker] = _Shelf(bit, epoch)
         return shelf
 
     def _store(self, shelf: _Shelf, change: TierChange) -> None:
@@ -226,8 +275,7 @@ class PrefixIndex:
         holders = self._holders[tier]
         rest = holders[name] & ~shelf.bit
         if rest:
-            alone = self._by_bit.get(rest)
-            holders[name] = rest if alone is None else alone.bit
+            holders[name] = self._bits.get(rest, rest)
         else:
             del holders[name]
 
