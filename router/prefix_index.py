@@ -128,6 +128,7 @@ class PrefixIndex:
         for change in batch.changes:
             self._remove(shelf, change)
             self._store(shelf, change)
+        for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
             self.regret.evicted(name for name in change.removed if not self._is_held(name))
         shelf.sequence = batch.sequence
         if shelf.block_count != batch.block_count or shelf.xor != int.from_bytes(batch.digest, "big"):

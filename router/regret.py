@@ -6,6 +6,7 @@ every copy pushes out what the next request wants.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from twostroke.ids import BlockName
@@ -18,7 +19,7 @@ WINDOW = 50_000
 
 class EvictionRegret:
     def __init__(self) -> None:
-        self._gone: dict[BlockName, None] = {}
+        self._gone: OrderedDict[BlockName, None] = OrderedDict()
         """Evicted somewhere, the longest ago first."""
         self._evicted = 0.0
         self._asked_again = 0.0
@@ -30,11 +31,11 @@ class EvictionRegret:
 
     def evicted(self, names: Iterable[BlockName]) -> None:
         for name in names:
-            self._gone.pop(name, None)
             self._gone[name] = None
+            self._gone.move_to_end(name)
             self._evicted += 1
         while len(self._gone) > REMEMBERED:
-            del self._gone[next(iter(self._gone))]
+            self._gone.popitem(last=False)
         if self._evicted > WINDOW:
             self._evicted /= 2
             self._asked_again /= 2

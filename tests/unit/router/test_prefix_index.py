@@ -230,3 +230,17 @@ def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equalit
     assert len(index) == len(holders)
     for block, workers in holders.items():
         assert set(index.leading_blocks([block])) == workers
+
+
+def test_a_block_that_only_moves_down_a_tier_is_not_evicted() -> None:
+    index, log = PrefixIndex(), EventLog(LIFE)
+    index.apply(A, LIFE, log.snapshot())
+    for number in range(4):
+        log.stored(name(number))
+    index.apply(A, LIFE, log.publish())
+    for number in range(2):
+        log.removed(name(number))
+    log.stored(name(0), Tier.HOST)
+    index.apply(A, LIFE, log.publish())
+    index.regret.asked([name(0), name(1)])
+    assert index.regret.share == 1.0, "one was evicted, and that one was asked for"
