@@ -64,5 +64,7 @@ def router_config(config: ClusterConfig, *, token: str, fleet_address: str, mode
         served_model_name=config.model.public_name,
         policy=config.policy,
         seed=config.seed,
+        slo_ttft_s=config.slo_ttft_s,
+        max_held=config.max_held,
         request_log=config.request_log,
     )

@@ -19,7 +19,6 @@ from router.link_pool import LinkPool
 from router.metrics import RouterMetrics
 from router.placement import Placed, Placer, may_go_elsewhere
 from router.request_log import RecordSink
-from router.reservations import Reservations
 from twostroke.errors import DeadlineExceeded, InternalError, ServeError
 from twostroke.ids import BlockName, RequestId
 from twostroke.kv_cache.block import name_block, root_name
@@ -41,7 +40,6 @@ class Surroundings:
     policy: str
     placer: Placer
     links: LinkPool
-    reservations: Reservations
     metrics: RouterMetrics
     request_log: RecordSink
 
@@ -85,6 +83,7 @@ class Answer:
         try:
             reason = await self._until_deadline()
             outcome = reason.value
+            self._around.placer.answered(len(self._emitted))
             self._report(FinishEvent(self.index, reason, self.cached_tokens))
         except ServeError as error:
             outcome = type(error).__name__
@@ -149,6 +148,8 @@ class Answer:
             sampling=self._request.sampling[self.index],
             deadline_s=self._request.deadline_s,
             router_id=self._around.router_id,
+            priority=self._request.priority,
+            tenant=self._request.tenant,
         )
 
     def _extend_names(self, known: tuple[int, ...]) -> None:
@@ -168,7 +169,7 @@ class Answer:
                 if arrival.finish is not None:
                     return arrival.finish
         finally:
-            self._around.reservations.end(self.request_id)
+            self._around.placer.left(self.request_id)
             placed.link.forget(placed.stream)
             if not placed.stream.is_complete:
                 self._around.links.close_later(placed.link, placed.stream)
@@ -176,7 +177,7 @@ class Answer:
     def _take(self, arrival: Arrival, placed: Placed) -> None:
         self._lifetime.merge(arrival.lifetime)
         if arrival.tokens:
-            self._around.reservations.end(self.request_id)
+            self._around.placer.first_token(self.request_id)
         is_first = not self._emitted and bool(arrival.tokens)
         self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.time())
         if is_first:

@@ -156,12 +156,16 @@ class RouterCore:
             self._tasks = tasks
             self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
-            recorder = tasks.create_task(self._record_workers(), name="worker records")
+            side_tasks = (
+                tasks.create_task(self._record_workers(), name="worker records"),
+                tasks.create_task(self._placer.run(), name="waiting room"),
+            )
             started.set()
             try:
                 await self._fleet.run(address)
             finally:
-                recorder.cancel()
+                for task in side_tasks:
+                    task.cancel()
                 self._links.close()
 
     async def _record_workers(self) -> None:
@@ -195,7 +199,6 @@ class RouterCore:
             policy=self._config.policy,
             placer=self._placer,
             links=self._links,
-            reservations=self._fleet.reservations,
             metrics=self._metrics,
             request_log=self._request_log,
         )

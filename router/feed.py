@@ -46,6 +46,8 @@ class Ledger:
     """The member has said what it is; may refuse it."""
     changed: Callable[[], None]
     """The member's standing is another one."""
+    heard: Callable[[], None]
+    """It has reported its load."""
 
 
 class Feed:
@@ -148,6 +150,7 @@ class Feed:
         if member.standing is not before:
             log.info("member is worker=%s epoch=%s standing=%s", member.worker, member.epoch, member.standing)
             self._ledger.changed()
+        self._ledger.heard()
 
     def _suspect(self, error: ServeError) -> None:
         if self._member.is_live or self._member.reported_at_s is None:

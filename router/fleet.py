@@ -58,6 +58,7 @@ class Fleet:
         self._awaits_decode = False
         """The supervisor lists a decode worker that is dead or starting: it will serve soon."""
         self._changed = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
         self._facts: ServingFacts | None = None
         self._ledger = Ledger(
             index=self.index,
@@ -66,6 +67,7 @@ class Fleet:
             metrics=metrics,
             introduced=self._accept,
             changed=self._note_change,
+            heard=self._tell_listeners,
         )
         self._event_faults = FaultRates.parse(config.event_faults)
         self._reservation_feed = ReservationFeed(router_id, config.cluster_token, self.reservations)
@@ -103,6 +105,10 @@ class Fleet:
 
     def member(self, worker: WorkerId) -> Member | None:
         return self._members.get(worker)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """It is called whenever a worker reports, and when some member's standing changes."""
+        self._listeners.append(listener)
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until some member's standing changes, or the time is over."""
@@ -182,6 +188,11 @@ class Fleet:
         """Wake whoever waits for the fleet to be another one."""
         self._changed.set()
         self._changed = asyncio.Event()
+        self._tell_listeners()
+
+    def _tell_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def _accept(self, member: Member) -> None:
         """A worker has introduced itself: it fits, or it is refused for as long as it lives."""

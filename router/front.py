@@ -151,6 +151,8 @@ class Front:
                     salt=ask.salt,
                     sampling=sampling_params(ask.options, length, facts, self._seeds),
                     deadline_s=ask.deadline_s,
+                    priority=ask.priority,
+                    tenant=ask.tenant,
                 )
             )
         return Call(ask, tuple(requests), facts, received_s)

@@ -22,8 +22,10 @@ class GenerationRequest:
     """One per choice; they differ in `choice` only."""
     deadline_s: float | None
     """Seconds since the Unix epoch."""
-    tenant: str = ""
     priority: int = 0
+    """Class: higher goes first where requests have to wait."""
+    tenant: str = ""
+    """Requests that have to wait are taken from tenants in turns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,16 @@ from typing import Any
 import grpc.aio
 
 from router.front import Front, TextEvent
-from router.params import AnswerOptions, Ask, ChatPrompt, Prompt, TextPrompt, TokenPrompt, check_request_id
+from router.params import (
+    AnswerOptions,
+    Ask,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_request_id,
+    priority_class,
+)
 from router.text import token_text
 from twostroke.config import Role
 from twostroke.errors import InvalidRequest, PeerLost, UnsupportedFeature
@@ -187,6 +196,8 @@ def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> 
         options=_parse_options(request),
         salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + left_s,
+        priority=priority_class(request.priority),
+        tenant=check_request_id(request.tenant, "tenant"),
     )
 
 

@@ -51,6 +51,7 @@ LINGER_BYTES = 64 << 20
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
+TENANT_HEADER = "x-tenant-id"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -144,6 +145,8 @@ class HttpDoors:
             options=wanted.options,
             salt=wanted.salt,
             deadline_s=_deadline(request, wanted),
+            priority=wanted.priority,
+            tenant=_tenant(request, wanted),
         )
         reply = Reply(wanted, ask.request_id, self._front.model, self._front.text)
         return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
@@ -221,6 +224,11 @@ def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:
         except ValueError as error:
             raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number, got {shown!r}", field=TIMEOUT_HEADER) from error
     return None if timeout_s is None else time.time() + timeout_s
+
+
+def _tenant(request: Request, wanted: OpenAIRequest) -> str:
+    """The header wins: gateways that know their clients set it. Without one, OpenAI's `user` keeps end users apart."""
+    return check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER) or wanted.user
 
 
 def _funnel(handler: Handler) -> Handler:

@@ -72,9 +72,6 @@ class RouterMetrics:
             "foreign_reservations", "Placements of other routers that wait for their first token."
         )
         self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
-        self.decision_seconds = self._histogram(
-            "decision_seconds", "Time taken to choose workers for one answer.", DECISION_BUCKETS_S
-        )
         self.reopened_requests_total = self._counter(
             "reopened_requests", "Answers that went on at another decode worker (or another life of it)."
         )

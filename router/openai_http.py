@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -12,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from router.front import Front, TextEvent
 from router.openai_reply import Reply, error_body
 from router.params import Ask
-from twostroke.errors import ServeError
+from twostroke.errors import Overloaded, ServeError
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -22,8 +23,14 @@ _SSE_HEADERS = [
 
 
 def error_response(error: ServeError) -> Response:
-    headers = {"retry-after": "1"} if error.retryable else None
+    headers = {"retry-after": str(_retry_after_s(error))} if error.retryable else None
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def _retry_after_s(error: ServeError) -> int:
+    """Whole seconds, as HTTP wants them."""
+    predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
+    return max(1, math.ceil(predicted_s or 0.0))
 
 
 class AnswerResponse(Response):

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.json_fields import Fields, as_number, is_token_list
-from router.params import MAX_PROMPTS, AnswerOptions, ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from router.params import (
+    MAX_PROMPTS,
+    AnswerOptions,
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_request_id,
+    priority_class,
+)
 from router.text import checked_utf8
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
@@ -30,6 +39,8 @@ class OpenAIRequest:
     include_usage: bool
     return_token_ids: bool
     timeout_s: float | None
+    priority: int
+    user: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +146,9 @@ def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logpro
         include_usage=stream_options.flag("include_usage"),
         return_token_ids=fields.flag("return_token_ids"),
         timeout_s=check_timeout(fields.number("timeout"), "timeout"),
+        # As in vLLM's and LiteLLM's servers, where lower goes first; everywhere else here, higher does.
+        priority=priority_class(-(fields.integer("priority") or 0)),
+        user=check_request_id(fields.string("user") or "", "user"),
     )
 
 

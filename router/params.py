@@ -24,6 +24,9 @@ MAX_STOP_CHARS = 1024
 COMPLETION_MAX_TOKENS = 16
 """As in OpenAI's API: a completion that names no length is short; a chat may take what fits."""
 MAX_REQUEST_ID_CHARS = 256
+"""Also of a tenant's name."""
+MOST_PRIORITY = 100
+"""Classes are walked in order at every turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ class Ask:
     salt: bytes = b""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
+    priority: int = 0
+    """Class: higher goes first."""
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         answers = len(self.prompts) * self.options.n
@@ -112,6 +118,11 @@ class Ask:
                 f"one request may have {MAX_ANSWERS}",
                 field="n",
             )
+
+
+def priority_class(wanted: int) -> int:
+    """Clients may send any number, a clock for one; classes are few, and requests of one class are served fairly."""
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, wanted))
 
 
 def check_request_id(request_id: str, name: str) -> str:

@@ -9,18 +9,22 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.admission import Admission, Rules
+from router.admission_metrics import AdmissionMetrics
 from router.answer_stream import AnswerStream
 from router.fleet import Fleet
 from router.link_pool import LinkPool
 from router.member import Member
 from router.metrics import RouterMetrics
-from router.policies import policy_named
+from router.policies import RECONSIDERING, policy_named
 from router.policy import Decision
 from router.selector import Ask, Selector, Shape
+from router.waiting_room import WaitingRoom
+from router.wanting import Released, Wanting, Workers
 from router.worker_link import WorkerLink
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
-from twostroke.ids import WorkerId
+from twostroke.ids import RequestId, WorkerId
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import Request
 from twostroke.rpc.convert import request_to_message
@@ -56,6 +60,12 @@ class Placer:
     def __init__(self, config: RouterConfig, fleet: Fleet, links: LinkPool, metrics: RouterMetrics) -> None:
         self._policy_name = config.policy
         self._selector = Selector(policy_named(config.policy), fleet.index, fleet.reservations, seed=config.seed)
+        rules = Rules(
+            reconsiders=config.policy in RECONSIDERING, slo_ttft_s=config.slo_ttft_s, most_held=config.max_held
+        )
+        admission = Admission(rules, self._selector, fleet.reservations)
+        self._room = WaitingRoom(admission, self._workers, AdmissionMetrics(metrics.registry))
+        fleet.listen(self._room.notice)
         self._worker_wait_s = config.worker_wait_s
         self._openings = itertools.count()
         """Numbers attempts over all requests: where a client uses an id again, a late Close or token of the earlier
@@ -64,12 +74,18 @@ class Placer:
         self._links = links
         self._metrics = metrics
 
+    async def run(self) -> None:
+        """Let those that wait for their turn go, until cancelled."""
+        await self._room.run()
+
     async def place(self, request: Request, lifetime: Lifetime) -> Placed:
         """Returns once a worker has it; every worker asked counts as an attempt and gets its own number.
 
-        Raises Overloaded where every worker that could be asked is full, Draining where all of them are leaving,
-        PeerLost where none came in time, and what a worker says about the request itself.
+        Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
+        them are leaving, PeerLost where none came in time, and what a worker says about the request itself. What was
+        placed is to be told `first_token` and `left`.
         """
+        wanting = self._wanting(request)
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
         unusable: set[WorkerId] = set()
@@ -84,8 +100,15 @@ class Placer:
                 await self._wait(give_up_s)
                 unusable.clear()
                 continue
+            released = await self._room.turn(wanting, self._workers(free))
+            if released is None:
+                continue
+            wanting = dataclasses.replace(wanting, is_urgent=True)
+            if not self._workers().can_serve(released.decision):  # it was for those who wait for the turn's task
+                self._room.left(request.request_id)
+                continue
             attempt = dataclasses.replace(request, attempt=next(self._openings))
-            placed = await self._open(attempt, free, lifetime)
+            placed = await self._open(attempt, released, lifetime)
             if isinstance(placed, Placed):
                 return placed
             (full if isinstance(placed.error, Overloaded) else unusable).add(placed.worker)
@@ -96,12 +119,24 @@ class Placer:
             raise PeerLost(f"no decode worker could take the request within {self._worker_wait_s} s; try again later")
         await self._fleet.wait_for_change(min(left_s, LOOK_AGAIN_S))
 
-    async def _open(self, request: Request, free: Sequence[Member], lifetime: Lifetime) -> Placed | _Refusal:
-        decision, decided_at_s = self._decide(request, free), time.time()
+    def first_token(self, request_id: RequestId) -> None:
+        self._room.first_token(request_id)
+
+    def left(self, request_id: RequestId) -> None:
+        """Its attempt is over."""
+        self._room.left(request_id)
+
+    def answered(self, tokens: int) -> None:
+        """An answer has ended after so many: the next ones are expected to be like it."""
+        self._selector.answered(tokens)
+
+    async def _open(self, request: Request, released: Released, lifetime: Lifetime) -> Placed | _Refusal:
+        decision = released.decision
+        self._note(request, decision)
         lifetime.mark(Instant.ROUTED)
-        decode = next(member for member in free if member.worker == decision.decode)
+        decode = self._member(decision.decode)
         link, stream = self._links.to(decode), AnswerStream(request.request_id, request.attempt, len(request.emitted))
-        is_open, may_be_open = False, True
+        is_open, may_be_open, begun_s = False, True, time.monotonic()
         try:
             message = request_to_message(
                 request,
@@ -127,26 +162,43 @@ class Placer:
             raise
         finally:
             if not is_open:
-                self._fleet.reservations.end(request.request_id)
+                self._room.left(request.request_id)
                 link.forget(stream)
             if not is_open and may_be_open:
                 self._links.close_later(link, stream)
         lifetime.mark(Instant.OPENED)
-        self._fleet.reservations.opened(request.request_id, time.monotonic())
-        return Placed(link, stream, decision, decided_at_s)
+        now_s = time.monotonic()
+        self._fleet.reservations.opened(request.request_id, now_s)
+        self._room.opened(now_s - begun_s)
+        return Placed(link, stream, decision, time.time() - (now_s - released.decided_at_s))
 
-    def _decide(self, request: Request, free: Sequence[Member]) -> Decision:
-        begun_s = time.perf_counter()
-        facts = self._fleet.facts
+    def _wanting(self, request: Request) -> Wanting:
+        now_s = time.monotonic()
         ask = Ask(
             request_id=request.request_id,
             known_tokens=len(request.prompt) + len(request.emitted),
             names=request.names,
             most_answer_tokens=request.sampling.max_tokens - len(request.emitted),
         )
-        shape = Shape(block_size=facts.block_size, page_bytes=facts.page_bytes)
-        decision = self._selector.select(ask, shape, free, self._fleet.serving(Role.PREFILL), time.monotonic())
-        self._metrics.decision_seconds.observe(time.perf_counter() - begun_s)
+        return Wanting(
+            ask=ask,
+            priority=request.priority,
+            tenant=request.tenant,
+            arrived_s=now_s,
+            deadline_s=None if request.deadline_s is None else now_s + request.deadline_s - time.time(),
+            is_urgent=bool(request.emitted),
+        )
+
+    def _workers(self, decode: Sequence[Member] | None = None) -> Workers:
+        """Those that serve, of decode workers only the given ones."""
+        facts = self._fleet.facts
+        return Workers(
+            Shape(block_size=facts.block_size, page_bytes=facts.page_bytes),
+            self._fleet.serving(Role.DECODE) if decode is None else decode,
+            self._fleet.serving(Role.PREFILL),
+        )
+
+    def _note(self, request: Request, decision: Decision) -> None:
         self._metrics.count_decision(self._policy_name, "local" if decision.source is None else "prefill")
         log.info(
             "routed request=%s attempt=%d policy=%s decode=%s source=%s peer=%s cached_blocks=%d first_token_s=%.4f %s",
@@ -160,15 +212,18 @@ class Placer:
             decision.forecast.first_token_s,
             decision.why or "",
         )
-        return decision
 
     def _peer(self, decision: Decision) -> PeerPrefix | None:
         return None if decision.peer is None else PeerPrefix(self._page_source(decision.peer), decision.peer_blocks)
 
     def _page_source(self, worker: WorkerId) -> worker_pb2.PageSource:
-        member = self._fleet.member(worker)
-        assert member is not None, "chosen from the fleet's own members, without an await in between"
+        member = self._member(worker)
         return worker_pb2.PageSource(worker_id=member.worker, address=member.address, epoch=str(member.epoch))
+
+    def _member(self, worker: WorkerId) -> Member:
+        member = self._fleet.member(worker)
+        assert member is not None, "seen to serve, without an await in between"
+        return member
 
 
 def may_go_elsewhere(error: ServeError) -> bool:

@@ -118,9 +118,13 @@ class Forecast:
     """By the page source, or by the decode worker where there is none."""
 
     @property
+    def own_s(self) -> float:
+        """From the start of its own prefill to its first token."""
+        return self.prefill_s + self.transfer_s + self.tail_s
+
+    @property
     def first_token_s(self) -> float:
-        waits_s = max(self.queue_s, self.fetch_s, self.admission_s)
-        return waits_s + self.prefill_s + self.transfer_s + self.tail_s
+        return max(self.queue_s, self.fetch_s, self.admission_s) + self.own_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

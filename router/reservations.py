@@ -217,6 +217,11 @@ class Reservations:
             return NOTHING
         return Share(reserved.tokens, max(0.0, reserved.seconds), reserved.pages, reserved.streams)
 
+    def own_share(self, request_id: RequestId, worker: WorkerId) -> Share:
+        """What still counts of it on the worker, of one that this router placed."""
+        reserved = self._reserved.get(worker)
+        return NOTHING if reserved is None else reserved.shares.get((OWN, request_id), NOTHING)
+
     def requests_on(self, worker: WorkerId) -> int:
         reserved = self._reserved.get(worker)
         return len(reserved.shares) if reserved is not None else 0

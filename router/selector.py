@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from router.forecast import UNKNOWN_LINK
 from router.member import Member
-from router.policy import Decision, LinkRate, Policy, Snapshot, WorkerView
+from router.policy import NO_LINKS, Decision, LinkRate, Policy, Snapshot, WorkerView
 from router.prefix_index import PrefixIndex
 from router.reservations import Reservations, Share
 from twostroke.ids import BlockName, RequestId, WorkerId
 
 ANSWER_MEMORY = 0.02
 """Weight of the latest answer in the expected length of the next one: the last hundred count."""
+
+NOTHING_PASSED: Mapping[WorkerId, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,10 @@ class Ask:
     names: tuple[BlockName, ...]
     """Of their full blocks."""
     most_answer_tokens: int
+    passes_s: Mapping[WorkerId, float] = field(default_factory=lambda: NOTHING_PASSED)
+    """Of what is reserved on workers, the seconds that this one goes before."""
+    is_tentative: bool = False
+    """It waits for its turn: `dispatched` is called when it goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +71,20 @@ class Selector:
         decision = self._with_source_of_coming_blocks(snapshot, self._policy(snapshot))
         self._turn += 1
         self._reservations.place(ask.request_id, _shares(snapshot, decision), ask.names)
-        self._note_fetch(snapshot, decision, now_s)
+        if not ask.is_tentative:
+            self.dispatched(decision, [*prefill, *decode], now_s)
         return decision
+
+    def dispatched(self, decision: Decision, members: Sequence[Member], now_s: float) -> None:
+        """It is carried out now: what it fetches takes its turn on both ends of the wire."""
+        if decision.peer is None:
+            return
+        computer = decision.source or decision.decode
+        links = next((member.links for member in members if member.worker == computer), NO_LINKS)
+        latency_s = links.get(decision.peer, _usual_link(members)).latency_s
+        until_s = now_s + decision.forecast.fetch_s - latency_s
+        self._fetching_until_s[computer] = max(self._fetching_until_s.get(computer, 0.0), until_s)
+        self._serving_until_s[decision.peer] = max(self._serving_until_s.get(decision.peer, 0.0), until_s)
 
     def look(
         self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
@@ -77,8 +96,8 @@ class Selector:
             full_blocks=len(ask.names),
             block_size=shape.block_size,
             page_bytes=shape.page_bytes,
-            decode=tuple(self._view(member, held.get(member.worker, ()), now_s) for member in decode),
-            prefill=tuple(self._view(member, held.get(member.worker, ()), now_s) for member in prefill),
+            decode=tuple(self._view(member, held.get(member.worker, ()), ask, now_s) for member in decode),
+            prefill=tuple(self._view(member, held.get(member.worker, ()), ask, now_s) for member in prefill),
             names=ask.names,
             answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
             eviction_regret=self._index.regret.share,
@@ -91,12 +110,17 @@ class Selector:
         weight = ANSWER_MEMORY if self._answer_tokens else 1.0
         self._answer_tokens += weight * (tokens - self._answer_tokens)
 
-    def _view(self, member: Member, held: tuple[int, ...], now_s: float) -> WorkerView:
+    @property
+    def answer_tokens(self) -> float:
+        """Expected of the next answer; 0 while nothing is known."""
+        return self._answer_tokens
+
+    def _view(self, member: Member, held: tuple[int, ...], ask: Ask, now_s: float) -> WorkerView:
         load, worker = member.load, member.worker
         reserved = self._reservations.on(worker)
         return WorkerView(
             worker=worker,
-            queue_s=member.queue_s(now_s) + reserved.seconds,
+            queue_s=member.queue_s(now_s) + max(0.0, reserved.seconds - ask.passes_s.get(worker, 0.0)),
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker),
             running=load.running + reserved.streams,
@@ -129,16 +153,6 @@ class Selector:
         coming_from = next((w for w in self._reservations.coming(names[-1]) if w in sources), None)
         return dataclasses.replace(decision, source=coming_from)
 
-    def _note_fetch(self, snapshot: Snapshot, decision: Decision, now_s: float) -> None:
-        if decision.peer is None:
-            return
-        worker = decision.source or decision.decode
-        computer = next(view for view in (*snapshot.prefill, *snapshot.decode) if view.worker == worker)
-        link = computer.links.get(decision.peer, _usual_link(snapshot))
-        until_s = now_s + decision.forecast.fetch_s - link.latency_s
-        self._fetching_until_s[worker] = max(self._fetching_until_s.get(worker, 0.0), until_s)
-        self._serving_until_s[decision.peer] = max(self._serving_until_s.get(decision.peer, 0.0), until_s)
-
 
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
     """One for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
@@ -146,8 +160,8 @@ def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
     return (*known, *[known[-1]] * (tiers - len(known)))
 
 
-def _usual_link(snapshot: Snapshot) -> LinkRate:
-    return next((link for view in snapshot.prefill for link in view.links.values()), UNKNOWN_LINK)
+def _usual_link(members: Sequence[Member]) -> LinkRate:
+    return next((link for member in members for link in member.links.values()), UNKNOWN_LINK)
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:

@@ -33,6 +33,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 PACED_PREFIX = "paced:"
 
 
+MOST_HELD = 10_000
+"""Requests: some ten megabytes of token ids, and hours of work for most fleets."""
+
+
 class Role(enum.StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
@@ -42,6 +46,11 @@ class Role(enum.StrEnum):
 def _positive(name: str, value: float | None) -> None:
     if value is not None and not 0 < value < math.inf:  # NaN is not, either
         raise ConfigError(f"{name} must be positive and finite, got {value}", field=name)
+
+
+def _check_admission(slo_ttft_s: float | None, max_held: int) -> None:
+    _positive("--slo-ttft", slo_ttft_s)
+    _positive("--max-held", max_held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +211,11 @@ class RouterConfig:
     """Of one gRPC message or HTTP body."""
     worker_wait_s: float = 60.0
     """How long a request waits for a decode worker to come (back) before it fails as PeerLost."""
+    slo_ttft_s: float | None = None
+    """Refuse requests whose first token is predicted later than this. None: nobody is refused for being late, unless
+    it has a deadline of its own."""
+    max_held: int = MOST_HELD
+    """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
     event_faults: str = ""
@@ -211,6 +225,7 @@ class RouterConfig:
         for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             if not 0 <= port < 65536:
                 raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
+        _check_admission(self.slo_ttft_s, self.max_held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,6 +245,11 @@ class ClusterConfig:
     transports: tuple[str, ...] | None = None
     policy: str = "kv"
     seed: int | None = None
+    slo_ttft_s: float | None = None
+    """Refuse requests whose first token is predicted later than this. None: nobody is refused for being late, unless
+    it has a deadline of its own."""
+    max_held: int = MOST_HELD
+    """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
     request_log: str | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -241,6 +261,7 @@ class ClusterConfig:
         if self.decode < 1:
             raise ConfigError(f"--decode must be at least 1, got {self.decode}", field="decode")
         _positive("--threads", self.threads)
+        _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()
 
 

@@ -76,6 +76,11 @@ class Overloaded(ServeError):
     openai_type = "overloaded_error"
     retryable = True
 
+    def __init__(self, message: str, *, field: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, field=field)
+        self.retry_after_s = retry_after_s
+        """When the same call is predicted to be taken; None: no prediction."""
+
 
 class Draining(ServeError):
     grpc_status = "UNAVAILABLE"

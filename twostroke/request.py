@@ -118,6 +118,9 @@ class Request:
     """Seconds since the epoch (time.time)."""
     router_id: str
     """Whose token stream carries the answer."""
+    priority: int = 0
+    """Class: higher goes first where requests have to wait. Of the router alone, as is the tenant."""
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,20 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         "(default: none)",
     )
     group.add_argument(
+        "--slo-ttft",
+        type=float,
+        default=DEFAULTS.slo_ttft_s,
+        metavar="SECONDS",
+        help="refuse requests (429 with Retry-After) whose first token is predicted later than this (default: none)",
+    )
+    group.add_argument(
+        "--max-held",
+        type=int,
+        default=DEFAULTS.max_held,
+        metavar="N",
+        help=_help("requests that may wait in a router for their turn"),
+    )
+    group.add_argument(
         "--address",
         default=DEFAULTS.address,
         metavar="HOST:PORT",
@@ -210,6 +224,8 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         transports=None if args.transports is None else tuple(args.transports.split(",")),
         policy=args.policy,
         seed=args.seed,
+        slo_ttft_s=args.slo_ttft,
+        max_held=args.max_held,
         request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
         model=ModelConfig(
             model=args.model,

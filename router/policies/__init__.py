@@ -40,6 +40,9 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 """Name -> a new one: some remember what they chose."""
 CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-requests", "least-tokens"})
 """Those that ask neither who holds what nor where equal prompts went."""
+RECONSIDERING = frozenset({"kv", "kv-no-peers"})
+"""Those that may be asked again about a request that waited: their choice depends on what they are shown, not on what
+they were asked before."""
 
 
 def policy_named(name: str) -> Policy:

@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import inspect
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from twostroke.errors import ConfigError, InternalError, InvalidRequest, ServeError, Unauthenticated
+from twostroke.errors import ConfigError, InternalError, InvalidRequest, Overloaded, ServeError, Unauthenticated
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,8 @@ TOKEN_KEY = "twostroke-token"
 ERROR_KIND_KEY = "twostroke-error-kind"
 ERROR_FIELD_KEY = "twostroke-error-field-bin"
 RETRYABLE_KEY = "twostroke-retryable"
+RETRY_AFTER_KEY = "retry-after-ms"
+"""Only where it was predicted. No name of ours: clients of other servers know it from HTTP."""
 MAX_MESSAGE_BYTES = 32 << 20
 """Between processes of a cluster: a million token ids with names and room to spare; pages never come this way."""
 
@@ -129,6 +132,8 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
         (ERROR_FIELD_KEY, (error.field or "").encode()),
         (RETRYABLE_KEY, "true" if error.retryable else "false"),
     )
+    if isinstance(error, Overloaded) and error.retry_after_s is not None:
+        trailing += ((RETRY_AFTER_KEY, str(math.ceil(error.retry_after_s * 1000))),)
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailing_metadata=trailing)
 
 

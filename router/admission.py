@@ -1,0 +1,386 @@
+"""Which requests go to their workers now, which wait in the router, and which are refused. Pure: the clock comes in.
+
+A request that is dispatched cannot be overtaken any more, nor sent elsewhere. So a worker is given only as much work
+ahead as it needs never to run dry (see `headroom`); the rest is held here, where urgent ones pass (see `turns`) and
+each is decided anew when its turn comes (late binding). A held request keeps a reservation on whom it would go to now,
+so that others count with it. One whose first token is predicted to come after its limit is refused at once.
+
+Life of a request here: `enter` says at once that it goes or is refused, or holds it; `wake` says later of held ones
+what has become of them. `first_token` and `leave` tell when it is out of the way of others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from router.fairness import Fairness
+from router.ghosts import Ghosts
+from router.headroom import Headroom, is_known
+from router.policy import Decision
+from router.reservations import Reservations
+from router.selector import Selector
+from router.turns import Turn, Turns
+from router.wanting import Reason, Refused, Released, Stranded, Verdict, Wanting, Workers
+from twostroke.ids import RequestId, WorkerId
+
+HEADS = 16
+"""Held requests that may be priced per wake, however many there are."""
+SCANNED = 256
+"""Of those behind them, how many are asked whether their worker has time, where a worker has."""
+MOST_RECONSIDERED = 2
+"""Of those whose worker is busy, how many are priced again per wake because another worker has time."""
+RECONSIDER_S = 0.1
+"""And not again within this: prices of busy workers change with their queues, which are seconds long."""
+MOST_REFUSED = 64
+"""Held ones that are refused per wake; the others in the next, at once."""
+NOTED_AHEAD = 64
+"""Of held requests that go before a refused one, those that came last are enough to know when it would have run."""
+SHORTEST_WAIT_S = 0.001
+"""Until the next wake without news: predictions are not finer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    holds: bool = True
+    """False: whatever is not refused goes at once, as in systems that queue at their workers."""
+    reconsiders: bool = True
+    """Decide anew when its turn comes. Not for policies that choose differently each time they are asked."""
+    slo_ttft_s: float | None = None
+    """Every first token has to come within this of its request."""
+    most_held: int = 10_000
+
+
+@dataclass(slots=True)
+class _Held:
+    wanting: Wanting
+    limit_s: float | None
+    """When its first token has to be there."""
+    decision: Decision
+    shares_s: Mapping[WorkerId, float]
+    """Seconds that its reservation puts on workers."""
+    decided_at_s: float
+    latest_start_s: float | None
+    """From when on its own prefill would come too late; None where nothing is known of its worker, or no limit set."""
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.wanting.ask.request_id
+
+    @property
+    def computer(self) -> WorkerId:
+        return self.decision.source or self.decision.decode
+
+
+class Admission:
+    """Of one router, or of one simulated one."""
+
+    def __init__(self, rules: Rules, selector: Selector, reservations: Reservations) -> None:
+        self.ghosts = Ghosts()
+        self.headroom = Headroom(selector, reservations)
+        self._rules = rules
+        self._selector = selector
+        self._reservations = reservations
+        self._turns = Turns()
+        self._fairness = Fairness()
+        self._held: dict[RequestId, _Held] = {}
+        self._reserved_s: dict[int, dict[WorkerId, float]] = {}
+        """For held requests, by class and worker."""
+        self._late: list[tuple[float, int, RequestId]] = []
+        """By latest start; those that are held no longer, or decided anew, are passed over."""
+        self._order = itertools.count()
+        self._displaced: list[Verdict] = []
+        """To be told by the next wake."""
+        self._wake_at_s: float | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def wake_at_s(self) -> float | None:
+        """When `wake` is worth a call without any news; None: only news can change anything."""
+        return min((at_s for at_s in (self._wake_at_s, self._next_late_s()) if at_s is not None), default=None)
+
+    def fairness(self, now_s: float) -> float:
+        """Jain's index over tenants."""
+        return self._fairness.index(self._turns.held_by_tenant(), now_s)
+
+    def enter(self, wanting: Wanting, workers: Workers, now_s: float) -> Released | Refused | None:
+        """None: it is held, and `wake` is due. There has to be a decode worker."""
+        if len(self._held) >= self._rules.most_held and not wanting.is_urgent:
+            displaced = self._turns.displaced_by(self._turn(wanting, 0.0))
+            if displaced is None:
+                self._fairness.refused(wanting.tenant, self._turns.quantum_s, now_s)
+                return Refused(wanting.ask.request_id, Reason.QUEUE_FULL)
+            self._displace(self._held[displaced], now_s)
+        held = self._decide(wanting, workers, self._passed_by(wanting), now_s)
+        if wanting.is_urgent:
+            return self._release(held, workers, now_s)
+        refused = self._refused_if_late(held, now_s)
+        if refused is not None:
+            return refused
+        if not self._rules.holds or (not self._held and self._may_go(held, workers, now_s)):
+            return self._release(held, workers, now_s)
+        self._hold(held)
+        self._turns.add(self._turn(wanting, held.decision.forecast.prefill_s))
+        self._wake_at_s = now_s
+        return None
+
+    def wake(self, workers: Workers, now_s: float) -> list[Verdict]:
+        """What has become of held requests. To be called on news of workers, and at `wake_at_s`."""
+        for member in workers.everyone.values():
+            if member.worker in self.ghosts.workers and not member.load.queued_s:
+                self.ghosts.drained(member.worker, now_s)
+        verdicts, self._displaced, self._wake_at_s = self._displaced, [], None
+        if self._held and not workers.decode:
+            return [*verdicts, *(self._strand(request_id, now_s) for request_id in list(self._held))]
+        verdicts += self._refuse_late(workers, now_s)
+        if self._held:
+            verdicts += self._take_turns(workers, now_s)
+            self._wake_at_s = self._when_to_wake(workers, len(verdicts), now_s)
+        return verdicts
+
+    def first_token(self, request_id: RequestId, now_s: float) -> bool:
+        """It has one: whoever computed its prompt is done with it. False where that was known."""
+        if not self.headroom.done(request_id):
+            return False
+        self._reservations.end(request_id)
+        self.ghosts.gone(request_id, now_s)
+        return True
+
+    def leave(self, request_id: RequestId, now_s: float) -> None:
+        """It is over, or its client is gone, wherever it stands."""
+        if request_id in self._held:
+            self._unhold(self._held[request_id])
+            self._turns.remove(request_id)
+        self.headroom.done(request_id)
+        self._reservations.end(request_id)
+        self.ghosts.gone(request_id, now_s)
+
+    def _take_turns(self, workers: Workers, now_s: float) -> Iterator[Verdict]:
+        """The next ones in order go, as far as those who would compute them have time; one that has to wait does not
+        stop those behind it who would go elsewhere."""
+        free = self.headroom.free(workers, now_s)
+        before_s: dict[WorkerId, float] = {}
+        """Reserved for those looked at that stay."""
+        chances = MOST_RECONSIDERED
+        for head in self._heads(free):
+            held = head
+            goes = self._has_time(held, workers, free)
+            if self._is_worth_a_look(held, workers, goes, now_s) and (goes or chances):
+                chances -= not goes
+                held = self._decide_anew(held, workers, before_s, now_s)
+                refused = self._refused_if_late(held, now_s)
+                if refused is not None:
+                    yield refused
+                    continue
+                goes = self._has_time(held, workers, free)
+            if not goes:
+                for worker, seconds in held.shares_s.items():
+                    before_s[worker] = before_s.get(worker, 0.0) + seconds
+                continue
+            yield self._release(held, workers, now_s)
+            computer = workers.everyone.get(held.computer)
+            if computer is None or not self.headroom.has_time(computer, now_s):
+                free.discard(held.computer)
+
+    def _heads(self, free: set[WorkerId]) -> Iterator[_Held]:
+        """The next few in order; and for workers that none of those goes to, the next that would."""
+        if free:
+            yield from [self._held[request_id] for request_id in self._turns.first(HEADS)]
+        claimed = {
+            worker for reserved in self._reserved_s.values() for worker, seconds in reserved.items() if seconds > 0
+        }
+        if free & claimed and len(self._held) > HEADS:
+            for request_id in self._turns.first(SCANNED)[HEADS:]:
+                held = self._held[request_id]
+                if held.computer in free:
+                    yield held
+
+    def _may_go(self, held: _Held, workers: Workers, now_s: float) -> bool:
+        computer = workers.everyone.get(held.computer)
+        assert computer is not None, "decided just now"
+        free = {held.computer} if self.headroom.has_time(computer, now_s) else set()
+        return self._has_time(held, workers, free)
+
+    def _is_worth_a_look(self, held: _Held, workers: Workers, goes: bool, now_s: float) -> bool:
+        """Whether to ask the policy again: for those that go, and now and then for those that could go elsewhere."""
+        if not workers.can_serve(held.decision):
+            return True
+        if not self._rules.reconsiders or held.decided_at_s == now_s:
+            return False
+        return goes or now_s >= held.decided_at_s + RECONSIDER_S
+
+    def _has_time(self, held: _Held, workers: Workers, free: set[WorkerId]) -> bool:
+        decode = workers.everyone.get(held.decision.decode)
+        return held.computer in free and decode is not None and self.headroom.has_room(decode)
+
+    def _decide(self, wanting: Wanting, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float) -> _Held:
+        """Reserved for it, whatever becomes of it."""
+        ask = dataclasses.replace(wanting.ask, passes_s=passes_s, is_tentative=True)
+        decision = self._selector.select(ask, workers.shape, workers.decode, workers.prefill, now_s)
+        computer, limit_s = decision.source or decision.decode, self._limit_s(wanting)
+        shares_s = {
+            worker: self._reservations.own_share(ask.request_id, worker).seconds
+            for worker in {computer, decision.decode}
+        }
+        latest_start_s = None
+        if limit_s is not None and is_known(workers.everyone.get(computer)):
+            latest_start_s = limit_s - decision.forecast.own_s
+        return _Held(wanting, limit_s, decision, shares_s, now_s, latest_start_s)
+
+    def _decide_anew(self, before: _Held, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float) -> _Held:
+        """Its turn has come: only those looked at before it in this wake are before it."""
+        self._unhold(before)
+        self._reservations.end(before.request_id)
+        passes_s: dict[WorkerId, float] = {}
+        for reserved in self._reserved_s.values():
+            for worker, seconds in reserved.items():
+                passes_s[worker] = passes_s.get(worker, 0.0) + seconds
+        passes_s = {worker: seconds - before_s.get(worker, 0.0) for worker, seconds in passes_s.items()}
+        held = self._decide(before.wanting, workers, passes_s, now_s)
+        self._hold(held)
+        self._turns.reprice(held.request_id, held.decision.forecast.prefill_s)
+        return held
+
+    def _passed_by(self, wanting: Wanting) -> dict[WorkerId, float]:
+        """Of what held requests have reserved, the part that this one would go before."""
+        passed_s: dict[WorkerId, float] = {}
+        for priority, reserved in self._reserved_s.items():
+            before = 0.0 if wanting.is_urgent or priority < wanting.priority else 1.0
+            if before and priority == wanting.priority:
+                before = self._turns.share_before(self._turn(wanting, 0.0))
+            for worker, seconds in reserved.items():
+                passed_s[worker] = passed_s.get(worker, 0.0) + (1 - before) * seconds
+        return passed_s
+
+    def _refuse_late(self, workers: Workers, now_s: float) -> list[Verdict]:
+        """Held ones that can no longer make it, even if they went now."""
+        verdicts: list[Verdict] = []
+        while len(verdicts) < MOST_REFUSED:
+            latest_start_s = self._next_late_s()
+            if latest_start_s is None or latest_start_s >= now_s:
+                break
+            held = self._held[heapq.heappop(self._late)[2]]
+            verdicts.append(self._refuse(held, self._first_token_at_s(held, workers, now_s), now_s))
+        return verdicts
+
+    def _next_late_s(self) -> float | None:
+        while self._late:
+            latest_start_s, _, request_id = self._late[0]
+            held = self._held.get(request_id)
+            if held is not None and held.latest_start_s == latest_start_s:
+                return latest_start_s
+            heapq.heappop(self._late)
+        return None
+
+    def _first_token_at_s(self, held: _Held, workers: Workers, now_s: float) -> float:
+        """With everything that goes before it."""
+        computer = workers.everyone.get(held.computer)
+        wait_s = 0.0 if computer is None else self.headroom.queue_s(computer, now_s)
+        for priority, reserved in self._reserved_s.items():
+            if priority == held.wanting.priority:
+                wait_s += reserved.get(held.computer, 0.0) * self._turns.share_before(self._turn(held.wanting, 0.0))
+            elif priority > held.wanting.priority:
+                wait_s += reserved.get(held.computer, 0.0)
+        return now_s + wait_s + held.decision.forecast.own_s
+
+    def _refused_if_late(self, held: _Held, now_s: float) -> Refused | None:
+        """As its new decision predicts. Where its worker has not shown yet how fast it is, nobody is refused."""
+        first_token_at_s = now_s + held.decision.forecast.first_token_s
+        if held.latest_start_s is None or held.limit_s is None or first_token_at_s <= held.limit_s:
+            return None
+        return self._refuse(held, first_token_at_s, now_s)
+
+    def _refuse(self, held: _Held, first_token_at_s: float, now_s: float) -> Refused:
+        assert held.limit_s is not None
+        assert held.latest_start_s is not None
+        wanting, request_id = held.wanting, held.request_id
+        ahead = list(self._ahead_of(held))
+        self.leave(request_id, now_s)
+        self.ghosts.add(held.computer, held.latest_start_s, ahead, now_s)
+        self._fairness.refused(wanting.tenant, held.decision.forecast.prefill_s, now_s)
+        reason = Reason.DEADLINE if held.limit_s == wanting.deadline_s else Reason.SLO
+        return Refused(request_id, reason, first_token_at_s - now_s, first_token_at_s - held.limit_s)
+
+    def _ahead_of(self, refused: _Held) -> Iterator[RequestId]:
+        """What would have run before it there."""
+        yield from self.headroom.sent_to(refused.computer)
+        mine = refused.wanting
+        noted = 0
+        for held in itertools.islice(reversed(self._held.values()), HEADS * NOTED_AHEAD):
+            other = held.wanting
+            is_urgent = other.tenant != mine.tenant or _urgency(held) <= _urgency(refused)
+            is_before = other.priority > mine.priority or (other.priority == mine.priority and is_urgent)
+            if held.computer == refused.computer and held is not refused and is_before:
+                yield held.request_id
+                noted += 1
+            if noted == NOTED_AHEAD:
+                return
+
+    def _release(self, held: _Held, workers: Workers, now_s: float) -> Released:
+        if held.request_id in self._held:
+            self._unhold(held)
+            self._turns.serve(held.request_id)
+        self.headroom.sent(held.request_id, held.decision)
+        self._selector.dispatched(held.decision, [*workers.everyone.values()], now_s)
+        self._fairness.served(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
+        return Released(held.request_id, held.decision, held.decided_at_s)
+
+    def _displace(self, held: _Held, now_s: float) -> None:
+        """The queue is full, and its place is due to somebody else."""
+        self.leave(held.request_id, now_s)
+        self._fairness.refused(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
+        self._displaced.append(Refused(held.request_id, Reason.QUEUE_FULL))
+
+    def _strand(self, request_id: RequestId, now_s: float) -> Stranded:
+        self.leave(request_id, now_s)
+        return Stranded(request_id)
+
+    def _hold(self, held: _Held) -> None:
+        self._held[held.request_id] = held
+        reserved = self._reserved_s.setdefault(held.wanting.priority, {})
+        for worker, seconds in held.shares_s.items():
+            reserved[worker] = reserved.get(worker, 0.0) + seconds
+        if held.latest_start_s is not None:
+            heapq.heappush(self._late, (held.latest_start_s, next(self._order), held.request_id))
+
+    def _unhold(self, held: _Held) -> None:
+        del self._held[held.request_id]
+        reserved = self._reserved_s[held.wanting.priority]
+        for worker, seconds in held.shares_s.items():
+            reserved[worker] -= seconds
+        if not self._held:
+            self._reserved_s.clear()  # and with it what rounding left
+
+    def _when_to_wake(self, workers: Workers, done: int, now_s: float) -> float | None:
+        if done >= HEADS:
+            return now_s
+        free_at_s = self.headroom.next_free_s(workers, now_s)
+        return None if free_at_s is None else max(free_at_s, now_s + SHORTEST_WAIT_S)
+
+    def _limit_s(self, wanting: Wanting) -> float | None:
+        slo_s = self._rules.slo_ttft_s
+        if slo_s is None:
+            return wanting.deadline_s
+        allowed_s = wanting.arrived_s + slo_s
+        return allowed_s if wanting.deadline_s is None else min(allowed_s, wanting.deadline_s)
+
+    def _turn(self, wanting: Wanting, cost_s: float) -> Turn:
+        return Turn(
+            request_id=wanting.ask.request_id,
+            priority=wanting.priority,
+            tenant=wanting.tenant,
+            limit_s=self._limit_s(wanting),
+            arrived_s=wanting.arrived_s,
+            cost_s=cost_s,
+        )
+
+
+def _urgency(held: _Held) -> tuple[float, float]:
+    return math.inf if held.limit_s is None else held.limit_s, held.wanting.arrived_s

@@ -1,0 +1,105 @@
+"""Whether a worker has time for one more request now, or will only let it wait. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from router.member import Member
+from router.policy import Decision
+from router.reservations import REPORT_LAG_S, Reservations
+from router.selector import Selector
+from router.wanting import Workers
+from twostroke.config import Role
+from twostroke.ids import RequestId, WorkerId
+
+STEPS_AHEAD = 2.0
+"""Work that a worker needs ahead so as not to run dry: the step that runs (a report may be that old), and a full one
+to follow it, planned from what is there when it begins."""
+OPEN_MEMORY = 0.05
+"""Weight of the latest Open in the expected duration of the next one."""
+USUAL_OPEN_S = 0.005
+"""Before the first."""
+
+
+class Headroom:
+    """Knows what this router has sent to whom and has no first token yet."""
+
+    def __init__(self, selector: Selector, reservations: Reservations) -> None:
+        self._selector = selector
+        self._reservations = reservations
+        self._sent: dict[RequestId, tuple[WorkerId, ...]] = {}
+        self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
+        self._open_s = USUAL_OPEN_S
+
+    def sent(self, request_id: RequestId, decision: Decision) -> None:
+        workers = {decision.source or decision.decode, decision.decode}
+        self.done(request_id)
+        self._sent[request_id] = tuple(workers)
+        for worker in workers:
+            self._sent_to.setdefault(worker, {})[request_id] = None
+
+    def done(self, request_id: RequestId) -> bool:
+        """It computes no prompt any more; False where that is no news."""
+        workers = self._sent.pop(request_id, ())
+        for worker in workers:
+            ahead = self._sent_to[worker]
+            del ahead[request_id]
+            if not ahead:
+                del self._sent_to[worker]
+        return bool(workers)
+
+    def sent_to(self, worker: WorkerId) -> Iterable[RequestId]:
+        return self._sent_to.get(worker, ())
+
+    def opened_in(self, seconds: float) -> None:
+        """An Open took this long."""
+        self._open_s += OPEN_MEMORY * (seconds - self._open_s)
+
+    def ahead_s(self, member: Member) -> float:
+        """Work that the worker should have ahead: a few steps, the way of a request from here to its queue (Open, and
+        the pull that it leads to), and what counts as work there until a report shows it done."""
+        costs = member.load.costs
+        step_s = member.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
+        if member.role is Role.DECODE and costs.step_target_s:
+            step_s = min(step_s, costs.step_target_s)
+        return STEPS_AHEAD * step_s + 2 * self._open_s + REPORT_LAG_S
+
+    def queue_s(self, member: Member, now_s: float) -> float:
+        """What is dispatched there and not computed: as reported, and what this router has sent since. What other
+        routers hold does not count (each would wait for the others), nor what they sent in the last moment."""
+        unseen_s = sum(self._unseen_s(request_id, member.worker) for request_id in self.sent_to(member.worker))
+        return member.queue_s(now_s) + unseen_s
+
+    def free(self, workers: Workers, now_s: float) -> set[WorkerId]:
+        """Those that would compute a prompt (almost) at once."""
+        return {member.worker for member in workers.everyone.values() if self.has_time(member, now_s)}
+
+    def has_time(self, member: Member, now_s: float) -> bool:
+        """Always, where it has not shown yet how fast it is."""
+        return not is_known(member) or self.queue_s(member, now_s) <= self.ahead_s(member)
+
+    def has_room(self, decode: Member) -> bool:
+        """For its pages: no more wait for them there than streams will end while a request is on its way."""
+        load = decode.load
+        if not load.waiting:
+            return True
+        waiting = load.waiting + sum(
+            self._unseen_s(request_id, decode.worker) > 0 for request_id in self.sent_to(decode.worker)
+        )
+        step_s = decode.cost.of_streams(load.running, 0)
+        answer_s = self._selector.answer_tokens * step_s
+        ending = load.running * self.ahead_s(decode) / answer_s if answer_s > 0 else 0.0
+        return waiting <= 1 + ending
+
+    def next_free_s(self, workers: Workers, now_s: float) -> float | None:
+        """When, as predicted, one of those that have no time now will have some."""
+        busy = [member for member in workers.everyone.values() if not self.has_time(member, now_s)]
+        return min((now_s + self.queue_s(member, now_s) - self.ahead_s(member) for member in busy), default=None)
+
+    def _unseen_s(self, request_id: RequestId, worker: WorkerId) -> float:
+        return self._reservations.own_share(request_id, worker).seconds
+
+
+def is_known(member: Member | None) -> bool:
+    """It has computed prompts, and said how fast."""
+    return member is not None and member.cost.prompt_token_s > 0

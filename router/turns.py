@@ -1,0 +1,243 @@
+"""In which order held requests go: classes strictly, tenants of a class in turns, a tenant's own by urgency. Pure.
+
+Tenants of a class take turns by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995), in the form that lets the
+last request of a turn overdraw and pays for it in the next one (surplus round robin; Adiseshu, Parulkar and Varghese,
+SIGCOMM 1996). Rounds are kept as the seconds that a tenant has had, so that an expensive request does not cost as many
+empty rounds as it is worth quanta, and looking at the next few costs the same however many wait. A tenant's own
+requests go earliest limit first (EDF).
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from twostroke.ids import RequestId
+
+COST_MEMORY = 0.05
+"""Weight of the latest cost in the quantum: the mean of the last twenty or so."""
+MOST_CREDIT_QUANTA = 4
+"""Turns that a tenant could not use (whom it was placed on was busy) are kept for this many rounds."""
+LEAST_COST_S = 1e-4
+"""Nothing is free: turns of cost zero would never end."""
+
+_Rank = tuple[float, float, int]
+"""Among a tenant's own: limit, arrival, order of coming."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One held request as far as its turn depends on it."""
+
+    request_id: RequestId
+    priority: int
+    """Higher goes first."""
+    tenant: str
+    limit_s: float | None
+    """When its first token has to be there."""
+    arrived_s: float
+    cost_s: float
+    """Predicted, of its own prompt."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    turn: Turn
+    rank: _Rank
+    cost_s: float
+
+
+@dataclass(slots=True)
+class _Tenant:
+    had_s: float
+    """What it has been given; a newcomer begins where the class stands."""
+    ranks: list[_Rank] = field(default_factory=list)
+    """Sorted."""
+    waiting: dict[_Rank, _Waiting] = field(default_factory=dict)
+    held_s: float = 0.0
+    key: tuple[float, int] | None = None
+    """Its valid entry in the class's heap: begin of its round, order of coming into it."""
+
+
+@dataclass(slots=True)
+class _Class:
+    tenants: dict[str, _Tenant] = field(default_factory=dict)
+    heap: list[tuple[float, int, str]] = field(default_factory=list)
+    stands_at_s: float = 0.0
+    """Begin of the latest round of which somebody was served."""
+    held_s: float = 0.0
+
+
+class Turns:
+    def __init__(self) -> None:
+        self.quantum_s = LEAST_COST_S
+        """What a tenant gets per round: the mean cost of recent requests."""
+        self._has_quantum = False
+        self._classes: dict[int, _Class] = {}
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._order = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[RequestId]:
+        return iter(self._waiting)
+
+    def add(self, turn: Turn) -> None:
+        """It waits from now on."""
+        kind = self._classes.setdefault(turn.priority, _Class())
+        tenant = kind.tenants.get(turn.tenant)
+        if tenant is None:
+            tenant = kind.tenants[turn.tenant] = _Tenant(kind.stands_at_s)
+            self._queue(kind, turn.tenant, tenant)
+        rank = (_limit(turn.limit_s), turn.arrived_s, next(self._order))
+        waiting = _Waiting(turn, rank, max(LEAST_COST_S, turn.cost_s))
+        bisect.insort(tenant.ranks, rank)
+        tenant.waiting[rank] = self._waiting[turn.request_id] = waiting
+        self._weigh(kind, tenant, waiting.cost_s)
+
+    def reprice(self, request_id: RequestId, cost_s: float) -> None:
+        """It would go elsewhere now, and cost this."""
+        waiting = self._waiting[request_id]
+        kind = self._classes[waiting.turn.priority]
+        cost_s = max(LEAST_COST_S, cost_s)
+        self._weigh(kind, kind.tenants[waiting.turn.tenant], cost_s - waiting.cost_s)
+        waiting.cost_s = cost_s
+
+    def serve(self, request_id: RequestId) -> None:
+        """It goes, and its tenant pays."""
+        waiting = self._waiting[request_id]
+        kind = self._classes[waiting.turn.priority]
+        tenant = kind.tenants[waiting.turn.tenant]
+        assert tenant.key is not None, "whoever waits is in a round"
+        kind.stands_at_s = max(kind.stands_at_s, tenant.key[0])
+        least_s = kind.stands_at_s - MOST_CREDIT_QUANTA * self.quantum_s
+        tenant.had_s = max(tenant.had_s, least_s) + waiting.cost_s
+        weight = COST_MEMORY if self._has_quantum else 1.0
+        self._has_quantum = True
+        self.quantum_s += weight * (waiting.cost_s - self.quantum_s)
+        self._queue(kind, waiting.turn.tenant, tenant)
+        self.remove(request_id)
+
+    def remove(self, request_id: RequestId) -> None:
+        """It waits no longer, and nobody pays."""
+        waiting = self._waiting.pop(request_id)
+        kind = self._classes[waiting.turn.priority]
+        tenant = kind.tenants[waiting.turn.tenant]
+        del tenant.ranks[bisect.bisect_left(tenant.ranks, waiting.rank)]
+        del tenant.waiting[waiting.rank]
+        self._weigh(kind, tenant, -waiting.cost_s)
+        if not tenant.ranks:
+            del kind.tenants[waiting.turn.tenant]
+        if not kind.tenants:
+            del self._classes[waiting.turn.priority]
+
+    def first(self, count: int) -> list[RequestId]:
+        """The next ones in order, if each could go; nothing changes."""
+        found: list[RequestId] = []
+        for priority in sorted(self._classes, reverse=True):
+            found += self._first_of(self._classes[priority], count - len(found))
+            if len(found) == count:
+                break
+        return found
+
+    def displaced_by(self, turn: Turn) -> RequestId | None:
+        """Who leaves where there is no room for both: the least urgent of the lowest class, of the tenant there that
+        holds most. None: `turn` itself would be of those."""
+        lowest = min(self._classes, default=turn.priority)
+        if lowest > turn.priority or lowest not in self._classes:
+            return None
+        tenants = self._classes[lowest].tenants
+        largest = max(tenants, key=lambda name: len(tenants[name].ranks))
+        own = tenants[turn.tenant].ranks if turn.tenant in tenants else ()
+        if lowest == turn.priority and len(own) + 1 >= len(tenants[largest].ranks):
+            return None
+        return tenants[largest].waiting[tenants[largest].ranks[-1]].turn.request_id
+
+    def held_by_tenant(self) -> dict[str, float]:
+        """Seconds that each tenant waits for, in all classes."""
+        held: dict[str, float] = {}
+        for kind in self._classes.values():
+            for name, tenant in kind.tenants.items():
+                held[name] = held.get(name, 0.0) + tenant.held_s
+        return held
+
+    def share_before(self, turn: Turn) -> float:
+        """Of the seconds held in the turn's class, the share that goes before it: its tenant's more urgent ones, and
+        of every other tenant what that one is given until then."""
+        kind = self._classes.get(turn.priority)
+        if kind is None or kind.held_s <= 0:
+            return 0.0
+        own = kind.tenants.get(turn.tenant)
+        own_s, level_s = 0.0, kind.stands_at_s
+        if own is not None:
+            position = bisect.bisect_left(own.ranks, (_limit(turn.limit_s), turn.arrived_s, 0))
+            own_s = own.held_s * position / len(own.ranks)
+            level_s = own.had_s + own_s
+        others_s = sum(
+            min(tenant.held_s, max(0.0, level_s + self.quantum_s - tenant.had_s))
+            for tenant in kind.tenants.values()
+            if tenant is not own
+        )
+        return min(1.0, (own_s + others_s) / kind.held_s)
+
+    def _first_of(self, kind: _Class, count: int) -> list[RequestId]:
+        found: list[RequestId] = []
+        seen: list[tuple[float, int, str]] = []
+        again: list[tuple[float, int, str, int, float]] = []
+        """Tenants with more than their round holds: as heap entries, with how many were taken and had by then."""
+        while len(found) < count:
+            fresh = _valid_top(kind)
+            if fresh is not None and (not again or fresh[:2] < again[0][:2]):
+                seen.append(heapq.heappop(kind.heap))
+                begin_s, _, name, taken, had_s = *fresh, 0, kind.tenants[fresh[2]].had_s
+            elif again:
+                begin_s, _, name, taken, had_s = heapq.heappop(again)
+            else:
+                break
+            tenant = kind.tenants[name]
+            while True:
+                waiting = tenant.waiting[tenant.ranks[taken]]
+                found.append(waiting.turn.request_id)
+                taken, had_s = taken + 1, had_s + waiting.cost_s
+                is_over = had_s >= begin_s + self.quantum_s
+                if is_over or taken == len(tenant.ranks) or len(found) == count:
+                    break
+            if taken < len(tenant.ranks):
+                heapq.heappush(again, (self._round(had_s), next(self._order), name, taken, had_s))
+        for entry in seen:
+            heapq.heappush(kind.heap, entry)
+        return found
+
+    def _queue(self, kind: _Class, name: str, tenant: _Tenant) -> None:
+        """Into the round that its seconds belong to, behind those who are in it already."""
+        if tenant.key is not None and tenant.had_s < tenant.key[0] + self.quantum_s:
+            return
+        tenant.key = (self._round(tenant.had_s), next(self._order))
+        heapq.heappush(kind.heap, (*tenant.key, name))
+
+    def _round(self, had_s: float) -> float:
+        return had_s - had_s % self.quantum_s
+
+    def _weigh(self, kind: _Class, tenant: _Tenant, change_s: float) -> None:
+        kind.held_s += change_s
+        tenant.held_s += change_s
+
+
+def _valid_top(kind: _Class) -> tuple[float, int, str] | None:
+    """Entries of tenants that moved on, or left, are dropped here."""
+    while kind.heap:
+        begin_s, order, name = kind.heap[0]
+        tenant = kind.tenants.get(name)
+        if tenant is not None and tenant.key == (begin_s, order):
+            return kind.heap[0]
+        heapq.heappop(kind.heap)
+    return None
+
+
+def _limit(limit_s: float | None) -> float:
+    return math.inf if limit_s is None else limit_s
