@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -27,6 +28,11 @@ class Step:
     batch: Batch
 
 
+class StepBuilder(Protocol):
+    def build(self, chunks: ListOf[Chunk]) -> Step:
+        """The step that runs `chunks` in this order."""
+
+
 class BatchBuilder:
     def __init__(self, block_size: int, scratch_page: int, eos_token_ids: tuple[int, ...]) -> None:
         self._block_size = block_size
@@ -34,7 +40,6 @@ class BatchBuilder:
         self._eos = eos_token_ids
 
     def build(self, chunks: ListOf[Chunk]) -> Step:
-        """The step that runs `chunks` in this order."""
         lengths = [chunk.end - chunk.start for chunk in chunks]
         positions = np.concatenate([np.arange(chunk.start, chunk.end, dtype=np.int32) for chunk in chunks])
         widest = max(-(-chunk.end // self._block_size) for chunk in chunks)

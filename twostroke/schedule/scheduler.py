@@ -21,7 +21,7 @@ from twostroke.ids import PageId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken
 from twostroke.schedule.batch import StepResult
-from twostroke.schedule.batching import BatchBuilder, Chunk, Step
+from twostroke.schedule.batching import BatchBuilder, Chunk, Step, StepBuilder
 from twostroke.schedule.cost import Budget, Queued
 from twostroke.schedule.line import Line
 from twostroke.schedule.sequence import Sequence
@@ -58,12 +58,14 @@ class Emission:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, config: ScheduleConfig, limits: Limits) -> None:
+    def __init__(
+        self, pool: BlockPool, config: ScheduleConfig, limits: Limits, builder: StepBuilder | None = None
+    ) -> None:
         self._pool = pool
         self._config = config
         self._limits = limits
         self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
-        self._builder = BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
+        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
         self._waiting = Line()
         self._running: list[Sequence] = []
         """In order of admission; preemption takes from the end."""
@@ -169,6 +171,34 @@ class Scheduler:
             elif token is not None:
                 emissions.append(self._emit(chunk.sequence, token))
         return emissions
+
+    def repeats(self, step: Step) -> int:
+        """How many more steps would each run the next token of the same sequences, and nothing else happen in them, if
+        nothing else happens to this scheduler and no token ends an answer.
+
+        Until one of them fills a block or has its whole answer, which the last of those steps may do.
+        """
+        least = sys.maxsize
+        for chunk in step.chunks:
+            sequence, params = chunk.sequence, chunk.sequence.sampling
+            if params is None or not chunk.samples or chunk.end - chunk.start != 1:
+                return 0
+            block_left = self._limits.block_size - 1 - chunk.start % self._limits.block_size
+            answer_left = min(
+                params.max_tokens - sequence.answer_tokens, self._limits.max_model_len - len(sequence.known)
+            )
+            least = min(least, block_left, answer_left - 1)
+        return max(0, least)
+
+    def run_ahead(self, step: Step, times: int, token: int) -> Step:
+        """As if the step in flight had been settled and planned again `times` times, at most `repeats` of it, each of
+        its sequences sampling `token` every time. Returns the step that is in flight then.
+        """
+        for chunk in step.chunks:
+            chunk.sequence.known.extend([token] * times)
+            chunk.sequence.computed = max(chunk.sequence.computed, chunk.start + times)
+        moved = [Chunk(chunk.sequence, chunk.start + times, chunk.end + times, True) for chunk in step.chunks]
+        return self._builder.build(moved)
 
     def forsake(self) -> list[Sequence]:
         """The step in flight failed: every sequence in it ends, and its pages are given back unread."""

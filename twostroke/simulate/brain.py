@@ -14,7 +14,6 @@ from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
-from twostroke.rpc.v1.routing_pb2 import ReservationBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +86,14 @@ class Brain(Protocol):
     def ended(self, request_id: RequestId, answer_tokens: int | None, now_s: float) -> None:
         """The attempt is over; with its whole answer, unless it was lost or refused."""
 
-    def news(self) -> ReservationBatch | None:
-        """Of this router's own reservations since the last call, for the other routers."""
+    def news(self, router: str) -> object | None:
+        """What another router has not been told yet of this one's reservations: meant for its brain alone."""
 
-    def heard_router(self, router: str, news: ReservationBatch, now_s: float) -> None: ...
+    def heard_router(self, router: str, news: object, now_s: float) -> None:
+        """What the brain of another router said by `news`."""
 
     def left_router(self, router: str, now_s: float) -> None:
-        """Its stream of reservations broke."""
+        """It has died, and comes back with nothing."""
 
     def blocks(self, worker: WorkerId) -> EventBatch | None:
         """The worker's set as the index has it, as a snapshot; None where it is not known to be true."""

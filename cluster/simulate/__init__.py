@@ -1,0 +1,1 @@
+"""Simulated fleets decided by the live router's own objects."""

@@ -1,0 +1,201 @@
+"""Plays a trace against a simulated fleet in virtual time; everything that decides is the real object."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from functools import lru_cache, partial
+from typing import Protocol
+
+from twostroke.errors import ConfigError
+from twostroke.ids import BlockName, RequestId
+from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.kv_cache.pool import PageState
+from twostroke.simulate.agenda import Agenda
+from twostroke.simulate.brain import Brain
+from twostroke.simulate.door import Door, Surroundings
+from twostroke.simulate.feed import Counts
+from twostroke.simulate.fleet import Death, FleetShape, RouterRestart
+from twostroke.simulate.host import Host
+from twostroke.simulate.journey import Journey
+from twostroke.simulate.lives import Lives
+from twostroke.simulate.results import EventUse, Gaps, Outcome, Run, WorkerUse
+from twostroke.simulate.traces import Trace, TraceRow
+
+WARM_UP_S = 0.1
+"""Routers have met their workers before the first request comes."""
+QUIET_S = 2.0
+"""After the last answer: indexes must be the workers' sets by then."""
+STUCK_S = 3600.0
+"""No request of any trace takes that long after the one before it has ended."""
+
+
+class Brains(Protocol):
+    """Makes the brain of each router."""
+
+    @property
+    def policy(self) -> str: ...
+
+    def __call__(self, shape: FleetShape, router: int) -> Brain: ...
+
+
+def simulate(trace: Trace, shape: FleetShape, brains: Brains) -> Run:
+    """`trace` must be in order (see twostroke.simulate.traces.replayed), its blocks of the fleet's size."""
+    if trace.block_tokens != shape.block_size:
+        raise ConfigError(
+            f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",
+            field="block_size",
+        )
+    begun_s = time.process_time()
+    run = _Simulation(trace, shape, brains)
+    run.play()
+    return run.result(time.process_time() - begun_s)
+
+
+class _Simulation:
+    def __init__(self, trace: Trace, shape: FleetShape, brains: Brains) -> None:
+        self._trace = trace
+        self._shape = shape
+        self._brains = brains
+        self._agenda = Agenda()
+        self._lives = Lives(self._agenda, shape)
+        self._counts = Counts()
+        self._outcomes: list[Outcome] = []
+        self._last_end_s = 0.0
+        self._draws = random.Random(f"{shape.seed} routers")
+        around = Surroundings(self._agenda, shape, self._lives, self._counts, self._over)
+        self._doors = [Door(number, brains(shape, number), around) for number in range(shape.routers)]
+        for door in self._doors:
+            door.others = [other for other in self._doors if other is not door]
+            for host in self._lives.alive:
+                door.join(host)
+
+    def play(self) -> None:
+        agenda, rows = self._agenda, self._trace.rows
+        for index, row in enumerate(rows):
+            agenda.at(WARM_UP_S + row.timestamp_s, partial(self._arrive, index, row))
+        agenda.at(WARM_UP_S + rows[-1].timestamp_s, self._lives.reach_span_end)
+        for death in self._shape.faults.deaths:
+            agenda.at(WARM_UP_S + death.at_s, partial(self._die, death))
+        for restart in self._shape.faults.router_restarts:
+            agenda.at(WARM_UP_S + restart.at_s, partial(self._restart, restart))
+        agenda.after(STUCK_S, self._watch)
+        agenda.run()
+        self._lives.check_quiet()
+        for door in self._doors:
+            held = door.brain.counts().reservations
+            assert not held, f"{door.name} still holds {held} reservations"
+
+    def result(self, cpu_s: float) -> Run:
+        brains = [door.brain.counts() for door in self._doors]
+        first_s = self._trace.rows[0].timestamp_s
+        return Run(
+            policy=self._brains.policy,
+            outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
+            workers=tuple(self._use(host) for host in map(self._lives.host, self._shape.workers)),
+            events=EventUse(
+                batches=self._counts.batches,
+                gaps=sum(counts.gaps for counts in brains),
+                snapshots=sum(counts.snapshots for counts in brains),
+                divergences=sum(counts.divergences for counts in brains),
+            ),
+            gaps=Gaps(dict(self._lives.gaps)),
+            span_s=self._trace.rows[-1].timestamp_s - first_s,
+            duration_s=self._last_end_s - WARM_UP_S - first_s,
+            decisions=sum(counts.decisions for counts in brains),
+            decision_cpu_s=sum(counts.decision_cpu_s for counts in brains),
+            cpu_s=cpu_s,
+            unequal_indexes=tuple(self._unequal_indexes()),
+        )
+
+    def _arrive(self, index: int, row: TraceRow) -> None:
+        shape = self._shape
+        journey = Journey(
+            index=index,
+            request_id=RequestId(f"{index}#0"),
+            arrived_s=self._agenda.now_s,
+            prompt_tokens=row.input_tokens,
+            answer_tokens=row.output_tokens,
+            names=[name_of(number) for number in row.blocks[: row.input_tokens // shape.block_size]],
+            tenant=row.tenant,
+            priority=row.priority,
+        )
+        turn = index if shape.routers_by_turn else self._draws.randrange(shape.routers)
+        self._ask(journey, self._doors[turn % shape.routers])
+
+    def _ask(self, journey: Journey, door: Door) -> None:
+        self._agenda.after(self._shape.delays.door_s, lambda: door.take(journey))
+
+    def _over(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._last_end_s = self._agenda.now_s
+        if len(self._outcomes) == len(self._trace.rows):
+            self._agenda.after(QUIET_S, self._agenda.stop)
+
+    def _watch(self) -> None:
+        """Heartbeats go on for ever: a request that is never answered must end the run."""
+        waits_s = self._agenda.now_s - self._last_end_s
+        arrived = sum(WARM_UP_S + row.timestamp_s <= self._agenda.now_s - STUCK_S for row in self._trace.rows)
+        assert waits_s < STUCK_S or arrived <= len(self._outcomes), f"no request has ended for {waits_s:.0f} s"
+        self._agenda.after(STUCK_S, self._watch)
+
+    def _die(self, death: Death) -> None:
+        host = self._lives.host(death.worker)
+        lost = self._lives.end(death.worker)
+        self._agenda.after(self._shape.delays.detection_s, lambda: self._notice(host, [a.journey for a in lost]))
+        if death.back_at_s is not None:
+            self._agenda.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
+
+    def _notice(self, host: Host, lost: list[Journey]) -> None:
+        for door in self._doors:
+            door.leave(host)
+        for journey in lost:
+            for door in self._doors:
+                door.lost(journey)
+
+    def _come_back(self, death: Death) -> None:
+        host = self._lives.begin(death.worker)
+        for door in self._doors:
+            door.join(host)
+
+    def _restart(self, restart: RouterRestart) -> None:
+        door = self._doors[restart.router]
+        for journey in door.restart(self._brains(self._shape, restart.router)):
+            self._ask(journey, door)
+
+    def _use(self, host: Host) -> WorkerUse:
+        tally = self._lives.tallies[host.worker]
+        return WorkerUse(
+            worker=host.worker,
+            role=host.role,
+            busy_s=tally.busy_s,
+            prefill_s=tally.prefill_s,
+            prefill_span_s=tally.prefill_span_s,
+            steps=tally.steps,
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
+            pulled_pages=tally.pulled_pages,
+            served_pages=tally.served_pages,
+            evicted_pages=tally.evicted_pages,
+            preemptions=tally.preemptions,
+            lives=tally.lives,
+            pages=host.pool.total,
+            pages_cached=host.pool.count(PageState.CACHED),
+        )
+
+    def _unequal_indexes(self) -> list[str]:
+        """What the routers have of each worker, held against its own log."""
+        unequal: list[str] = []
+        for door in self._doors:
+            for host in self._lives.alive:
+                told, has = door.brain.blocks(host.worker), host.log.snapshot()
+                if told is None or (told.block_count, told.digest) != (has.block_count, has.digest):
+                    unequal.append(f"{door.name} {host.worker}")
+        return unequal
+
+
+@lru_cache(maxsize=1 << 18)
+def name_of(number: int) -> BlockName:
+    """Of the block that a trace calls so."""
+    return BlockName(hashlib.blake2b(b"trace %d" % number, digest_size=NAME_BYTES).digest())
