@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from decode_worker.answer import Answer
 from decode_worker.stage import Stage
+from twostroke.schedule.cost import Queued
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pull_client import OpenPull
 
@@ -104,9 +105,9 @@ class Takeover:
             streams += 1
             context_tokens += len(sequence.known)
         budget = self._host.loop.budget
-        source_s = budget.cost.prompt_token_s
-        local_s = budget.seconds_per_prompt_token(streams, context_tokens) if source_s else 0.0
         block_size, chunk_tokens = self._host.facts.block_size, self._host.scheduler.step_tokens
+        there, here = Queued(chunk_tokens), Queued(chunk_tokens, 0.0, streams, context_tokens)
+        source_s, local_s = (budget.drain_s(chunk, chunk_tokens) / chunk_tokens for chunk in (there, here))
         return Pace(-(-chunk_tokens // block_size), block_size * source_s, block_size * local_s)
 
     def _look_again(self, when_s: float) -> None:

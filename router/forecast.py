@@ -11,13 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.policy import Decision, Forecast, LinkRate, Snapshot, WorkerView
-from twostroke.schedule.cost import Budget, StepCost
+from twostroke.schedule.cost import Budget, Queued, StepCost
 
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
 """Where no worker has run a step yet: a small model on a small CPU."""
 UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
 """Where no worker has pulled from any other yet: shared memory, or a good wire."""
 UNKNOWN_STEP_TOKENS = 512
+UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_ANSWER_TOKENS = 256
 
 
@@ -56,11 +57,11 @@ class Forecaster:
 
     def at_source(self, source: WorkerView, peer: Peer | None = None) -> Computing:
         """`source` computes all full blocks that nobody has for it."""
-        return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0.0)
+        return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0)
 
     def at_decode(self, decode: WorkerView, peer: Peer | None = None) -> Computing:
         """The decode worker computes the whole prompt beside the streams that run there."""
-        return self._computing(decode, peer, self._snapshot.known_tokens, self._beside_s(decode))
+        return self._computing(decode, peer, self._snapshot.known_tokens, decode.running)
 
     def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
         """Of the whole candidate; `source` is None where the decode worker computes."""
@@ -107,11 +108,11 @@ class Forecaster:
     def answer_tokens(self) -> int:
         return self._snapshot.answer_tokens or UNKNOWN_ANSWER_TOKENS
 
-    def _computing(self, computer: WorkerView, peer: Peer | None, tokens: int, beside_s: float) -> Computing:
-        """`tokens` of the prompt, each `beside_s` slower than at a worker that does nothing else; from the tier that
+    def _computing(self, computer: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
+        """`tokens` of the prompt, beside `streams` that share its steps; from the tier that
         makes it start soonest."""
-        size, cost = self._snapshot.block_size, self.cost(computer)
-        steps_of = computer.step_tokens or UNKNOWN_STEP_TOKENS
+        size, step_tokens = self._snapshot.block_size, computer.step_tokens or UNKNOWN_STEP_TOKENS
+        budget = Budget(computer.step_target_s or UNKNOWN_STEP_TARGET_S, self.cost(computer), step_tokens)
         best: Computing | None = None
         load_s, known = 0.0, 0
         for depth, page_s in zip(computer.depths, computer.tier_page_s, strict=True):
@@ -121,7 +122,8 @@ class Forecaster:
             if peer is not None and peer.blocks > depth:
                 fetch_s, cached = load_s + self._fetch_s(computer, peer, peer.blocks - depth), peer.blocks
             left = max(0, tokens - cached * size)
-            prefill_s = cost.of_prompt(left, cached * size, steps_of) + left * beside_s
+            work = Queued(left, left * (cached * size + left / 2), streams, computer.pages_active * size)
+            prefill_s = budget.drain_s(work, step_tokens)
             found = Computing(computer.queue_s, fetch_s, prefill_s, cached, left, peer)
             if best is None or found.wait_s + prefill_s < best.wait_s + best.prefill_s:
                 best = found
@@ -140,15 +142,6 @@ class Forecaster:
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
         return link.latency_s + max(min(missing, chunk) * page_s, missing * page_s - hidden_s)
-
-    def _beside_s(self, decode: WorkerView) -> float:
-        """What a prompt token takes longer because streams share its steps."""
-        if not decode.running:
-            return 0.0
-        cost, target_s = self.cost(decode), decode.step_target_s or 1.0
-        budget = Budget(target_s, cost, decode.step_tokens or UNKNOWN_STEP_TOKENS)
-        context = decode.pages_active * self._snapshot.block_size
-        return budget.seconds_per_prompt_token(decode.running, context) - cost.prompt_token_s
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:

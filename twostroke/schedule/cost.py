@@ -123,13 +123,6 @@ class Budget:
         fitting = _most(max(0.0, left_s), token_s, cost.prompt_pair_s / 2)
         return max(MIN_PROMPT_TOKENS, int(min(fitting, self.most_prompt_tokens)))
 
-    def seconds_per_prompt_token(self, streams: int, context_tokens: int) -> float:
-        """What a prompt waits per token that is computed beside those streams; 0 while unknown."""
-        if not streams:
-            return self.cost.prompt_token_s
-        tokens = self.prompt_tokens(streams, context_tokens)
-        return self.cost.of_streams(streams, context_tokens) / tokens + self.cost.prompt_token_s
-
     def drain_s(self, queued: Queued, step_tokens: int) -> float:
         """Until everything queued is computed, in steps of at most `step_tokens`, with nothing new coming."""
         if not queued.tokens:

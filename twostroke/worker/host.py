@@ -91,11 +91,11 @@ class WorkerHost:
                 on_gpu=not isinstance(built.memory, PageMemory),
             ),
         )
-        self.metrics.watch(self.pool, self.scheduler, self.feed.log)
         self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
         self.progress = News()
         self.engine = EngineThread(built.runner)
         self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s)
+        self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         self.transports = open_transports(config.transports or default_names(built.memory), config.host)
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(built.memory)

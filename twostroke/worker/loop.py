@@ -104,6 +104,7 @@ class WorkLoop:
             return []
         terms = StepTerms.of(step.batch)
         self.rates.observe(terms, result.seconds)
-        self.prefill_busy_s += result.seconds * self.rates.cost.prompt_share(terms)
-        self._metrics.stepped(step, result.seconds)
+        prompt_share = self.rates.cost.prompt_share(terms)
+        self.prefill_busy_s += result.seconds * prompt_share
+        self._metrics.stepped(step, result.seconds, prompt_share)
         return self._scheduler.settle(step, result)

@@ -31,6 +31,9 @@ class WorkerMetrics:
 
         role_name = role.value
         self._steps = histogram("step_seconds", "Device time of one engine step.", ITL_BUCKETS_S, "kind")
+        self._prefill_busy = counter("prefill_busy_seconds_total", "Of steps, what went to prompt tokens.").labels(
+            role_name
+        )
         self._computed = counter("computed_tokens_total", "Tokens run through the model.").labels(role_name)
         self._sampled = counter("sampled_tokens_total", "Tokens drawn.").labels(role_name)
         self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
@@ -47,16 +50,17 @@ class WorkerMetrics:
         self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
 
-    def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog) -> None:
+    def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog, queued_s: Callable[[], float]) -> None:
         """Report pages by state, queue lengths and the event log's end at every scrape."""
-        self.registry.register(_Gauges(self._role, pool, scheduler, log))
+        self.registry.register(_Gauges(self._role, pool, scheduler, log, queued_s))
 
     def admitted(self, sequence: Sequence) -> None:
         if sequence.preemptions == 0:
             self._queries.inc(len(sequence.known))
             self._hits.inc(sequence.hit_blocks * self._block_size)
 
-    def stepped(self, step: Step, seconds: float) -> None:
+    def stepped(self, step: Step, seconds: float, prompt_share: float) -> None:
+        self._prefill_busy.inc(seconds * prompt_share)
         kind = "prefill" if len(step.batch.tokens) > step.batch.sequences else "decode"
         self._steps.labels(self._role, kind).observe(seconds)
         self._computed.inc(len(step.batch.tokens))
@@ -76,13 +80,16 @@ class WorkerMetrics:
 
 
 class _Gauges(Collector):
-    def __init__(self, role: str, pool: BlockPool, scheduler: Scheduler, log: EventLog) -> None:
+    def __init__(
+        self, role: str, pool: BlockPool, scheduler: Scheduler, log: EventLog, queued_s: Callable[[], float]
+    ) -> None:
         self._role = role
         self._pool = pool
-        self._values: tuple[tuple[str, str, Callable[[], int]], ...] = (
+        self._values: tuple[tuple[str, str, Callable[[], float]], ...] = (
             ("requests_running", "Sequences that hold pages.", lambda: scheduler.running),
             ("requests_waiting", "Sequences that wait for pages.", lambda: scheduler.waiting),
             ("queued_tokens", "Known tokens that are to be computed here.", lambda: scheduler.queued_tokens),
+            ("queued_seconds", "Predicted, until these are computed.", queued_s),
             (
                 "event_sequence",
                 "Of the last batch in the event log: routers should know as many.",

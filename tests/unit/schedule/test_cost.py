@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.engine.batches import Stream, step
-from twostroke.schedule.cost import MIN_PROMPT_TOKENS, Budget, StepCost, StepTerms
+from twostroke.schedule.cost import MIN_PROMPT_TOKENS, Budget, Queued, StepCost, StepTerms
 
 COST = StepCost(step_s=0.008, stream_s=0.0005, context_token_s=1e-6, prompt_token_s=0.0005)
 
@@ -28,9 +28,10 @@ def test_predictions_are_trusted_only_so_far() -> None:
 
 def test_a_prompt_beside_streams_waits_for_their_share_of_each_step_too() -> None:
     budget = Budget(0.04, COST, 10_000)
-    tokens = budget.prompt_tokens(4, 4000)
-    assert budget.seconds_per_prompt_token(4, 4000) * tokens == pytest.approx(0.04, rel=0.02)
-    assert budget.seconds_per_prompt_token(0, 0) == COST.prompt_token_s
+    chunk = budget.prompt_tokens(4, 4000)
+    beside = Queued(10 * chunk, 0.0, streams=4, context_tokens=4000)
+    assert budget.drain_s(beside, 512) == pytest.approx(10 * 0.04, rel=0.02)
+    assert budget.drain_s(Queued(1000, 0.0), 512) == COST.of_prompts(2, 1000, 0.0)
 
 
 def test_a_prompt_that_attends_to_much_gets_fewer_tokens_of_the_same_time() -> None:

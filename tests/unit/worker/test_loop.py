@@ -15,11 +15,13 @@ from tests.unit.worker.rig import (
     decode,
     eventually,
     expected_tokens,
+    paced,
+    prefill,
     prompt_of,
     router_to,
     worker_config,
 )
-from twostroke.config import Role
+from twostroke.config import Role, ScheduleConfig
 from twostroke.schedule.batch import Batch, StepResult
 from twostroke.transfer.fake import FaultPlan
 
@@ -110,3 +112,22 @@ async def test_a_life_that_is_cancelled_while_a_step_runs_keeps_the_memory_until
         with pytest.raises(asyncio.CancelledError):
             await life
     assert 0.0 < ended_s <= closed_s
+
+
+async def test_time_spent_on_prompts_and_what_is_left_of_a_queue_are_told_in_seconds() -> None:
+    slow = paced(prefill_tokens_per_s=2000, step_ms=5)
+    prompts = [prompt_of(600, seed=seed) for seed in (1, 2)]
+    waits = ScheduleConfig(takeover=False)
+    async with prefill(model=slow) as source, decode(model=slow, schedule=waits) as target, router_to(target) as router:
+        for number, prompt in enumerate(prompts):
+            await router.open(prompt, 4, source=source, request_id=str(number))
+        await eventually(lambda: source.host.scheduler.running == 2)
+        before = source.host.load_report()
+        assert before.queued_s == pytest.approx(before.queued_tokens / 2000, rel=0.2)
+        await eventually(lambda: all(router.of(str(number)).done.is_set() for number in (0, 1)))
+        after = source.host.load_report()
+        assert (after.queued_s, after.queued_tokens) == (0.0, 0)
+        assert after.prefill_busy_s == pytest.approx(2 * 592 / 2000, rel=0.2)
+        assert source.metric("prefill_busy_seconds_total") == pytest.approx(after.prefill_busy_s)
+        own = target.host.load_report()
+        assert 2 * 8 / 2000 * 0.5 < own.prefill_busy_s < 0.1, "two tails of eight tokens, within steps of streams"
