@@ -55,6 +55,8 @@ class WorkerView:
     depths: tuple[int, ...] = (0,)
     """Of this request's first blocks, how many it holds or is about to hold: on the device alone; there or in host
     memory; there, in host memory or on disk. Never falls."""
+    resident_blocks: int = 0
+    """Of those in memory, how many are there already: what others can fetch from it."""
     tier_page_s: tuple[float, ...] = (0.0,)
     """To bring one page up from each of those tiers, as measured; 0 for the device."""
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)

@@ -18,6 +18,7 @@ from router.policy import NO_LINKS, Decision, LinkRate, Policy, Snapshot, Worker
 from router.prefix_index import PrefixIndex
 from router.reservations import Reservations, Share
 from twostroke.ids import BlockName, RequestId, WorkerId
+from twostroke.kv_cache.tier import Tier
 
 ANSWER_MEMORY = 0.02
 """Weight of the latest answer in the expected length of the next one: the last hundred count."""
@@ -90,14 +91,21 @@ class Selector:
         self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
     ) -> Snapshot:
         """What the policy would see."""
-        held = self._index.leading_blocks(ask.names, self._reservations.coming)
+        resident = held = self._index.leading_blocks(ask.names)
+        if ask.names and any(True for _ in self._reservations.coming(ask.names[0])):
+            held = self._index.leading_blocks(ask.names, self._reservations.coming)
+
+        def view(member: Member) -> WorkerView:
+            here, worker = resident.get(member.worker, ()), member.worker
+            return self._view(member, held.get(worker, ()), _in_memory(here), ask, now_s)
+
         return Snapshot(
             known_tokens=ask.known_tokens,
             full_blocks=len(ask.names),
             block_size=shape.block_size,
             page_bytes=shape.page_bytes,
-            decode=tuple(self._view(member, held.get(member.worker, ()), ask, now_s) for member in decode),
-            prefill=tuple(self._view(member, held.get(member.worker, ()), ask, now_s) for member in prefill),
+            decode=tuple(map(view, decode)),
+            prefill=tuple(map(view, prefill)),
             names=ask.names,
             answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
             eviction_regret=self._index.regret.share,
@@ -115,7 +123,7 @@ class Selector:
         """Expected of the next answer; 0 while nothing is known."""
         return self._answer_tokens
 
-    def _view(self, member: Member, held: tuple[int, ...], ask: Ask, now_s: float) -> WorkerView:
+    def _view(self, member: Member, held: tuple[int, ...], resident: int, ask: Ask, now_s: float) -> WorkerView:
         load, worker = member.load, member.worker
         reserved = self._reservations.on(worker)
         return WorkerView(
@@ -132,6 +140,7 @@ class Selector:
             step_tokens=load.costs.step_tokens,
             step_target_s=load.costs.step_target_s,
             depths=_depths(held, len(member.tier_page_s)),
+            resident_blocks=resident,
             tier_page_s=member.tier_page_s,
             links=member.links,
             fetch_wait_s=max(0.0, self._fetching_until_s.get(worker, 0.0) - now_s),
@@ -158,6 +167,11 @@ def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
     """One for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
     known = held[:tiers] or (0,)
     return (*known, *[known[-1]] * (tiers - len(known)))
+
+
+def _in_memory(depths: tuple[int, ...]) -> int:
+    """Blocks on the device or in host memory: pages on disk are not fetched by others."""
+    return depths[min(Tier.HOST, len(depths) - 1)] if depths else 0
 
 
 def _usual_link(members: Sequence[Member]) -> LinkRate:

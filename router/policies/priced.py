@@ -160,10 +160,9 @@ class _Pricing:
             yield at(computer, peer)
 
     def _best_holders(self) -> list[Peer]:
-        """Who holds most, the least asked first; two, since nobody is its own peer. Pages are served from memory."""
+        """Who holds most, the least asked first; two, since nobody is its own peer."""
         everyone = (*self._snapshot.prefill, *self._snapshot.decode)
-        peers = [Peer(view, view.depths[min(1, len(view.depths) - 1)]) for view in everyone]
-        holding = [peer for peer in peers if peer.blocks]
+        holding = [Peer(view, view.resident_blocks) for view in everyone if view.resident_blocks]
         return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
 
     def _missing(self, decode: WorkerView) -> int:

@@ -20,7 +20,7 @@ class MooncakeConductor:
         decode = least(snapshot.decode, lambda view: (forecaster.step_s(view),), snapshot.turn)
         if not snapshot.prefill:
             return decide(snapshot, decode, None)
-        best = max(snapshot.prefill, key=lambda view: view.cached_blocks)
+        best = max(snapshot.prefill, key=lambda view: view.resident_blocks)
         ways = {view.worker: self._way(forecaster, view, best) for view in snapshot.prefill}
 
         def first_token_s(view: WorkerView) -> tuple[float, ...]:
@@ -38,8 +38,8 @@ class MooncakeConductor:
         )
 
     def _way(self, forecaster: Forecaster, view: WorkerView, best: WorkerView) -> Computing:
-        if best.cached_blocks > self._balancing * view.cached_blocks:
-            return forecaster.at_source(view, Peer(best, best.cached_blocks))
+        if best.resident_blocks > self._balancing * view.cached_blocks:
+            return forecaster.at_source(view, Peer(best, best.resident_blocks))
         return forecaster.at_source(view)
 
 

@@ -19,7 +19,8 @@ FAST, SLOW = LinkRate(0.001, 1e9), LinkRate(0.001, 2e6)
 
 
 def view(worker: WorkerId, **facts: Any) -> WorkerView:
-    known = {"pages_free": 1000, "cost": COST, "step_tokens": 512, "step_target_s": 0.1}
+    known: dict[str, Any] = {"pages_free": 1000, "cost": COST, "step_tokens": 512, "step_target_s": 0.1}
+    known["resident_blocks"] = facts.get("depths", (0,))[-1]
     return WorkerView(worker=worker, **(known | facts))
 
 
@@ -139,3 +140,8 @@ def test_the_shortlist_finds_what_pricing_every_pair_finds(seed: int) -> None:
     assert short is not None
     assert whole is not None
     assert short.total_s <= 1.03 * whole.total_s + Prices().tie_s
+
+
+def test_blocks_that_are_still_coming_cannot_be_fetched() -> None:
+    coming = view(P1, depths=(90,), resident_blocks=0, queue_s=5.0)
+    assert decide(view(P0, links={P1: FAST}), coming).peer is None

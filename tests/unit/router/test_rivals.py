@@ -24,7 +24,13 @@ COST = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001)
 
 
 def view(worker: WorkerId, **facts: Any) -> WorkerView:
-    return WorkerView(worker=worker, **({"pages_free": 1000, "cost": COST, "step_tokens": 512} | facts))
+    known: dict[str, Any] = {
+        "pages_free": 1000,
+        "cost": COST,
+        "step_tokens": 512,
+        "resident_blocks": facts.get("depths", (0,))[-1],
+    }
+    return WorkerView(worker=worker, **(known | facts))
 
 
 def names(count: int, chat: int = 0) -> tuple[BlockName, ...]:

@@ -1,0 +1,154 @@
+"""Look, choose, reserve: what one decision changes for the next one."""
+
+from __future__ import annotations
+
+from router.member import Member
+from router.policies import policy_named
+from router.policy import Policy
+from router.prefix_index import PrefixIndex
+from router.reservations import Reservations
+from router.selector import Ask, Selector, Shape
+from twostroke.config import Role
+from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.v1.control_pb2 import TIER_HOST, WORKER_STATE_SERVING, LinkRate, Load, StepCosts, TierRate
+
+P = [WorkerId(f"prefill-{i}") for i in range(2)]
+D = [WorkerId(f"decode-{i}") for i in range(2)]
+LIFE = Epoch(1, 7)
+SHAPE = Shape(block_size=16, page_bytes=100_000)
+NAMES = tuple(BlockName(bytes([number]) * 16) for number in range(100))
+COSTS = StepCosts(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001, step_tokens=512, step_target_s=0.1)
+
+
+class Desk:
+    """Two workers of each role, a selector, and what it goes by."""
+
+    def __init__(self, policy: str | Policy = "kv") -> None:
+        self.index, self.reservations = PrefixIndex(), Reservations()
+        chosen = policy_named(policy) if isinstance(policy, str) else policy
+        self.selector = Selector(chosen, self.index, self.reservations, seed=1)
+        self.logs = {worker: EventLog(LIFE) for worker in (*P, *D)}
+        self.members = {
+            worker: Member(worker, role, "", LIFE, WORKER_STATE_SERVING)
+            for role, workers in ((Role.PREFILL, P), (Role.DECODE, D))
+            for worker in workers
+        }
+        for worker, log in self.logs.items():
+            self.index.apply(worker, LIFE, log.snapshot())
+            self.report(worker, running=40 if worker in D else 0)
+
+    def report(self, worker: WorkerId, **load: float) -> None:
+        links = [LinkRate(worker_id=peer, latency_s=0.001, bytes_per_s=1e8) for peer in P if peer != worker]
+        known = {"pages_free": 1000, "pages_total": 1000}
+        self.members[worker].report(Load(costs=COSTS, links=links, **(known | load)), 0.0)  # type: ignore[arg-type]
+
+    def hold(self, worker: WorkerId, count: int, tier: Tier = Tier.DEVICE) -> None:
+        for name in NAMES[:count]:
+            self.logs[worker].stored(name, tier)
+        self.index.apply(worker, LIFE, self.logs[worker].publish())
+
+    def forget(self, worker: WorkerId, names: tuple[BlockName, ...]) -> None:
+        for name in names:
+            self.logs[worker].removed(name)
+        self.index.apply(worker, LIFE, self.logs[worker].publish())
+
+    def ask(self, number: int = 0, tokens: int = 1600) -> Ask:
+        names = NAMES[: tokens // 16]
+        return Ask(request_id=RequestId(f"r{number}"), known_tokens=tokens, names=names, most_answer_tokens=500)
+
+    def roles(self) -> tuple[list[Member], list[Member]]:
+        return [self.members[w] for w in D], [self.members[w] for w in P]
+
+    def select(
+        self, number: int = 0, tokens: int = 1600, now_s: float = 0.0
+    ) -> tuple[WorkerId | None, WorkerId | None]:
+        decision = self.selector.select(self.ask(number, tokens), SHAPE, *self.roles(), now_s)
+        return decision.source, decision.peer
+
+
+def test_what_is_placed_counts_for_the_next_decision() -> None:
+    desk = Desk("least-requests")
+    assert [desk.select(number)[0] for number in range(4)] == [P[0], P[1], P[0], P[1]]
+
+
+def test_reserved_seconds_are_in_the_queue_until_they_end() -> None:
+    desk = Desk("round-robin")
+    desk.select()
+    view = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill[0]
+    assert 1.5 < view.queue_s < 1.7
+    desk.reservations.end(RequestId("r0"))
+    assert desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill[0].queue_s == 0.0
+
+
+def test_a_reported_queue_drains_while_no_report_comes() -> None:
+    desk = Desk()
+    desk.report(P[0], queued_s=3.0)
+    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 1.0).prefill[0].queue_s == 2.0
+    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 9.0).prefill[0].queue_s == 0.0
+
+
+def test_siblings_of_a_burst_go_where_their_prefix_is_on_its_way() -> None:
+    desk = Desk()
+    homes = {desk.select(number)[0] for number in range(6)}
+    assert len(homes) == 1
+
+
+def test_a_prefix_on_its_way_is_not_resident() -> None:
+    desk = Desk("round-robin")
+    desk.select()
+    view = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill[0]
+    assert (view.cached_blocks, view.resident_blocks) == (100, 0)
+
+
+def test_fetches_of_one_worker_share_its_wire() -> None:
+    desk = Desk()
+    desk.hold(P[0], 50)
+    desk.report(P[0], queued_s=60.0)
+    assert desk.select(0) == (P[1], P[0])
+    views = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill
+    page_s = 100_000 / 1e8
+    assert abs(views[1].fetch_wait_s - 50 * page_s) < 1e-9
+    assert views[0].serve_wait_s == views[1].fetch_wait_s
+    later = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 50 * page_s).prefill
+    assert later[1].fetch_wait_s < 1e-9
+
+
+def test_depths_reach_down_to_the_lowest_tier_of_the_worker() -> None:
+    desk = Desk()
+    desk.hold(P[0], 30)
+    desk.forget(P[0], NAMES[20:30])
+    desk.hold(P[0], 0)
+    for name in NAMES[20:60]:
+        desk.logs[P[0]].stored(name, Tier.HOST)
+    desk.index.apply(P[0], LIFE, desk.logs[P[0]].publish())
+    desk.members[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
+    view = desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).prefill[0]
+    assert (view.depths, view.tier_page_s, view.resident_blocks) == ((20, 60), (0.0, 0.002), 60)
+
+
+def test_evicted_blocks_that_are_asked_for_are_regretted() -> None:
+    desk = Desk()
+    desk.hold(P[0], 100)
+    desk.forget(P[0], NAMES[50:])
+    desk.select(0)
+    assert desk.index.regret.share == 1.0
+    assert desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).eviction_regret == 1.0
+
+
+def test_what_another_still_holds_is_not_regretted() -> None:
+    desk = Desk()
+    desk.hold(P[0], 100)
+    desk.hold(D[0], 100)
+    desk.forget(P[0], NAMES[50:])
+    desk.select(0)
+    assert desk.index.regret.share == 0.0
+
+
+def test_answers_are_expected_to_be_as_long_as_the_last_ones() -> None:
+    desk = Desk()
+    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).answer_tokens == 500
+    for _ in range(300):
+        desk.selector.answered(100)
+    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).answer_tokens == 100
