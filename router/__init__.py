@@ -14,5 +14,6 @@ The doors are `http_app` (with `openai_schema`, `openai_http`, `openai_reply`) a
 `generation` is the interface between these two halves.
 
 `dispatch` owns open requests, `answer` one choice, `placement` one attempt, `worker_link` the connection to one decode
-worker. `fleet` knows who is alive, `prefix_index` who holds what, `policies` choose.
+worker; `account` keeps what an answer was promised beside what it got, `request_log` writes that down. `fleet` knows
+who is alive, `prefix_index` who holds what, `policies` choose.
 """

@@ -142,6 +142,16 @@ def test_a_trace_keeps_its_lengths_times_and_sharing(options: Any, trace_file: s
     assert ids[3][512:] == ids[2][: 700 - 512]  # the same block further back, cut short
 
 
+def test_a_trace_without_blocks_is_replayed_with_prompts_that_share_nothing(options: Any, tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.68,700,44\n2023-11-16 18:15:50.18,700,9\n"
+    )
+    one, other = plan_of(options("--trace", str(path)))
+    assert (one.prompt_tokens, one.output_tokens, other.output_tokens, other.due_s) == (700, 44, 9, 3.5)
+    assert shared_tokens(SPELLER.token_ids(one.prompt), SPELLER.token_ids(other.prompt)) == 0
+
+
 def test_scales_shrink_times_lengths_and_blocks_alike(options: Any, trace_file: str) -> None:
     plan = plan_of(options("--trace", trace_file, "--trace-scale", "0.5", "--trace-length-scale", "0.125"))
     assert [request.due_s for request in plan] == [0.0, 0.0, 1.5, 3.0]

@@ -42,6 +42,7 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         self._batches: list[control_pb2.KvEventBatch] = [self._batch(1, snapshot=True)]
         self._news = threading.Condition()
         self.http = ""
+        self.grpc = ""
 
     def page(self) -> str:
         """Of router and worker alike."""
@@ -160,7 +161,7 @@ def serving(double: Server) -> Iterator[None]:
     rpc = grpc.server(futures.ThreadPoolExecutor(8))
     control_pb2_grpc.add_ControlServicer_to_server(double, rpc)
     inference_pb2_grpc.add_InferenceServicer_to_server(double, rpc)
-    double.grpc = f"127.0.0.1:{rpc.add_insecure_port('127.0.0.1:0')}"  # type: ignore[attr-defined]
+    double.grpc = f"127.0.0.1:{rpc.add_insecure_port('127.0.0.1:0')}"
     rpc.start()
     try:
         yield
@@ -171,7 +172,7 @@ def serving(double: Server) -> Iterator[None]:
 
 
 def visit(server: Server, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict]:
-    status = main(["doctor", "--grpc", server.grpc, "--json", *flags])  # type: ignore[attr-defined]
+    status = main(["doctor", "--grpc", server.grpc, "--json", *flags])
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -221,7 +222,7 @@ def test_every_visit_brings_a_chat_that_nobody_has_sent_before(
 
 def test_for_people_it_is_a_few_lines_with_the_remedy(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.evicts = True
-    assert main(["doctor", "--grpc", server.grpc]) == 1  # type: ignore[attr-defined]
+    assert main(["doctor", "--grpc", server.grpc]) == 1
     printed = capsys.readouterr().out
     assert "eviction: decode-0 had" in printed
     assert "try: give workers more --kv-cache-memory" in printed
