@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 
 from router.answer import Answer, Surroundings
+from router.everyone import forget_cached
 from router.fleet import Fleet
 from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.link_pool import LinkPool
@@ -127,6 +128,9 @@ class RouterCore:
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         return self._fleet.relay.subscribe(request)
+
+    async def forget_cached(self) -> int:
+        return await forget_cached(self._fleet.members, self._config.cluster_token)
 
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:

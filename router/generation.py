@@ -94,5 +94,8 @@ class Dispatcher(Protocol):
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]: ...
 
+    async def forget_cached(self) -> int:
+        """Let every worker forget the blocks that nobody uses now; returns how many that were."""
+
     async def drain(self, deadline_s: float) -> int:
         """Take no new work, wait for open requests until `deadline_s` (Unix seconds); how many were left."""

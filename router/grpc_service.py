@@ -167,8 +167,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
         left = await self._front.dispatcher.drain(time.time() + request.deadline_s)
         return control_pb2.DrainResponse(open_requests=left)
 
+    async def ForgetCached(  # noqa: N802
+        self, request: control_pb2.ForgetCachedRequest, context: Context
+    ) -> control_pb2.ForgetCachedResponse:
+        self._authorize(context)
+        return control_pb2.ForgetCachedResponse(blocks=await self._front.dispatcher.forget_cached())
+
     def _authorize(self, context: Context) -> None:
-        """Clients hold no cluster token, but not every client may stop the server: operators on this host may."""
+        """Clients hold no cluster token, but not each may stop or empty the server: operators on this host may."""
         if not context.peer().startswith(_LOOPBACK):
             check_token(context, self._cluster_token)
 

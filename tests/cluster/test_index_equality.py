@@ -52,6 +52,24 @@ async def test_the_index_equals_every_workers_caches_soon_after_the_last_answer(
         assert not any(line.startswith("twostroke_event_divergences_total") for line in counted), counted
 
 
+async def until_equal(cluster: ProcessCluster) -> dict[str, int]:
+    """Blocks that each worker holds."""
+    held: dict[str, int] = {}
+    async with asyncio.timeout(PATIENCE_S):
+        for worker in cluster.workers:
+            while (truth := await shown_by_worker(cluster, worker)) != await shown_by_router(cluster, worker):
+                await asyncio.sleep(0.02)
+            held[worker] = len(truth[3])
+            assert held[worker] == truth[1]
+    return held
+
+
+async def forget_cached(cluster: ProcessCluster) -> int:
+    async with grpc.aio.insecure_channel(cluster.grpc) as channel:
+        stub = control_pb2_grpc.ControlStub(channel)
+        return (await stub.ForgetCached(control_pb2.ForgetCachedRequest(), timeout=PATIENCE_S)).blocks
+
+
 async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
     """Prompts with common beginnings, a few at a time. Answers of a router that dies meanwhile are lost."""
     client, at_once = Client(cluster.grpc), asyncio.Semaphore(8)

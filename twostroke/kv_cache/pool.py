@@ -218,6 +218,14 @@ class BlockPool:
         record.filled = True
         self._listener.stored(name)
 
+    def forget_cached(self) -> int:
+        """Give up every block that nobody uses now; returns how many that were."""
+        cached = [PageId(page) for page in range(self.total) if self._pages[page].state is PageState.CACHED]
+        for page in cached:
+            self._evict_page(page)
+        self._leaves.clear()
+        return len(cached)
+
     # Below: how pages change hands
 
     def _acquire(self, page: PageId) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc.aio
@@ -10,6 +11,8 @@ from twostroke.ids import WorkerId
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.host import WorkerHost
+
+log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[object, object]
 
@@ -46,3 +49,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.DrainRequest, context: Context
     ) -> control_pb2.DrainResponse:
         return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s))
+
+    async def ForgetCached(  # noqa: N802
+        self, request: control_pb2.ForgetCachedRequest, context: Context
+    ) -> control_pb2.ForgetCachedResponse:
+        blocks = self._host.pool.forget_cached()
+        self._host.feed.publish_changes()
+        log.info("cached blocks forgotten blocks=%d", blocks)
+        return control_pb2.ForgetCachedResponse(blocks=blocks)

@@ -254,6 +254,16 @@ class PoolHistory(RuleBasedStateMachine):
             self.truth[page].name, self.truth[page].parent = name, parent
             self.fill_truth(page)
 
+    @rule(is_rare=st.integers(0, 4))
+    def forget_cached(self, is_rare: int) -> None:
+        if is_rare:
+            return
+        cached = self.in_state(PageState.CACHED)
+        assert self.pool.forget_cached() == len(cached)
+        for page in cached:
+            del self.truth[page]
+        self.listener.removed_names.clear()
+
     @rule()
     def publish(self) -> None:
         batch = self.log.publish()

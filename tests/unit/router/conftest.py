@@ -125,6 +125,9 @@ class ScriptedDispatcher:
     async def subscribe(self, request: control_pb2.SubscribeKvEventsRequest) -> AsyncIterator[control_pb2.KvEventBatch]:
         yield control_pb2.KvEventBatch(worker_id=request.worker_id, snapshot=True)
 
+    async def forget_cached(self) -> int:
+        return 7
+
     async def drain(self, deadline_s: float) -> int:
         self.drained_until_s = deadline_s
         self.is_draining = True

@@ -146,6 +146,26 @@ async def test_a_subscriber_over_rpc_can_prove_that_it_knows_the_workers_blocks(
         await channel.close()
 
 
+async def test_a_worker_told_to_forget_says_so_in_one_word() -> None:
+    async with decode(heartbeat_s=60) as worker, router_to(worker) as router:
+        channel = PeerChannel(worker.info.address, TOKEN)
+        control = control_pb2_grpc.ControlStub(channel.channel)
+        await router.answer(prompt_of(100), 3)
+        await worker.idle()
+        request = control_pb2.SubscribeKvEventsRequest()
+        call = control.SubscribeKvEvents(request, metadata=channel.metadata)
+        before = await call.read()
+        while not before.block_count:
+            before = await call.read()
+        answer = await control.ForgetCached(control_pb2.ForgetCachedRequest(), metadata=channel.metadata)
+        assert answer.blocks == before.block_count
+        batch = await call.read()
+        assert (batch.cleared, batch.snapshot, batch.stored, batch.removed) == (True, False, b"", b"")
+        assert (batch.sequence, batch.block_count, batch.digest) == (before.sequence + 1, 0, bytes(16))
+        call.cancel()
+        await channel.close()
+
+
 def _xor(names: set[bytes]) -> bytes:
     total = 0
     for name in names:

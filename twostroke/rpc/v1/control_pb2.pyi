@@ -232,3 +232,13 @@ class DrainResponse(_message.Message):
     OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     open_requests: int
     def __init__(self, open_requests: _Optional[int] = ...) -> None: ...
+
+class ForgetCachedRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ForgetCachedResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...

@@ -60,6 +60,11 @@ class ControlStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.ForgetCached = channel.unary_unary(
+                '/twostroke.v1.Control/ForgetCached',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -99,6 +104,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetCached(self, request, context):
+        """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.DrainRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.DrainResponse.SerializeToString,
+            ),
+            'ForgetCached': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetCached,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -264,6 +281,33 @@ class Control:
             '/twostroke.v1.Control/Drain',
             twostroke_dot_rpc_dot_v1_dot_control__pb2.DrainRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_control__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetCached(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Control/ForgetCached',
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,8 @@ class ControlStub:
     """
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]
     """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
+    ForgetCached: _grpc.UnaryUnaryMultiCallable[_control_pb2.ForgetCachedRequest, _control_pb2.ForgetCachedResponse]
+    """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -57,6 +59,8 @@ class ControlAsyncStub(ControlStub):
     """
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.DrainResponse]  # type: ignore[assignment]
     """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
+    ForgetCached: _aio.UnaryUnaryMultiCallable[_control_pb2.ForgetCachedRequest, _control_pb2.ForgetCachedResponse]  # type: ignore[assignment]
+    """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
@@ -99,5 +103,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.DrainResponse, _abc.Awaitable[_control_pb2.DrainResponse]]:
         """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
+
+    @_abc_1.abstractmethod
+    def ForgetCached(
+        self,
+        request: _control_pb2.ForgetCachedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ForgetCachedResponse, _abc.Awaitable[_control_pb2.ForgetCachedResponse]]:
+        """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

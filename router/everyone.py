@@ -1,0 +1,38 @@
+"""What is asked of every worker at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc.aio
+
+from router.member import Member
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.v1 import control_pb2
+from twostroke.rpc.v1.control_pb2_grpc import ControlStub
+
+CALL_TIMEOUT_S = 5.0
+"""Nothing that is asked here computes."""
+
+
+async def forget_cached(members: Sequence[Member], token: str) -> int:
+    """Blocks that were forgotten. Raises what the first worker raised that could not; the others have forgotten."""
+    results = await asyncio.gather(*(_forget_at(member, token) for member in members), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return sum(result for result in results if isinstance(result, int))
+
+
+async def _forget_at(member: Member, token: str) -> int:
+    channel = PeerChannel(member.address, token)
+    try:
+        answer = await ControlStub(channel.channel).ForgetCached(
+            control_pb2.ForgetCachedRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
+        )
+        return int(answer.blocks)
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, channel.address) from None
+    finally:
+        await channel.close()
