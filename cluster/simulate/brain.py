@@ -1,6 +1,7 @@
-"""A simulated router's brain: index, reservations, selector and policy, the very objects of the live router.
+"""A simulated router's brain: index, reservations, admission, selector and policy, the very objects of the live router.
 
-What the live router's shells do around them (router.feed, router.placement) is done here without waiting.
+What the live router's shells do around them (router.feed, router.placement, router.waiting_room) is done here without
+waiting.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router import selector
+from router.admission import Admission, Rules
 from router.member import Member, Standing
-from router.policies import policy_named
+from router.policies import RECONSIDERING, policy_named
 from router.policy import Policy
 from router.prefix_index import Applied, PrefixIndex
 from router.reservations import Batch, Reservations, Watch
 from router.selector import Selector, Shape
+from router.waiting_room import PAUSE_S
+from router.wanting import Refused, Released, Stranded, Verdict, Wanting, Workers
 from twostroke.config import Role
 from twostroke.ids import Epoch, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.events import EventBatch
@@ -30,15 +34,20 @@ class Brains:
 
     policy: str
     new_policy: Callable[[], Policy]
+    holds: bool = False
+    """Requests wait in the router for their turn; otherwise they go at once and wait at their workers, as in systems
+    that know no admission."""
 
     def __call__(self, shape: FleetShape, router: int) -> Brain:
-        return LiveBrain(self.new_policy(), shape, seed=shape.seed * 1000 + router)
+        rules = Rules(holds=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
+        return LiveBrain(self.new_policy(), rules, shape, seed=shape.seed * 1000 + router)
 
 
 def brains_named(policy: str) -> Brains:
-    """Raises ConfigError, listing what there is."""
+    """Policies that may be asked again hold what their workers have no time for. Raises ConfigError, listing what there
+    is."""
     policy_named(policy)
-    return Brains(policy, lambda: policy_named(policy))
+    return Brains(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +60,25 @@ class _News:
 
 
 class LiveBrain:
-    def __init__(self, policy: Policy, shape: FleetShape, seed: int) -> None:
+    def __init__(self, policy: Policy, rules: Rules, shape: FleetShape, seed: int) -> None:
         self._index = PrefixIndex()
         self._reservations = Reservations()
         self._selector = Selector(policy, self._index, self._reservations, seed=seed)
+        self._admission = Admission(rules, self._selector, self._reservations)
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
         self._watches: dict[str, Watch] = {}
         """What other routers have been told."""
         self._members: dict[WorkerId, Member] = {}
+        self._asks: dict[RequestId, Ask] = {}
+        """Of all that are open."""
         self._waiting: dict[RequestId, Ask] = {}
-        """Nobody could take them yet."""
+        """No decode worker serves."""
+        self._noticed = False
+        """Something has changed that may let held requests go."""
+        self._looked_s = -PAUSE_S
+        """When those were last looked at."""
+        self._sent_s: dict[RequestId, float] = {}
+        """When requests were given to a worker that has not confirmed them yet."""
         self._due: list[Placement | Refusal] = []
         self._decisions = self._gaps = self._snapshots = self._divergences = 0
         self._decision_cpu_s = 0.0
@@ -81,6 +99,7 @@ class LiveBrain:
         self._snapshots += verdict is Applied.APPLIED and batch.snapshot
         self._gaps += verdict is Applied.GAP
         self._divergences += verdict is Applied.DIVERGED
+        self._noticed = True
         if not was_serving:
             self._look_again(now_s)
         return verdict in (Applied.APPLIED, Applied.OLD)
@@ -93,31 +112,55 @@ class LiveBrain:
         self._index.forget(worker)
 
     def place(self, ask: Ask, now_s: float) -> None:
-        decode, prefill = self._serving(Role.DECODE), self._serving(Role.PREFILL)
-        free = [member for member in decode if member.worker not in ask.without]
-        if free:
-            self._due.append(self._decide(ask, free, prefill, now_s))
-        elif decode:
+        workers = self._workers()
+        free = [member for member in workers.decode if member.worker not in ask.without]
+        if not workers.decode:
+            self._waiting[ask.request_id] = ask
+        elif not free:
             self._due.append(Refusal(request_id=ask.request_id, retry_after_s=None))
         else:
-            self._waiting[ask.request_id] = ask
+            self._asks[ask.request_id] = ask
+            begun_s = time.process_time()
+            verdict = self._admission.enter(_wanting(ask), Workers(self._shape, free, workers.prefill), now_s)
+            self._decision_cpu_s += time.process_time() - begun_s
+            self._decisions += 1
+            if verdict is not None:
+                self._take(verdict, now_s)
 
     def due(self, now_s: float) -> Sequence[Placement | Refusal]:
+        wake_s = self.wake_s()
+        if wake_s is not None and wake_s <= now_s:
+            begun_s = time.process_time()
+            verdicts = self._admission.wake(self._workers(), now_s)
+            self._decision_cpu_s += time.process_time() - begun_s
+            self._noticed, self._looked_s = False, now_s
+            for verdict in verdicts:
+                self._take(verdict, now_s)
         due, self._due = self._due, []
         return due
 
     def wake_s(self) -> float | None:
-        return None
+        if not self._admission.held and not self._admission.ghosts:
+            return None
+        earliest_s = self._looked_s + PAUSE_S
+        if self._noticed:
+            return earliest_s
+        wake_at_s = self._admission.wake_at_s
+        return None if wake_at_s is None else max(earliest_s, wake_at_s)
 
     def opened(self, request_id: RequestId, now_s: float) -> None:
         self._reservations.opened(request_id, now_s)
+        if request_id in self._sent_s:
+            self._admission.headroom.opened_in(now_s - self._sent_s.pop(request_id))
 
     def first_token(self, request_id: RequestId, now_s: float) -> None:
-        self._reservations.end(request_id)
+        self._noticed |= self._admission.first_token(request_id, now_s)
 
     def ended(self, request_id: RequestId, answer_tokens: int | None, now_s: float) -> None:
-        self._reservations.end(request_id)
-        self._waiting.pop(request_id, None)
+        self._admission.leave(request_id, now_s)
+        self._noticed = True
+        for known in (self._waiting, self._asks, self._sent_s):
+            known.pop(request_id, None)
         if answer_tokens is not None:
             self._selector.answered(answer_tokens)
 
@@ -150,6 +193,7 @@ class LiveBrain:
             gaps=self._gaps,
             snapshots=self._snapshots,
             divergences=self._divergences,
+            false_refusals=self._admission.ghosts.false_refusals,
         )
 
     def _serving(self, role: Role) -> list[Member]:
@@ -160,24 +204,46 @@ class LiveBrain:
         for ask in waiting.values():
             self.place(ask, now_s)
 
-    def _decide(self, ask: Ask, decode: Sequence[Member], prefill: Sequence[Member], now_s: float) -> Placement:
-        begun_s = time.process_time()
-        wanted = selector.Ask(
+    def _workers(self) -> Workers:
+        return Workers(self._shape, self._serving(Role.DECODE), self._serving(Role.PREFILL))
+
+    def _take(self, verdict: Verdict, now_s: float) -> None:
+        """Hand out what was decided."""
+        request_id = verdict.request_id
+        match verdict:
+            case Released():
+                self._sent_s[request_id] = now_s
+                self._due.append(_placement(verdict))
+            case Refused():
+                self._due.append(Refusal(request_id=request_id, retry_after_s=verdict.late_s))
+            case Stranded():
+                self._waiting[request_id] = self._asks[request_id]
+
+
+def _wanting(ask: Ask) -> Wanting:
+    return Wanting(
+        ask=selector.Ask(
             request_id=ask.request_id,
             known_tokens=ask.known_tokens,
             names=ask.names,
             most_answer_tokens=ask.most_answer_tokens,
-        )
-        decision = self._selector.select(wanted, self._shape, decode, prefill, now_s)
-        self._decisions += 1
-        self._decision_cpu_s += time.process_time() - begun_s
-        return Placement(
-            request_id=ask.request_id,
-            decode=decision.decode,
-            source=decision.source,
-            peer=decision.peer,
-            peer_blocks=decision.peer_blocks,
-            decided_s=now_s,
-            first_token_s=decision.forecast.first_token_s,
-            cached_blocks=decision.forecast.cached_blocks,
-        )
+        ),
+        priority=ask.priority,
+        tenant=ask.tenant,
+        arrived_s=ask.arrived_s,
+        is_urgent=ask.is_begun or bool(ask.without),
+    )
+
+
+def _placement(released: Released) -> Placement:
+    decision = released.decision
+    return Placement(
+        request_id=released.request_id,
+        decode=decision.decode,
+        source=decision.source,
+        peer=decision.peer,
+        peer_blocks=decision.peer_blocks,
+        decided_s=released.decided_at_s,
+        first_token_s=decision.forecast.first_token_s,
+        cached_blocks=decision.forecast.cached_blocks,
+    )

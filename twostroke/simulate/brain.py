@@ -29,8 +29,8 @@ class Ask:
     most_answer_tokens: int
     tenant: str = ""
     priority: int = 0
-    limit_s: float | None = None
-    """By when the first token must come."""
+    is_begun: bool = False
+    """Its answer has begun, on a worker that was lost: it has had its turn."""
     without: frozenset[WorkerId] = frozenset()
     """Decode workers that have refused it already."""
 
@@ -110,3 +110,5 @@ class BrainCounts:
     gaps: int
     snapshots: int
     divergences: int
+    false_refusals: int = 0
+    """Refused ones that would have made it, as far as can be known."""

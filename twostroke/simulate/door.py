@@ -125,7 +125,6 @@ class Door:
 
     def _place(self, journey: Journey) -> None:
         self._name_blocks(journey)
-        slo_s = self._shape.slo_ttft_s
         ask = Ask(
             request_id=journey.request_id,
             arrived_s=journey.arrived_s,
@@ -134,7 +133,7 @@ class Door:
             most_answer_tokens=journey.answer_tokens - journey.emitted,
             tenant=journey.tenant,
             priority=journey.priority,
-            limit_s=journey.arrived_s + slo_s if slo_s is not None and not journey.emitted else None,
+            is_begun=journey.emitted > 0,
             without=self._open[journey],
         )
         self.brain.place(ask, self._agenda.now_s)

@@ -144,10 +144,13 @@ class Run:
     duration_s: float
     """From the first arrival to the last end."""
     decisions: int
+    """Requests decided, each as often as it was placed."""
     decision_cpu_s: float
-    """Over all decisions."""
+    """Over all decisions, those about held requests included."""
     cpu_s: float
     """Of the whole run, decisions included."""
+    false_refusals: int = 0
+    """Refused ones that would have made it, by the counterfactual (router.ghosts)."""
     unequal_indexes: tuple[str, ...] = ()
     """Router and worker, where a router's index was not the worker's set at the end."""
 

@@ -106,6 +106,7 @@ class _Simulation:
             decisions=sum(counts.decisions for counts in brains),
             decision_cpu_s=sum(counts.decision_cpu_s for counts in brains),
             cpu_s=cpu_s,
+            false_refusals=sum(counts.false_refusals for counts in brains),
             unequal_indexes=tuple(self._unequal_indexes()),
         )
 
