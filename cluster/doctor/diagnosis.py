@@ -125,7 +125,7 @@ def _fine(facts: Facts) -> Verdict | None:
     if reused < full:
         return None
     rest = tokens - full * facts.block_size
-    tail = f"; the last {_plural(rest, 'token')} fill no block and are always computed" if rest else ""
+    tail = f"; the rest ({_plural(rest, 'token')}) fills no block and is always computed" if rest else ""
     return Verdict(
         Cause.FINE, f"all {_plural(full, 'full block')} of {tokens} tokens were reused the second time{tail}", ""
     )

@@ -49,7 +49,7 @@ def test_reuse_of_every_full_block_is_fine_and_the_tail_is_explained() -> None:
     verdict = diagnose(FINE)
     assert verdict.is_fine
     assert "all 6 full blocks" in verdict.finding
-    assert "the last 4 tokens fill no block" in verdict.finding
+    assert "the rest (4 tokens) fills no block" in verdict.finding
     assert verdict.remedy == ""
 
 
