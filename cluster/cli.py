@@ -1,4 +1,4 @@
-"""`twostroke serve | status | chat | doctor | bench | model | down`."""
+"""`twostroke serve | status | chat | doctor | simulate | bench | model | down`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ COMMANDS = {
     "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
     "chat": Command("cluster.commands.chat", "talk to a running server"),
     "doctor": Command("cluster.commands.doctor", "send a chat twice and say why its prompt was reused, or was not"),
+    "simulate": Command("cluster.commands.simulate", "play a trace against policies and fleets in virtual time"),
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
     "down": Command("cluster.commands.down", "stop a running server"),

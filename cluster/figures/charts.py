@@ -74,9 +74,11 @@ def scatter_figure(clouds: Sequence[Line], words: Words) -> str:
     return _framed(parts, x, y, words)
 
 
-def bar_figure(groups: Sequence[tuple[str, Sequence[tuple[int, float]]]], words: Words, top: float = 0.0) -> str:
-    """Groups of coloured bars side by side, over a name each; up to `top` at least."""
-    y = _height_axis([top, *(value for _, bars in groups for _, value in bars)], log=False)
+def bar_figure(
+    groups: Sequence[tuple[str, Sequence[tuple[int, float]]]], words: Words, level: float | None = None
+) -> str:
+    """Groups of coloured bars side by side, over a name each; a dashed line at `level`."""
+    y = _height_axis([level or 0.0, *(value for _, bars in groups for _, value in bars)], log=False)
     room = (WIDTH - LEFT - 2 * RIGHT) / max(1, len(groups))
     parts, ticks = [], []
     for number, (name, bars) in enumerate(groups):
@@ -90,6 +92,8 @@ def bar_figure(groups: Sequence[tuple[str, Sequence[tuple[int, float]]]], words:
             )
         ticks.append((LEFT + room * (number + 0.5), name))
     frame = grid(Axis(float, ()), y, WIDTH, HEIGHT)
+    if level is not None:
+        parts.append(f'<path class="grid dashed" d="M{LEFT} {y.at(level):.1f}H{WIDTH - RIGHT}"/>')
     names = [label(at, HEIGHT - BOTTOM + 14, name, "middle") for at, name in ticks]
     return svg([frame, *names, *parts, *_beside(words)], WIDTH, HEIGHT, words.title)
 

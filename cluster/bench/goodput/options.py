@@ -6,8 +6,8 @@ import argparse
 from dataclasses import dataclass
 
 from cluster.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
-from cluster.bench.goodput.search import Limits
 from cluster.checks import file_can_be_made, positive
+from cluster.rate_search import Limits
 from twostroke.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ from rich.table import Table
 from cluster.bench.connect import allow_many_sockets, wait_until_ready
 from cluster.bench.endpoints import Endpoint
 from cluster.bench.goodput.options import GoodputOptions
-from cluster.bench.goodput.search import Bracket, Tried, bracket_of, decided, next_rate
 from cluster.bench.goodput.trial import Trial, try_rate
 from cluster.checks import STDOUT
 from cluster.output import write_json
+from cluster.rate_search import Bracket, Tried, bracket_of, decided, next_rate
 
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from cluster.bench import run
 from cluster.bench.goodput.options import Promise, options_from
-from cluster.bench.goodput.search import Bracket, Limits, Tried, bracket_of, decided, next_rate
 from cluster.bench.goodput.session import ratio_of
 from cluster.bench.goodput.trial import arrivals_at
 from cluster.bench.goodput.verdict import Verdict, own_inter_token_p99_s
 from cluster.bench.measure import Answer, Failure
+from cluster.rate_search import Bracket, Limits, Tried, bracket_of, decided, next_rate
 from twostroke.errors import ConfigError
 
 LIMITS = Limits(start=0.5, lowest=0.02, highest=1000.0, precision=0.1)

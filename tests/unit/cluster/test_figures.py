@@ -37,7 +37,7 @@ def test_nothing_to_draw_is_an_empty_frame() -> None:
 
 
 def test_bars_are_as_tall_as_their_values() -> None:
-    bars = drawn(bar_figure([("p0", [(0, 0.5), (1, 1.0)]), ("p1", [(0, 0.0)])], WORDS, top=1.0), "bar")
+    bars = drawn(bar_figure([("p0", [(0, 0.5), (1, 1.0)]), ("p1", [(0, 0.0)])], WORDS, level=1.0), "bar")
     tall = [float(bar.get("height", "")) for bar in bars]
     assert tall[1] == pytest.approx(2 * tall[0], abs=0.2)
     assert tall[2] == 0

@@ -1,0 +1,74 @@
+"""`twostroke simulate`: policies and fleets in virtual time, by the router's and the workers' own objects."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+from cluster.simulate import session
+from cluster.simulate.fitting import add_fit_arguments, run_fit
+from cluster.simulate.options import add_fleet, add_output, add_source
+
+EPILOG = """examples:
+  twostroke simulate --trace conversation.jsonl --jitter 3 --policies all --utilisation 0.87 --html report.html
+  twostroke simulate --workload conversation --find-rate 5 --jobs 2
+  twostroke simulate sweep --jobs 2
+  twostroke simulate plan --trace conversation.jsonl --slo-ttft 5 --slo-itl 0.05 --html plan.html
+  twostroke simulate --fit requests.log --profile fleet.json
+  twostroke simulate --trace requests.log --profile fleet.json
+"""
+
+
+class Subcommand(NamedTuple):
+    module: str
+    takes_source: bool
+    help: str
+
+
+COMMANDS = {
+    "sweep": Subcommand(
+        "cluster.simulate.sweep",
+        False,
+        "prompt length x load x bandwidth: who should compute, and do we choose as well",
+    ),
+    "plan": Subcommand(
+        "cluster.simulate.plan", True, "how many workers of each role a load needs, and where splitting them pays"
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_source(parser)
+    add_fleet(parser)
+    session.add_arguments(parser)
+    add_fit_arguments(parser)
+    add_output(parser)
+    parser.set_defaults(simulate_command=_run)
+    commands = parser.add_subparsers(
+        title="other questions", metavar="COMMAND", required=False, description="each has flags of its own and --help"
+    )
+    for name, (path, takes_source, summary) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        module = import_module(path)
+        module.add_arguments(subparser)
+        if takes_source:
+            add_source(subparser)
+        else:
+            subparser.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
+        add_fleet(subparser)
+        add_output(subparser)
+        subparser.set_defaults(simulate_command=module.run_session)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ServeError for bad flags and files."""
+    command: Callable[[argparse.Namespace], int] = args.simulate_command
+    return command(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    return run_fit(args) if args.fit is not None else session.run_session(args)
