@@ -252,7 +252,7 @@ class PullClient:
                 accepted = (await anext(responses)).accepted
                 transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
                 async for response in responses:
-                    if not session.has_begun and not response.ready.computed:
+                    if not session.has_begun and not response.ready.computed and spec.peer is None:
                         now_s = _now_s()
                         self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
                     session.has_begun = True
