@@ -9,7 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +32,7 @@ from twostroke.config import Role, ScheduleConfig, WorkerConfig, to_json
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.transfer.fake import Delay, FaultPlan
+from twostroke.transfer.base import Transfer
 from twostroke.worker.host import ReadyInfo
 
 PROMPT = prompt_of(8 * BLOCK + 5)
@@ -122,30 +124,40 @@ async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: si
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 @pytest.mark.parametrize("is_split", [True, False], ids=["source", "decode"])
-async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(end: signal.Signals, is_split: bool) -> None:
-    """The fetch has begun, and is about to read the pages when their process ends, or stands still for good."""
+async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(
+    end: signal.Signals, is_split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = worker_config(Role.PREFILL, "holder", transports=("tcp",))
-    late = FaultPlan(every_transfer=Delay(0.3))
     async with (
         worker_process(config) as (peer, info),
-        prefill("source", plan=late) as source,
-        decode(plan=None if is_split else late) as target,
+        prefill("source") as source,
+        decode() as target,
         router_to(target) as router,
     ):
         async with contextlib.aclosing(Puller(info)) as puller:
             await puller.pages(puller.pull(PROMPT[: 6 * BLOCK]), 6)
         computing = source if is_split else target
-        got = await router.open(
-            PROMPT, 5, source=source if is_split else None, peer=PeerPrefix(source_at(info), 6)
-        )  # fmt: skip
-        await eventually(lambda: computing.plan.pulls == 1)
-        peer.signal(end)
-        async with asyncio.timeout(20):
-            await got.done.wait()
+        for transport in computing.host.transports:
+            monkeypatch.setattr(transport, "pull", after_the_end_of(peer, end, transport.pull))
+        prefix = PeerPrefix(source_at(info), 6)
+        got = await router.answer(PROMPT, 5, source=source if is_split else None, peer=prefix)
         assert got.tokens == expected_tokens(PROMPT, 5)
         reasons = ("PeerLost", "TransferFailed", "Cancelled")
         assert sum(computing.metric("peer_pull_failures_total", reason=reason) for reason in reasons) == 1
         assert computing.metric("peer_pulled_blocks_total") == 0
+
+
+def after_the_end_of(peer: Process, end: signal.Signals, pull: Callable[..., Transfer]) -> Callable[..., Transfer]:
+    """The peer has announced its pages, and they are about to be read, when it ends or stands still."""
+
+    def pull_too_late(*arguments) -> Transfer:
+        peer.signal(end)
+        state = Path(f"/proc/{peer.child.pid}/stat")
+        while state.read_text().rpartition(") ")[2][0] not in "TZ":
+            time.sleep(0.001)
+        return pull(*arguments)
+
+    return pull_too_late
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
