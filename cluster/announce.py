@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -39,17 +40,17 @@ class Announcer:
     def warn(self, text: str) -> None:
         self._print(text, style="yellow")
 
-    def ready(self, config: ClusterConfig, addresses: Addresses, folder: Path) -> None:
+    def ready(self, config: ClusterConfig, routers: Sequence[Addresses], folder: Path) -> None:
         workers = (
             f"{config.prefill} prefill, {config.decode} decode" if config.prefill else f"{config.decode} colocated"
         )
         print(
             f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s\n"
-            f"  OpenAI HTTP   http://{addresses.http}/v1\n"
-            f"  gRPC          {addresses.grpc}\n"
+            f"  OpenAI HTTP   {'  '.join(f'http://{router.http}/v1' for router in routers)}\n"
+            f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
             f"  logs          {folder}\n\n"
-            f"{curl_line(addresses.http, config.model.public_name)}\n\n"
-            f"{grpc_line(addresses.grpc)}\n\n"
+            f"{curl_line(routers[0].http, config.model.public_name)}\n\n"
+            f"{grpc_line(routers[0].grpc)}\n\n"
             "Ctrl-C ends it.",
             flush=True,
         )

@@ -1,8 +1,8 @@
 """`twostroke serve`: from flags to a ready server, and back to nothing.
 
-check ports, have the model   ->  router process ─┐
+check ports, have the model   ->  router processes ┐
                                   Ray, supervisor ┴> all workers serve, /ready says yes  ->  addresses printed
-SIGINT, SIGTERM               ->  router, workers, Ray end in this order; the janitor takes the rest
+SIGINT, SIGTERM               ->  routers, workers, Ray end in this order; the janitor takes the rest
 a second signal               ->  everything is killed
 """
 
@@ -13,7 +13,6 @@ import os
 import secrets
 import signal
 import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING
 from cluster import ports, ray_environment, state_file
 from cluster.announce import Announcer, fetch_with_progress
 from cluster.home import Home
-from cluster.router_process import Addresses, RouterProcess, until_ready
-from cluster.spec import LOOPBACK, fleet_spec, router_config
-from twostroke.config import ClusterConfig, RouterConfig
+from cluster.router_keeper import RouterKeeper
+from cluster.spec import LOOPBACK, fleet_spec, router_configs, router_ports
+from twostroke.config import ClusterConfig
 from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
@@ -34,7 +33,6 @@ from twostroke.transfer.registry import check_names
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.attendant import Attendant
 
-ROUTER_GRACE_S = 5.0
 INTERRUPTED = 130
 CONNECT_S = 5.0
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
@@ -43,10 +41,9 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 def serve(config: ClusterConfig) -> int:
     """Serve until a signal comes. Raises ServeError if it cannot be; then nothing was left running."""
     announcer = Announcer()
-    ports.check(config.host, "--http-port", config.http_port)
-    ports.check(config.host, "--grpc-port", config.grpc_port)
-    if config.http_port == config.grpc_port != 0:
-        raise ConfigError(f"--http-port and --grpc-port are both {config.http_port}", field="--grpc-port")
+    for http_port, grpc_port in router_ports(config):
+        ports.check(config.host, "--http-port", http_port)
+        ports.check(config.host, "--grpc-port", grpc_port)
     if config.transports is not None:
         check_names(config.transports)
     if config.address is None:
@@ -94,20 +91,18 @@ class _Launch:
         self._announcer = announcer
         self._token = secrets.token_hex(32)
         self._fleet_port = ports.fleet_port(LOOPBACK)
-        self._router_config = router_config(
-            config, token=self._token, fleet_address=f"{LOOPBACK}:{self._fleet_port}", model_dir=model_dir
-        )
-        self._router: RouterProcess | None = None
-        self._addresses: Addresses | None = None
-        self._is_listening = asyncio.Event()
+        fleet_address = f"{LOOPBACK}:{self._fleet_port}"
+        routers = router_configs(config, token=self._token, fleet_address=fleet_address, model_dir=model_dir)
+        self._routers = [RouterKeeper(i, each, home.log_dir, announcer) for i, each in enumerate(routers)]
         self._is_ready = asyncio.Event()
 
     def run(self) -> int:
         is_local = self._config.address is None
         if is_local:
             ray_environment.for_local_cluster(self._token)
-            # The router needs seconds to start and so does Ray: side by side. It finds the fleet when there is one.
-            self._start_router(self._router_config)
+            # Routers need seconds to start and so does Ray: side by side. They find the fleet when there is one.
+            for router in self._routers:
+                router.start()
         else:
             ray_environment.for_joined_cluster()
         try:
@@ -129,8 +124,8 @@ class _Launch:
             finally:
                 ray_session.leave()
         finally:
-            if self._router is not None:
-                self._router.kill()
+            for router in self._routers:
+                router.kill()
 
     async def _attend(self, attendant: Attendant) -> int:
         stop = self._stop_on_signal()
@@ -139,7 +134,7 @@ class _Launch:
         tasks = [
             asyncio.create_task(attendant.keep_supervisor()),
             asyncio.create_task(attendant.follow_fleet()),
-            asyncio.create_task(self._keep_router(attendant)),
+            *(asyncio.create_task(self._keep_router(router, attendant)) for router in self._routers),
             asyncio.create_task(self._announce_when_ready(attendant)),
         ]
         stopping = asyncio.create_task(stop.wait())
@@ -153,52 +148,28 @@ class _Launch:
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
-            if self._router is not None:
-                await self._router.stop(ROUTER_GRACE_S)
+            await asyncio.gather(*(router.stop() for router in self._routers))
             await attendant.stop_fleet()
 
-    def _start_router(self, config: RouterConfig) -> RouterProcess:
-        self._router = RouterProcess(config, self._home.log_dir / "router.log")
-        return self._router
-
-    async def _keep_router(self, attendant: Attendant) -> None:
-        """Start it, and start it again whenever it ends, on the ports that it had."""
-        config = replace(self._router_config, fleet_address=await attendant.fleet_address())
-        crashes = 0
-        while True:
-            router = self._router or self._start_router(config)
-            self._addresses = await router.addresses()
-            self._is_listening.set()
-            http_port, grpc_port = _port(self._addresses.http), _port(self._addresses.grpc)
-            config = replace(config, http_port=http_port, grpc_port=grpc_port)
-            started_s = time.monotonic()
-            status = await router.wait()
-            crashes = 1 if time.monotonic() - started_s > 10.0 else crashes + 1
-            self._announcer.warn(f"the router ended with status {status}; it is started again\n{router.tail()}")
-            self._router = None
-            await asyncio.sleep(min(10.0, 0.5 * (crashes - 1)))
+    async def _keep_router(self, router: RouterKeeper, attendant: Attendant) -> None:
+        """Ends only by cancellation or failure."""
+        await router.keep(await attendant.fleet_address())
 
     async def _announce_when_ready(self, attendant: Attendant) -> None:
         """Ends only by cancellation or failure."""
         await attendant.until_all_serve()
-        await self._is_listening.wait()
-        assert self._addresses is not None
-        await until_ready(self._addresses.http)
-        self._write_state(self._addresses)
-        self._announcer.ready(self._config, self._addresses, self._home.folder)
+        addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
+        state_file.write(state_file.own(addresses, self._config.model.public_name, str(self._home.folder)))
+        self._announcer.ready(self._config, addresses, self._home.folder)
         self._is_ready.set()
         await asyncio.Event().wait()
-
-    def _write_state(self, addresses: Addresses) -> None:
-        model = self._config.model.public_name
-        state_file.write(state_file.own(addresses.http, addresses.grpc, model, str(self._home.folder)))
 
     def _stop_on_signal(self) -> asyncio.Event:
         stop = asyncio.Event()
 
         def on_signal() -> None:
             if stop.is_set():
-                # Ray's processes and the router are bound to this one by the kernel; the janitor does the rest.
+                # Ray's processes and the routers are bound to this one by the kernel; the janitor does the rest.
                 os._exit(INTERRUPTED)
             stop.set()
 
@@ -206,10 +177,6 @@ class _Launch:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, on_signal)
         return stop
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:

@@ -1,10 +1,11 @@
-"""What the supervisor keeps alive, and what the router is told, derived from one ClusterConfig."""
+"""What the supervisor keeps alive, and what the routers are told, derived from one ClusterConfig."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
+from twostroke.errors import ConfigError
 
 NODE_ADDRESS = ""
 """As a worker's host: the address of whichever Ray node the actor is on (known only there)."""
@@ -53,18 +54,37 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     return FleetSpec(workers=workers, host=host, port=port, token=token)
 
 
-def router_config(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> RouterConfig:
-    return RouterConfig(
-        host=config.host,
-        http_port=config.http_port,
-        grpc_port=config.grpc_port,
-        fleet_address=fleet_address,
-        cluster_token=token,
-        model_dir=model_dir,
-        served_model_name=config.model.public_name,
-        policy=config.policy,
-        seed=config.seed,
-        slo_ttft_s=config.slo_ttft_s,
-        max_held=config.max_held,
-        request_log=config.request_log,
+def router_ports(config: ClusterConfig) -> list[tuple[int, int]]:
+    """HTTP and gRPC port of each router, those of the first one counted up; 0: any free one."""
+    http_ports, grpc_ports = (
+        [first + index if first else 0 for index in range(config.routers)]
+        for first in (config.http_port, config.grpc_port)
     )
+    for port in sorted({port for port in http_ports if port} & set(grpc_ports)):
+        raise ConfigError(f"--http-port and --grpc-port are both {port}{_of_routers(config)}", field="--grpc-port")
+    return list(zip(http_ports, grpc_ports, strict=True))
+
+
+def _of_routers(config: ClusterConfig) -> str:
+    return f" for some of the {config.routers} routers" if config.routers > 1 else ""
+
+
+def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:
+    """Seeds differ, so that routers that see the same do not draw the same."""
+    return [
+        RouterConfig(
+            host=config.host,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            fleet_address=fleet_address,
+            cluster_token=token,
+            model_dir=model_dir,
+            served_model_name=config.model.public_name,
+            policy=config.policy,
+            seed=None if config.seed is None else config.seed + index,
+            slo_ttft_s=config.slo_ttft_s,
+            max_held=config.max_held,
+            request_log=config.request_log,
+        )
+        for index, (http_port, grpc_port) in enumerate(router_ports(config))
+    ]

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.router_process import Addresses
 from twostroke.config import from_json, to_json
 from twostroke.errors import ConfigError, NotFound
 
@@ -17,10 +18,19 @@ class ServeState:
     pid: int
     started_ticks: int
     """Of the process, since boot: a pid alone may belong to somebody else by now."""
-    http: str
-    grpc: str
+    routers: tuple[Addresses, ...]
+    """At least one."""
     model: str
     log_dir: str
+
+    @property
+    def http(self) -> str:
+        """Of the first router."""
+        return self.routers[0].http
+
+    @property
+    def grpc(self) -> str:
+        return self.routers[0].grpc
 
 
 def folder() -> Path:
@@ -80,7 +90,7 @@ def the_one_running(pid: int | None = None) -> ServeState:
     return states[0]
 
 
-def own(http: str, grpc: str, model: str, log_dir: str) -> ServeState:
+def own(routers: tuple[Addresses, ...], model: str, log_dir: str) -> ServeState:
     ticks = started_ticks(os.getpid())
     assert ticks is not None
-    return ServeState(pid=os.getpid(), started_ticks=ticks, http=http, grpc=grpc, model=model, log_dir=log_dir)
+    return ServeState(pid=os.getpid(), started_ticks=ticks, routers=routers, model=model, log_dir=log_dir)

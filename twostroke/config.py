@@ -234,6 +234,8 @@ class ClusterConfig:
 
     prefill: int = 1
     decode: int = 1
+    routers: int = 1
+    """Each on ports of its own: `http_port` and `grpc_port` are the first one's, the others count up."""
     address: str | None = None
     """HOST:PORT of a running Ray cluster to join. None: a local Ray that ends with the launcher."""
     host: str = "127.0.0.1"
@@ -260,6 +262,8 @@ class ClusterConfig:
             raise ConfigError(f"--prefill must be 0 (colocated) or more, got {self.prefill}", field="prefill")
         if self.decode < 1:
             raise ConfigError(f"--decode must be at least 1, got {self.decode}", field="decode")
+        if self.routers < 1:
+            raise ConfigError(f"--routers must be at least 1, got {self.routers}", field="routers")
         _positive("--threads", self.threads)
         _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()

@@ -65,9 +65,9 @@ def _grpc_address(args: argparse.Namespace) -> str:
         return reachable(args.grpc)
     if args.url is None or args.pid is not None:
         return reachable(state_file.the_one_running(args.pid).grpc)
-    for state in state_file.running():
-        if args.url.rstrip("/").removesuffix("/v1").endswith(reachable(state.http)):
-            return reachable(state.grpc)
+    for router in (router for state in state_file.running() for router in state.routers):
+        if args.url.rstrip("/").removesuffix("/v1").endswith(reachable(router.http)):
+            return reachable(router.grpc)
     raise ConfigError(f"--url {args.url}: say where its gRPC is, with --grpc HOST:PORT", field="--grpc")
 
 

@@ -56,6 +56,13 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         help=_help("prefill workers; 0: decode workers do both"),
     )
     group.add_argument("--decode", type=int, default=DEFAULTS.decode, metavar="N", help=_help("decode workers"))
+    group.add_argument(
+        "--routers",
+        type=int,
+        default=DEFAULTS.routers,
+        metavar="N",
+        help=_help("routers, on ports counted up from --http-port and --grpc-port"),
+    )
     group.add_argument("--host", default=DEFAULTS.host, help=_help("interface that clients connect to"))
     group.add_argument(
         "--http-port",
@@ -214,6 +221,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
     return ClusterConfig(
         prefill=args.prefill,
         decode=args.decode,
+        routers=args.routers,
         address=args.address,
         host=args.host,
         http_port=args.http_port,

@@ -1,4 +1,4 @@
-"""`twostroke status`: who serves, in which life, with which load and how many pages; asked of the router's Control."""
+"""`twostroke status`: who serves, in which life, with which load and how many pages; asked of the routers' Control."""
 
 from __future__ import annotations
 
@@ -23,6 +23,16 @@ PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, slots=True)
+class RouterLine:
+    address: str
+    """Of its gRPC door."""
+    router_id: str
+    """Empty, as the others, where it does not answer."""
+    state: str
+    http: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerLine:
     worker_id: str
     role: str
@@ -42,13 +52,21 @@ class WorkerLine:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grpc-address", metavar="HOST:PORT", help="of the router (default: this user's local server)")
+    parser.add_argument(
+        "--grpc-address", metavar="HOST:PORT", help="of one router (default: all of this user's local server)"
+    )
     parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
     parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    address = reachable(args.grpc_address or state_file.the_one_running(args.pid).grpc)
+    if args.grpc_address is not None:
+        addresses = [args.grpc_address]
+    else:
+        addresses = [router.grpc for router in state_file.the_one_running(args.pid).routers]
+    routers = [_router(reachable(address)) for address in addresses]
+    # Every router knows every worker: the first that answers is asked.
+    address = next((router.address for router in routers if router.state), routers[0].address)
     with grpc.insecure_channel(address) as channel:
         control = control_pb2_grpc.ControlStub(channel)
         try:
@@ -56,12 +74,28 @@ def run(args: argparse.Namespace) -> int:
             loads = control.GetLoad(control_pb2.GetLoadRequest(), timeout=ANSWER_S)
         except grpc.RpcError as error:
             raise PeerLost(f"{address}: {describe(error)}") from error
-    lines = [_line(entry) for entry in loads.workers]
+    workers = [_line(entry) for entry in loads.workers]
     if args.json:
-        print(json.dumps({"address": address, "model": model.model, "workers": [asdict(line) for line in lines]}))
+        lines = {"routers": [asdict(line) for line in routers], "workers": [asdict(line) for line in workers]}
+        print(json.dumps({"address": address, "model": model.model, **lines}))
     else:
-        _print_table(address, model, lines)
+        _print_tables(model, routers, workers)
     return 0
+
+
+def _router(address: str) -> RouterLine:
+    with grpc.insecure_channel(address) as channel:
+        try:
+            info = control_pb2_grpc.ControlStub(channel).GetServerInfo(
+                control_pb2.GetServerInfoRequest(), timeout=ANSWER_S
+            )
+        except grpc.RpcError:
+            return RouterLine(address, router_id="", state="", http="")
+    return RouterLine(address, info.server_id, _state_text(info.state), info.metrics_address)
+
+
+def _state_text(state: control_pb2.WorkerState) -> str:
+    return control_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower()
 
 
 def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
@@ -71,7 +105,7 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
     return WorkerLine(
         worker_id=entry.worker_id,
         role=entry.server.role,
-        state=control_pb2.WorkerState.Name(state).removeprefix("WORKER_STATE_").lower(),
+        state=_state_text(state),
         epoch=entry.server.epoch,
         metrics_address=entry.server.metrics_address,
         running=load.running,
@@ -86,19 +120,24 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
     )
 
 
-def _print_table(address: str, model: control_pb2.ModelInfo, lines: list[WorkerLine]) -> None:
+def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], workers: list[WorkerLine]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     console.print(
-        f"{model.model} at {address}: {model.dtype}, {model.max_model_len} tokens, blocks of {model.block_size}",
-        markup=False,
+        f"{model.model}: {model.dtype}, {model.max_model_len} tokens, blocks of {model.block_size}", markup=False
     )
+    doors = Table(box=box.SIMPLE_HEAD)
+    for heading in ("router", "state", "http", "grpc"):
+        doors.add_column(heading, no_wrap=True)
+    for router in routers:
+        doors.add_row(router.router_id or "-", router.state or "does not answer", router.http or "-", router.address)
+    console.print(doors)
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("worker", "state", "epoch"):
         table.add_column(heading, no_wrap=True)
     for heading in ("runs", "waits", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column("pages", overflow="fold")
-    for line in lines:
+    for line in workers:
         counts = (line.running, line.waiting, line.queued_tokens)
         table.add_row(line.worker_id, line.state, line.epoch or "-", *map(str, counts), _pages(line))
     console.print(table)

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import psutil
 import pytest
 
+from cluster.router_process import is_ready
 from tests.cluster.served import (
     PATIENCE_S,
     SMALL,
@@ -28,6 +30,7 @@ from tests.cluster.served import (
     starting,
     wait_until,
 )
+from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 from twostroke.simulate.traces import read_trace
 
@@ -38,7 +41,7 @@ LOG = "requests.jsonl"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it serving."""
-    with starting(tmp_path_factory.mktemp("shared"), *SMALL, "--request-log", LOG) as started:
+    with starting(tmp_path_factory.mktemp("shared"), *SMALL, "--routers", "2", "--request-log", LOG) as started:
         started.until_printed("Ctrl-C ends it")
         yield started
 
@@ -126,15 +129,83 @@ def test_a_killed_decode_worker_comes_back_in_a_new_life(server: Server) -> None
     assert "raylet" not in server.printed
 
 
-def test_a_killed_router_comes_back_on_its_ports(server: Server) -> None:
-    os.kill(server.worker_pid("-m router"), signal.SIGKILL)
-    server.until_printed("the router ended with status -9")
-    wait_until(lambda: is_answered(server), lambda: server.printed)
+def routers(server: Server) -> list[dict[str, str]]:
+    return list(json.loads(server.command("status", "--json"))["routers"])
 
 
-def is_answered(server: Server) -> bool:
-    asked = [*TWOSTROKE, "chat", "--grpc", server.address("gRPC"), "Again?", "--max-tokens", "3"]
-    return subprocess.run(asked, env=server.environment, capture_output=True, check=False).returncode == 0
+def pid_of(server: Server, http: str) -> int:
+    """Of the router that listens there."""
+    port = int(http.rpartition(":")[2])
+    return next(
+        process.pid
+        for process in server.processes()
+        if cmdline_of(process)[-2:] == ["-m", "router"] and port in listening(process)
+    )
+
+
+def listening(process: psutil.Process) -> set[int]:
+    found = process.net_connections(kind="tcp")
+    return {connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN}
+
+
+def request_to(http: str, **fields: Any) -> Any:
+    body = {"model": "tiny", "prompt": "Why is the sky blue?", "temperature": 0, "max_tokens": 6} | fields
+    request = urllib.request.Request(
+        f"http://{http}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    return urllib.request.urlopen(request, timeout=PATIENCE_S)
+
+
+def answer_of(http: str) -> str:
+    with request_to(http) as answer:
+        return str(json.load(answer)["choices"][0]["text"])
+
+
+def hears_another(http: str) -> bool:
+    try:
+        return router_metric(http, "twostroke_other_routers") == 1
+    except OSError:
+        return False  # not yet back
+
+
+def router_metric(http: str, name: str) -> float:
+    with urllib.request.urlopen(f"http://{http}/metrics", timeout=PATIENCE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def assert_a_stranger_is_refused(address: str) -> None:
+    with grpc.insecure_channel(address) as channel:
+        watch = routing_pb2_grpc.RoutingStub(channel).WatchReservations(
+            routing_pb2.WatchReservationsRequest(router_id="stranger"), timeout=PATIENCE_S
+        )
+        with pytest.raises(grpc.RpcError) as raised:
+            next(watch)
+    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED  # type: ignore[attr-defined]  # also a grpc.Call
+
+
+def test_a_killed_router_comes_back_on_its_ports_while_the_other_one_serves(server: Server) -> None:
+    first, second = routers(server)
+    assert first["state"] == second["state"] == "serving"
+    assert re.findall(r"http://(\S+)/v1(?=\s)", server.printed) == [first["http"], second["http"]]
+    wait_until(lambda: hears_another(first["http"]) and hears_another(second["http"]))
+    answer = answer_of(first["http"])
+    assert answer == answer_of(second["http"]) != ""
+    assert_a_stranger_is_refused(first["address"])
+
+    with request_to(second["http"], stream=True, max_tokens=300, ignore_eos=True) as stream:
+        stream.readline()
+        os.kill(pid_of(server, first["http"]), signal.SIGKILL)
+        assert answer_of(second["http"]) == answer
+        assert stream.read().rstrip().endswith(b"[DONE]")
+    server.until_printed("router-0 ended with status -9; it is started again")
+    wait_until(lambda: hears_another(first["http"]) and hears_another(second["http"]), lambda: server.printed)
+    wait_until(lambda: is_ready(first["http"]))
+    revived, same = routers(server)
+    assert same == second
+    assert (revived["http"], revived["address"], revived["state"]) == (first["http"], first["address"], "serving")
+    assert revived["router_id"] != first["router_id"]
+    assert answer_of(revived["http"]) == answer
 
 
 def supervisor_of(server: Server) -> int | None:
@@ -142,14 +213,8 @@ def supervisor_of(server: Server) -> int | None:
     return next((pid for pid, title in titles.items() if "ray::Supervisor" in title), None)
 
 
-def router_metric(server: Server, name: str) -> float:
-    with urllib.request.urlopen(f"http://{server.address('HTTP')}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
-
-
 def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
-    before, moved = server.epochs(), router_metric(server, "twostroke_reopened_requests_total")
+    before, moved = server.epochs(), router_metric(server.address("HTTP"), "twostroke_reopened_requests_total")
     supervisor = server.worker_pid("ray::Supervisor")
     os.kill(supervisor, signal.SIGKILL)
     server.until_printed("the supervisor died")
@@ -158,7 +223,7 @@ def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
         assert len(server.command("chat", "Anybody?", "--max-tokens", "950").rstrip()) > 900
         chats_since += supervisor_of(server) not in (None, supervisor)
     assert server.epochs() == before
-    assert router_metric(server, "twostroke_reopened_requests_total") == moved
+    assert router_metric(server.address("HTTP"), "twostroke_reopened_requests_total") == moved
     os.kill(server.worker_pid("ray::PrefillWorker"), signal.SIGKILL)
     wait_until(lambda: server.epochs().get("prefill-0", "") not in ("", before["prefill-0"]), lambda: server.printed)
 

@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 
 from cluster import announce
+from cluster.router_process import Addresses
+from twostroke.config import ClusterConfig
 
 
 def fetch_in_two_steps(model: str, dtype: str, on_progress: Callable[[str, float], None]) -> Path:
@@ -40,3 +42,15 @@ def test_on_a_terminal_there_is_a_bar_for_each_step() -> None:
     assert "downloading" in printed
     assert "converting" in printed
     assert "100%" in printed
+
+
+def test_every_router_is_announced_and_the_commands_to_paste_ask_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    routers = (Addresses("h:1", "h:2"), Addresses("h:3", "h:4"))
+    announce.Announcer().ready(ClusterConfig(routers=2), routers, tmp_path)
+    printed = capsys.readouterr().out
+    assert "http://h:1/v1  http://h:3/v1\n" in printed
+    assert "h:2  h:4\n" in printed
+    assert "curl -N http://h:1/v1/chat/completions" in printed
+    assert "chat --grpc h:2 " in printed

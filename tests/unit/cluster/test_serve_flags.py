@@ -11,8 +11,9 @@ import pytest
 from cluster import launcher
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from, memory_bytes, size_text
-from cluster.spec import fleet_spec
+from cluster.spec import fleet_spec, router_configs, router_ports
 from twostroke.config import DEVICE_SHARE, ClusterConfig
+from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 
 
@@ -32,9 +33,9 @@ def test_every_flag_reaches_the_config() -> None:
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
         *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
         *("--device", "cuda:1", "--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
-        *("--request-log", "/tmp/log.jsonl"),
+        *("--request-log", "/tmp/log.jsonl", "--routers", "2"),
     )
-    assert (config.prefill, config.decode, config.threads, config.seed) == (2, 3, 4, 6)
+    assert (config.prefill, config.decode, config.routers, config.threads, config.seed) == (2, 3, 2, 4, 6)
     assert (config.host, config.http_port, config.grpc_port) == ("0.0.0.0", 1, 2)
     assert (config.policy, config.address) == ("random", "host:6379")
     assert config.request_log == "/tmp/log.jsonl"
@@ -191,3 +192,24 @@ def test_workers_that_may_share_a_gpu_share_its_memory_out() -> None:
     shares = [worker.cache.device_share for worker in fleet_spec(config, token="", port=0).workers]
     assert sum(shares) == pytest.approx(DEVICE_SHARE)
     assert len(set(shares)) == 1
+
+
+def test_several_routers_count_their_ports_up_and_draw_differently() -> None:
+    configs = router_configs(
+        ClusterConfig(routers=3, http_port=8000, grpc_port=0, seed=5), token="t", fleet_address="f:1", model_dir=""
+    )
+    assert [(each.http_port, each.grpc_port) for each in configs] == [(8000, 0), (8001, 0), (8002, 0)]
+    assert [each.seed for each in configs] == [5, 6, 7]
+
+
+def test_routers_whose_ports_would_meet_are_refused() -> None:
+    with pytest.raises(ConfigError, match="both 8002 for some of the 3 routers"):
+        router_ports(ClusterConfig(routers=3, http_port=8000, grpc_port=8002))
+    with pytest.raises(ConfigError, match=r"both 8000$"):
+        router_ports(ClusterConfig(http_port=8000, grpc_port=8000))
+    assert router_ports(ClusterConfig(routers=2, http_port=0, grpc_port=0)) == [(0, 0), (0, 0)]
+
+
+def test_there_is_at_least_one_router() -> None:
+    with pytest.raises(ConfigError, match="--routers must be at least 1, got 0"):
+        ClusterConfig(routers=0)

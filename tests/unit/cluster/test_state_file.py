@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import state_file
+from cluster.router_process import Addresses
 from twostroke.errors import ConfigError, NotFound
 
 
@@ -20,13 +21,18 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+ROUTERS = (Addresses("127.0.0.1:8000", "127.0.0.1:50051"), Addresses("127.0.0.1:8001", "127.0.0.1:50052"))
+
+
 def own() -> state_file.ServeState:
-    return state_file.own("127.0.0.1:8000", "127.0.0.1:50051", "smollm2-135m", "/tmp/ts-x")
+    return state_file.own(ROUTERS, "smollm2-135m", "/tmp/ts-x")
 
 
 def test_a_running_server_is_found_with_or_without_its_pid() -> None:
     state_file.write(own())
     assert state_file.the_one_running() == own()
+    assert state_file.the_one_running().routers == ROUTERS
+    assert (own().http, own().grpc) == ("127.0.0.1:8000", "127.0.0.1:50051")
     assert state_file.the_one_running(os.getpid()) == own()
 
 
