@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from twostroke.ids import BlockName, Epoch, WorkerId
 from twostroke.kv_cache.block import NAME_BYTES, name_blocks
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.convert import names_from_bytes
+from twostroke.rpc.events import batch_from_message, batch_to_message
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 LIFE = Epoch(1, 7)
@@ -244,3 +247,27 @@ def test_a_block_that_only_moves_down_a_tier_is_not_evicted() -> None:
     index.apply(A, LIFE, log.publish())
     index.regret.asked([name(0), name(1)])
     assert index.regret.share == 1.0, "one was evicted, and that one was asked for"
+
+
+def test_a_block_weighs_less_than_200_bytes_per_holder() -> None:
+    """At the sizes at which every dict has just grown, and every block has one holder: the worst there is."""
+    workers, blocks = 64, 683
+    names = [random.Random(number).randbytes(NAME_BYTES * blocks) for number in range(workers)]
+    tracemalloc.start()
+    try:
+        index, empty_bytes = PrefixIndex(), tracemalloc.get_traced_memory()[0]
+        for number, raw in enumerate(names):
+            log, worker = EventLog(LIFE), WorkerId(str(number))
+            index.apply(worker, LIFE, log.snapshot())
+            for block in names_from_bytes(raw):
+                log.stored(block)
+            message = batch_to_message(worker, LIFE, log.publish())
+            del log
+            assert index.apply(worker, LIFE, batch_from_message(message)) is Applied.APPLIED
+        del message
+        grown_bytes = tracemalloc.get_traced_memory()[0] - empty_bytes
+    finally:
+        tracemalloc.stop()
+    assert len(index) == workers * blocks
+    rounding_bytes = 15  # objects of 49 bytes are given 64
+    assert grown_bytes / len(index) + rounding_bytes < 200
