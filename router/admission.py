@@ -88,6 +88,8 @@ class Admission:
         self._turns = Turns()
         self._fairness = Fairness()
         self._held: dict[RequestId, _Held] = {}
+        self._sent: dict[RequestId, Released] = {}
+        """What has no first token yet."""
         self._reserved_s: dict[int, dict[WorkerId, float]] = {}
         """For held requests, by class and worker."""
         self._late: list[tuple[float, int, RequestId]] = []
@@ -149,6 +151,8 @@ class Admission:
         """It has one: whoever computed its prompt is done with it. False where that was known."""
         if not self.headroom.done(request_id):
             return False
+        sent = self._sent.pop(request_id)
+        self._selector.had_first_token(sent.decision, now_s - sent.decided_at_s)
         self._reservations.end(request_id)
         self.ghosts.gone(request_id, now_s)
         return True
@@ -159,6 +163,7 @@ class Admission:
             self._unhold(self._held[request_id])
             self._turns.remove(request_id)
         self.headroom.done(request_id)
+        self._sent.pop(request_id, None)
         self._reservations.end(request_id)
         self.ghosts.gone(request_id, now_s)
 
@@ -328,9 +333,10 @@ class Admission:
             self._unhold(held)
             self._turns.serve(held.request_id)
         self.headroom.sent(held.request_id, held.decision)
+        self._sent[held.request_id] = Released(held.request_id, held.decision, held.decided_at_s)
         self._selector.dispatched(held.decision, [*workers.everyone.values()], now_s)
         self._fairness.served(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
-        return Released(held.request_id, held.decision, held.decided_at_s)
+        return self._sent[held.request_id]
 
     def _displace(self, held: _Held, now_s: float) -> None:
         """The queue is full, and its place is due to somebody else."""

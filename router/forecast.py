@@ -16,7 +16,7 @@ from twostroke.schedule.cost import Budget, Queued, StepCost
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
 """Where no worker has run a step yet: a small model on a small CPU."""
 UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
-"""Where no worker has pulled from any other yet: shared memory, or a good wire."""
+"""Where no worker has pulled from any other yet: shared memory, or a good wire. Measured latencies of 0 are unknown."""
 UNKNOWN_STEP_TOKENS = 512
 UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_ANSWER_TOKENS = 256
@@ -76,6 +76,7 @@ class Forecaster:
             transfer_s=transfer_s,
             admission_s=self.admission_s(decode, missing + 1),
             tail_s=self.tail_s(decode, source is not None),
+            unforeseen_s=self._snapshot.unforeseen_s[source is None],
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
         )
@@ -131,13 +132,18 @@ class Forecaster:
         return best
 
     def _fetch_s(self, computer: WorkerView, peer: Peer, blocks: int) -> float:
-        link = computer.links.get(peer.view.worker, self._link)
+        link = self._link_from(peer.view, computer)
         waits_s = max(computer.fetch_wait_s, peer.view.serve_wait_s)
         return waits_s + link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
 
+    def _link_from(self, giver: WorkerView, taker: WorkerView) -> LinkRate:
+        """As measured; what is not is like the others'."""
+        link = taker.links.get(giver.worker, self._link)
+        return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
+
     def _transfer_s(self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int) -> float:
         """Pages of a chunk travel while the next one computes: the last chunk's stay exposed."""
-        link = decode.links.get(source.worker, self._link)
+        link = self._link_from(source, decode)
         page_s = self._snapshot.page_bytes / link.bytes_per_s
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
@@ -172,9 +178,9 @@ def _mean_cost(costs: Iterable[StepCost]) -> StepCost:
 
 def _mean_link(views: Iterable[WorkerView]) -> LinkRate:
     links = [link for view in views for link in view.links.values()]
-    if not links:
-        return UNKNOWN_LINK
-    return LinkRate(_mean([link.latency_s for link in links], 0.0), _mean([link.bytes_per_s for link in links], 0.0))
+    latencies_s = [link.latency_s for link in links if link.latency_s]
+    bytes_per_s = _mean([link.bytes_per_s for link in links], UNKNOWN_LINK.bytes_per_s)
+    return LinkRate(_mean(latencies_s, UNKNOWN_LINK.latency_s), bytes_per_s)
 
 
 def _mean(values: list[float], otherwise: float) -> float:

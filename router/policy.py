@@ -92,6 +92,8 @@ class Snapshot:
     """Expected; 0 where nothing is known."""
     eviction_regret: float = 0.0
     """Share of evicted blocks that requests ask for later, as seen so far."""
+    unforeseen_s: tuple[float, float] = (0.0, 0.0)
+    """What first tokens take besides: of prompts that a page source computes, and that the decode worker does."""
     turn: int = 0
     """Counts decisions."""
     draw: float = 0.0
@@ -114,6 +116,8 @@ class Forecast:
     """Until the decode worker has pages for it."""
     tail_s: float = 0.0
     """The decode worker's own step: the last tokens of the prompt, and the first sample."""
+    unforeseen_s: float = 0.0
+    """Rpcs and the like, as learned from earlier requests."""
     cached_blocks: int = 0
     """Leading blocks that nobody computes."""
     computed_tokens: int = 0
@@ -139,6 +143,7 @@ class Breakdown:
     """Own prefill, priced by what a second there costs everyone else."""
     transfer_s: float = 0.0
     tail_s: float = 0.0
+    """With what is unforeseen."""
     harm_s: float = 0.0
     """To streams that run on the decode worker."""
     damage_s: float = 0.0

@@ -17,6 +17,7 @@ from router.member import Member
 from router.policy import NO_LINKS, Decision, LinkRate, Policy, Snapshot, WorkerView
 from router.prefix_index import PrefixIndex
 from router.reservations import Reservations, Share
+from router.unforeseen import Unforeseen
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.tier import Tier
 
@@ -58,6 +59,7 @@ class Selector:
         self._draws = random.Random(seed)
         self._turn = 0
         self._answer_tokens = 0.0
+        self._unforeseen = Unforeseen()
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
         """When prefixes that were sent for will have come, or gone: pulls of one worker share its wire."""
@@ -109,6 +111,7 @@ class Selector:
             names=ask.names,
             answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
             eviction_regret=self._index.regret.share,
+            unforeseen_s=(self._unforeseen.seconds(is_local=False), self._unforeseen.seconds(is_local=True)),
             turn=self._turn,
             draw=self._draws.random(),
         )
@@ -117,6 +120,12 @@ class Selector:
         """An answer of this length has ended: the next ones are expected to be like it."""
         weight = ANSWER_MEMORY if self._answer_tokens else 1.0
         self._answer_tokens += weight * (tokens - self._answer_tokens)
+
+    def had_first_token(self, decision: Decision, seconds: float) -> None:
+        """Of an answer that the first worker it was given to has begun, since the decision."""
+        forecast = decision.forecast
+        beyond_s = seconds - (forecast.first_token_s - forecast.unforeseen_s)
+        self._unforeseen.observe(beyond_s, is_local=decision.source is None)
 
     @property
     def answer_tokens(self) -> float:

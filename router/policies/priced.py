@@ -137,7 +137,7 @@ class _Pricing:
             wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
             prefill_s=forecast.prefill_s * price,
             transfer_s=forecast.transfer_s,
-            tail_s=forecast.tail_s,
+            tail_s=forecast.tail_s + forecast.unforeseen_s,
             harm_s=self._harm_s(decode, 0.0 if source is not None else forecast.prefill_s),
             damage_s=damage_pages * self._snapshot.eviction_regret * self._block_s(decode) * self._pool_price,
             damage_pages=damage_pages,

@@ -152,3 +152,13 @@ def test_answers_are_expected_to_be_as_long_as_the_last_ones() -> None:
     for _ in range(300):
         desk.selector.answered(100)
     assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).answer_tokens == 100
+
+
+def test_a_bias_of_the_forecast_is_learned_and_added() -> None:
+    desk = Desk("round-robin")
+    for number in range(20):
+        decision = desk.selector.select(desk.ask(number), SHAPE, *desk.roles(), 0.0)
+        desk.reservations.end(RequestId(f"r{number}"))
+        desk.selector.had_first_token(decision, decision.forecast.first_token_s + 0.25 - decision.forecast.unforeseen_s)
+    decision = desk.selector.select(desk.ask(), SHAPE, *desk.roles(), 0.0)
+    assert abs(decision.forecast.unforeseen_s - 0.25) < 1e-9
