@@ -173,8 +173,8 @@ class Scheduler:
         return emissions
 
     def repeats(self, step: Step) -> int:
-        """How many more steps would each run the next token of the same sequences, and nothing else happen in them, if
-        nothing else happens to this scheduler and no token ends an answer.
+        """How many more steps would each run the next token of the same sequences, and nothing else, if no token ends
+        an answer, nothing else happens to this scheduler, and no more sequences can be admitted.
 
         Until one of them fills a block or has its whole answer, which the last of those steps may do.
         """

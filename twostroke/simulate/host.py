@@ -258,7 +258,7 @@ class Host:
         """What stays the same from report to report, mostly."""
         shape = self.shape
         costs = control_pb2.StepCosts(
-            **dataclasses.asdict(shape.cost), step_tokens=shape.step_tokens, step_target_s=shape.step_target_s
+            **dataclasses.asdict(shape.cost), step_tokens=self.scheduler.step_tokens, step_target_s=shape.step_target_s
         )
         links = [
             control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
@@ -283,7 +283,8 @@ class Host:
     def _begin(self) -> None:
         """Admit, and start the next steps."""
         actions, scheduler = self.actions, self.scheduler
-        for admission in scheduler.admit():
+        admitted = scheduler.admit()
+        for admission in admitted:
             actions.admitted(admission)
         step = scheduler.plan(self._budget)
         preempted = scheduler.take_preempted()
@@ -294,7 +295,9 @@ class Host:
             if preempted:
                 self.wake()  # their pages may admit others
             return
-        flight = self.pace.flight(step, self.agenda.now_s, 0 if preempted else scheduler.repeats(step))
+        may_admit_more = bool(preempted or (admitted and scheduler.waiting))
+        repeats = 0 if may_admit_more else scheduler.repeats(step)
+        flight = self.pace.flight(step, self.agenda.now_s, repeats)
         flight.steps = min(flight.steps, actions.most_steps(flight))
         self._flight = flight
         self._end = self.agenda.at(flight.end_s, self._ended)
