@@ -11,7 +11,7 @@ import pytest
 
 from router.dispatch import RouterCore
 from router.metrics import RouterMetrics
-from router.reservation_messages import MESSAGE_BLOCKS, batch_from, messages_of
+from router.reservation_messages import batch_from, messages_of
 from router.reservations import NOTHING, Batch, Reservation, Reservations, Share
 from router.server import RouterServer
 from router.text import ByteText
@@ -124,6 +124,19 @@ async def test_routers_hear_each_other_while_the_supervisor_is_away(pair, fleet,
     await soon(lambda: len(second.core.reservations) == 0)
 
 
+async def test_a_router_that_has_no_news_is_not_taken_for_a_dead_one(fleet, soon, monkeypatch, caplog):
+    monkeypatch.setattr("router.routing_service.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("router.reservation_feed.SILENCE_S", 0.4)
+    await fleet.add(str(D0))
+    async with replica(fleet) as first, replica(fleet) as second:
+        await soon(lambda: first.others == second.others == 1)
+        await asyncio.sleep(0.6)
+        assert first.others == second.others == 1
+        assert "router lost" not in caplog.text
+        monkeypatch.setattr("router.routing_service.HEARTBEAT_S", 60.0)
+        await soon(lambda: "said nothing" in caplog.text)
+
+
 @pytest.mark.parametrize("metadata", [(), (("twostroke-token", "wrong"),)], ids=["no token", "a wrong token"])
 async def test_strangers_may_ask_a_router_for_answers_but_not_for_reservations(pair, metadata):
     first, _ = pair
@@ -160,8 +173,9 @@ async def test_a_burst_is_told_in_few_messages(pair, soon):
         await channel.close()
 
 
-def test_what_does_not_fit_into_one_message_comes_in_several() -> None:
-    names = [BlockName(index.to_bytes(16)) for index in range(MESSAGE_BLOCKS // 2)]
+def test_what_does_not_fit_into_one_message_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.reservation_messages.MESSAGE_BLOCKS", 64)
+    names = [BlockName(index.to_bytes(16)) for index in range(32)]
     shares = {D0: Share(7, 0.25, pages=3, streams=1), D1: NOTHING}
     placed = tuple(
         Reservation(request_id=RequestId(str(number)), shares=shares, names=names, is_opened=number == 2)
