@@ -25,6 +25,7 @@ from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.schedule.batch import Runner
+from twostroke.worker.calibration import Reach, sweep
 
 SIZES = {
     "hidden_size": 64,
@@ -189,3 +190,24 @@ def test_warming_up_packs_no_step_before_the_last_one_is_done(directory: Path, m
         make_device_runner(plan, files, pages, Watched(), reference_kernels)
     assert said == ["upload", "wait"] * (len(said) // 2)
     assert len(said) > 2
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(directory: Path, samples: bool) -> None:
+    plan = plan_for(read_spec(directory), with_head=samples)
+    pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
+    with TensorFiles(directory, torch.float32, plan.device) as files:
+        runner = make_device_runner(plan, files, pages, Host(), reference_kernels)
+    reach = Reach(
+        step_tokens=plan.max_tokens,
+        max_model_len=plan.max_model_len,
+        max_sequences=plan.max_sequences,
+        pages=PAGES,
+        block_size=plan.block_size,
+        samples=samples,
+    )
+    for batch in sweep(reach):
+        assert len(runner.run(batch).tokens) == len(batch.samples)
+    assert not pages[:PAGES].any()
+    assert pages[PAGES].any()
+    runner.close()
