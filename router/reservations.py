@@ -17,8 +17,8 @@ REPORT_LAG_S = 0.05
 """From Open's answer to the page source having the pull in its queue: a report that comes later shows it."""
 LOST_GRACE_S = 1.0
 """For what a router had placed whose stream broke: it may be back by then, and what it had opened is reported."""
-FOREIGN_TTL_S = 120.0
-"""Since a router last spoke of a reservation. Longer than answers wait for their first token; only for lost words."""
+FOREIGN_TTL_S = 600.0
+"""Since a router last spoke of a reservation. Longer than anybody waits for a first token; only for lost words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,9 @@ class Reservations:
     def __init__(self) -> None:
         self._placed: dict[_Key, _Placed] = {}
         self._reserved: dict[WorkerId, _Reserved] = {}
-        self._coming: dict[BlockName, dict[WorkerId, int]] = {}
+        self._coming: dict[BlockName, tuple[WorkerId, ...] | dict[WorkerId, int]] = {}
+        """Holders to be, counted only where several placements share a block: most names have one, and a queue of
+        long prompts has millions of them."""
         self._foreign: dict[RouterId, _Foreign] = {}
         self._watches: list[Watch] = []
 
@@ -239,12 +241,15 @@ class Reservations:
             reserved = self._reserved.setdefault(worker, _Reserved())
             reserved.shares[key] = share
             reserved.add(share, 1)
+        holders = tuple(placed.shares)
         for name in placed.names:
             coming = self._coming.get(name)
             if coming is None:
-                self._coming[name] = dict.fromkeys(placed.shares, 1)
+                self._coming[name] = holders
                 continue
-            for worker in placed.shares:
+            if isinstance(coming, tuple):
+                coming = self._coming[name] = dict.fromkeys(coming, 1)
+            for worker in holders:
                 coming[worker] = coming.get(worker, 0) + 1
 
     def _drop(self, key: _Key) -> bool:
@@ -256,6 +261,9 @@ class Reservations:
             self._drop_share(worker, key)
         for name in placed.names:
             coming = self._coming[name]
+            if isinstance(coming, tuple):
+                del self._coming[name]
+                continue
             for worker in placed.shares:
                 coming[worker] -= 1
                 if not coming[worker]:
