@@ -15,6 +15,7 @@ import dataclasses
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -92,6 +93,8 @@ class Admission:
         """What has no first token yet."""
         self._reserved_s: dict[int, dict[WorkerId, float]] = {}
         """For held requests, by class and worker."""
+        self._claims: Counter[WorkerId] = Counter()
+        """How many held requests each would compute."""
         self._late: list[tuple[float, int, RequestId]] = []
         """By latest start; those that are held no longer, or decided anew, are passed over."""
         self._order = itertools.count()
@@ -123,9 +126,9 @@ class Admission:
         held = self._decide(wanting, workers, self._passed_by(wanting), now_s)
         if wanting.is_urgent:
             return self._release(held, workers, now_s)
-        refused = self._refused_if_late(held, now_s)
-        if refused is not None:
-            return refused
+        first_token_at_s = now_s + held.decision.forecast.first_token_s
+        if self._is_late(held, first_token_at_s):
+            return self._refuse(held, first_token_at_s, now_s)
         if not self._rules.holds or (not self._held and self._may_go(held, workers, now_s)):
             return self._release(held, workers, now_s)
         self._hold(held)
@@ -169,20 +172,22 @@ class Admission:
 
     def _take_turns(self, workers: Workers, now_s: float) -> Iterator[Verdict]:
         """The next ones in order go, as far as those who would compute them have time; one that has to wait does not
-        stop those behind it who would go elsewhere."""
+        stop those behind it who would go elsewhere. Whoever was let in is refused only if nothing but what workers
+        say that they have to do makes it late: what was just sent may be in that already."""
         free = self.headroom.free(workers, now_s)
         before_s: dict[WorkerId, float] = {}
         """Reserved for those looked at that stay."""
         chances = MOST_RECONSIDERED
         for head in self._heads(free):
-            held = head
+            held = head  # as decided anew, further down
             goes = self._has_time(held, workers, free)
             if self._is_worth_a_look(held, workers, goes, now_s) and (goes or chances):
                 chances -= not goes
                 held = self._decide_anew(held, workers, before_s, now_s)
-                refused = self._refused_if_late(held, now_s)
-                if refused is not None:
-                    yield refused
+                computer = workers.everyone[held.computer]
+                soonest_s = now_s + computer.queue_s(now_s) + held.decision.forecast.own_s
+                if self._is_late(held, soonest_s):
+                    yield self._refuse(held, soonest_s, now_s)
                     continue
                 goes = self._has_time(held, workers, free)
             if not goes:
@@ -190,18 +195,14 @@ class Admission:
                     before_s[worker] = before_s.get(worker, 0.0) + seconds
                 continue
             yield self._release(held, workers, now_s)
-            computer = workers.everyone.get(held.computer)
-            if computer is None or not self.headroom.has_time(computer, now_s):
+            if not self.headroom.has_time(workers.everyone[held.computer], now_s):
                 free.discard(held.computer)
 
     def _heads(self, free: set[WorkerId]) -> Iterator[_Held]:
         """The next few in order; and for workers that none of those goes to, the next that would."""
         if free:
             yield from [self._held[request_id] for request_id in self._turns.first(HEADS)]
-        claimed = {
-            worker for reserved in self._reserved_s.values() for worker, seconds in reserved.items() if seconds > 0
-        }
-        if free & claimed and len(self._held) > HEADS:
+        if len(self._held) > HEADS and not free.isdisjoint(self._claims):
             for request_id in self._turns.first(SCANNED)[HEADS:]:
                 held = self._held[request_id]
                 if held.computer in free:
@@ -269,7 +270,7 @@ class Admission:
         verdicts: list[Verdict] = []
         while len(verdicts) < MOST_REFUSED:
             latest_start_s = self._next_late_s()
-            if latest_start_s is None or latest_start_s >= now_s:
+            if latest_start_s is None or latest_start_s > now_s:
                 break
             held = self._held[heapq.heappop(self._late)[2]]
             verdicts.append(self._refuse(held, self._first_token_at_s(held, workers, now_s), now_s))
@@ -295,12 +296,9 @@ class Admission:
                 wait_s += reserved.get(held.computer, 0.0)
         return now_s + wait_s + held.decision.forecast.own_s
 
-    def _refused_if_late(self, held: _Held, now_s: float) -> Refused | None:
-        """As its new decision predicts. Where its worker has not shown yet how fast it is, nobody is refused."""
-        first_token_at_s = now_s + held.decision.forecast.first_token_s
-        if held.latest_start_s is None or held.limit_s is None or first_token_at_s <= held.limit_s:
-            return None
-        return self._refuse(held, first_token_at_s, now_s)
+    def _is_late(self, held: _Held, first_token_at_s: float) -> bool:
+        """Nobody is, where the worker has not shown yet how fast it is."""
+        return held.latest_start_s is not None and held.limit_s is not None and first_token_at_s > held.limit_s
 
     def _refuse(self, held: _Held, first_token_at_s: float, now_s: float) -> Refused:
         assert held.limit_s is not None
@@ -353,6 +351,7 @@ class Admission:
         reserved = self._reserved_s.setdefault(held.wanting.priority, {})
         for worker, seconds in held.shares_s.items():
             reserved[worker] = reserved.get(worker, 0.0) + seconds
+        self._claims[held.computer] += 1
         if held.latest_start_s is not None:
             heapq.heappush(self._late, (held.latest_start_s, next(self._order), held.request_id))
 
@@ -361,6 +360,9 @@ class Admission:
         reserved = self._reserved_s[held.wanting.priority]
         for worker, seconds in held.shares_s.items():
             reserved[worker] -= seconds
+        self._claims[held.computer] -= 1
+        if not self._claims[held.computer]:
+            del self._claims[held.computer]
         if not self._held:
             self._reserved_s.clear()  # and with it what rounding left
 

@@ -25,7 +25,7 @@ MOST_CREDIT_QUANTA = 4
 LEAST_COST_S = 1e-4
 """Nothing is free: turns of cost zero would never end."""
 
-_Rank = tuple[float, float, int]
+_Rank = tuple[float, float, float]
 """Among a tenant's own: limit, arrival, order of coming."""
 
 
@@ -175,7 +175,9 @@ class Turns:
         own = kind.tenants.get(turn.tenant)
         own_s, level_s = 0.0, kind.stands_at_s
         if own is not None:
-            position = bisect.bisect_left(own.ranks, (_limit(turn.limit_s), turn.arrived_s, 0))
+            waiting = self._waiting.get(turn.request_id)
+            rank = (_limit(turn.limit_s), turn.arrived_s, math.inf) if waiting is None else waiting.rank
+            position = bisect.bisect_left(own.ranks, rank)
             own_s = own.held_s * position / len(own.ranks)
             level_s = own.had_s + own_s
         others_s = sum(

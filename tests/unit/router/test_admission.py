@@ -1,0 +1,336 @@
+"""Admission around a real selector, in virtual time: workers are queues that take the predicted time, or another."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.admission import HEADS, Rules
+from router.policies import policy_named
+from router.wanting import Reason, Refused, Released
+from tests.unit.router.virtual import TOKEN_S, VirtualFleet, member, reporting
+from twostroke.config import Role
+from twostroke.ids import RequestId
+
+OWN_S = 160 * TOKEN_S
+SLOW_FIRST = 3200
+"""Tokens of a prompt that keeps a worker busy for seconds."""
+
+
+def test_a_request_for_an_idle_fleet_goes_at_once():
+    fleet = VirtualFleet()
+    verdict = fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0)
+    assert isinstance(verdict, Released)
+    assert fleet.admission.held == 0
+
+
+def test_a_worker_gets_only_as_much_ahead_as_it_needs_and_never_idles():
+    fleet = VirtualFleet(prefill=2)
+    for number in range(100):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=0.0)
+    ahead_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member)
+    assert len(fleet.released) <= 2 * (ahead_s / OWN_S + 2)
+    fleet.run()
+    last_s = max(fleet.first_token_s.values())
+    assert len(fleet.first_token_s) == 100
+    assert [worker.busy_s / last_s for worker in fleet.workers.values()] == pytest.approx([1, 1], abs=0.03)
+    assert len(fleet.reservations) == 0
+
+
+def test_without_holding_everything_goes_at_once():
+    fleet = VirtualFleet(Rules(holds=False))
+    for number in range(50):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=0.0)
+    assert len(fleet.released) == 50
+    assert fleet.admission.wake_at_s is None
+
+
+def test_an_urgent_class_passes_what_is_held_and_not_what_is_dispatched():
+    fleet = VirtualFleet()
+    for number in range(50):
+        fleet.ask(f"r{number}")
+    fleet.ask("high", at_s=0.01, priority=5)
+    fleet.run()
+    ahead_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member)
+    assert fleet.ttft_s("high") < ahead_s + 3 * OWN_S < max(fleet.first_token_s.values()) / 4
+
+
+def test_within_a_tenant_the_earliest_limit_goes_first():
+    fleet = VirtualFleet()
+    fleet.ask("long", tokens=SLOW_FIRST)
+    fleet.ask("running", tokens=SLOW_FIRST)
+    for name, deadline_s in (("relaxed", 60.0), ("tight", 20.0), ("none", None)):
+        fleet.ask(name, deadline_s=deadline_s)
+    fleet.run()
+    assert [name for name in fleet.released if name in ("relaxed", "tight", "none")] == ["tight", "relaxed", "none"]
+
+
+def test_one_tenants_flood_delays_anothers_single_requests_by_about_one_quantum():
+    alone = VirtualFleet()
+    alone.ask("single0", at_s=1.0)
+    alone.run()
+    fleet = VirtualFleet()
+    for number in range(1000):
+        fleet.ask(f"flood{number}", tenant="flood")
+    singles = [f"single{number}" for number in range(8)]
+    for number, name in enumerate(singles):
+        fleet.ask(name, at_s=1.0 + 5 * number, tenant="single")
+    fleet.run(until_s=50.0)
+    dispatched_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member) + OWN_S
+    quantum_s = OWN_S
+    for name in singles:
+        assert fleet.ttft_s(name) < alone.ttft_s("single0") + dispatched_s + 1.5 * quantum_s
+    assert fleet.admission.fairness(fleet.now_s) < 1
+    in_turn = VirtualFleet(Rules(holds=False))
+    for number in range(1000):
+        in_turn.ask(f"flood{number}", tenant="flood")
+    in_turn.ask("single0", at_s=1.0, tenant="single")
+    in_turn.run()
+    assert in_turn.ttft_s("single0") > 100  # without turns it waits for the whole flood
+
+
+def test_tenants_that_all_ask_for_more_than_there_is_get_equal_shares():
+    fleet = VirtualFleet(prefill=2)
+    tokens = {"small": 32, "middle": 160, "large": 800}
+    for tenant, size in tokens.items():
+        for number in range(20_000 // size):
+            fleet.ask(f"{tenant}{number}", tokens=size, tenant=tenant)
+    fleet.run(until_s=15.0)
+    had = {tenant: sum(fleet.tokens[n] for n in fleet.released if n.startswith(tenant)) for tenant in tokens}
+    assert max(had.values()) - min(had.values()) < 2.5 * 800
+    assert fleet.admission.fairness(fleet.now_s) == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_late_first_token_is_refused_at_once_and_says_by_how_much():
+    fleet = VirtualFleet(Rules(slo_ttft_s=2.0))
+    for number in range(30):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=0.0)
+    entered = [name for name in fleet.asked_s if name not in fleet.refused]
+    assert 9 <= len(entered) <= 12  # 0.16 s each, within 2 s
+    refusals = [refused for _, refused in fleet.refused.values()]
+    assert {refused.reason for refused in refusals} == {Reason.SLO}
+    assert all(0 < refused.late_s <= OWN_S + 0.01 for refused in refusals)
+    assert all(refused.first_token_s == pytest.approx(2.0 + refused.late_s) for refused in refusals)
+    fleet.run()
+    assert all(fleet.ttft_s(name) <= 2.0 for name in entered)
+    assert len(fleet.reservations) == 0
+
+
+def test_nobody_is_refused_without_a_limit_or_by_workers_that_have_shown_nothing_yet():
+    fleet = VirtualFleet()
+    for number in range(60):
+        fleet.ask(f"r{number}")
+    fleet.run()
+    assert not fleet.refused
+    fresh = VirtualFleet(Rules(slo_ttft_s=1e-6))
+    for worker in fresh.workers.values():
+        reporting(worker.member, token_s=0.0)
+    verdicts = [fresh.admission.enter(fresh.wanting(f"r{n}"), fresh.serving, 0.0) for n in range(50)]
+    assert all(isinstance(verdict, Released) for verdict in verdicts)
+
+
+def test_a_clients_own_deadline_refuses_as_the_operators_does_and_is_named():
+    fleet = VirtualFleet(Rules(slo_ttft_s=50.0))
+    fleet.ask("long", tokens=SLOW_FIRST)
+    fleet.ask("short", deadline_s=1.0)
+    fleet.ask("patient", deadline_s=10.0)
+    fleet.run()
+    assert fleet.refused["short"][1].reason is Reason.DEADLINE
+    assert fleet.refused["short"][1].late_s == pytest.approx(3.2 + OWN_S - 1.0, abs=0.05)
+    assert fleet.ttft_s("patient") < 4
+
+
+def test_a_held_one_is_refused_when_it_can_no_longer_make_it():
+    fleet = VirtualFleet()
+    fleet.true_share = 3.0  # prompts take three times as long as predicted
+    for number in range(8):
+        fleet.ask(f"r{number}", tokens=480, priority=1)
+    fleet.ask("late", deadline_s=5.0)
+    fleet.run()
+    at_s, refused = fleet.refused["late"]
+    assert 1.5 < at_s <= 5.0 - OWN_S + 0.01  # it was predicted to make it, and seen not to before its time was over
+    assert refused.reason is Reason.DEADLINE
+    assert refused.late_s > 0
+    assert len(fleet.first_token_s) == 8
+
+
+def test_false_refusals_are_those_that_would_have_made_it():
+    for true_share, expected in ((0.3, True), (1.0, False)):
+        fleet = VirtualFleet(Rules(slo_ttft_s=3.0))
+        fleet.true_share = true_share
+        for number in range(30):
+            fleet.ask(f"r{number}")
+        fleet.run()
+        assert fleet.refused
+        assert fleet.admission.ghosts.followed == len(fleet.refused)
+        assert (fleet.admission.ghosts.false_refusals == len(fleet.refused)) is expected
+        assert expected or fleet.admission.ghosts.false_refusals == 0
+
+
+def test_held_requests_go_where_there_is_time_when_their_turn_comes():
+    fleet = VirtualFleet(prefill=2)
+    fleet.true_share = 1.0
+    for number in range(60):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=1.0)
+    fleet.workers["p0"].busy_until_s += 1000  # it hangs
+    fleet._events = [event for event in fleet._events if "p0" not in str(event)]
+    reporting(fleet.workers["p0"].member, 1.0, queued_s=1000.0)
+    fleet.ask("last", at_s=1.1)
+    fleet.run(until_s=30.0)
+    assert fleet.went_to["last"] == "p1"
+    assert fleet.admission.held == 0
+
+
+def test_policies_that_choose_differently_each_time_are_asked_once():
+    asked: list[int] = []
+    choose = policy_named("round-robin")
+
+    def counted(snapshot):
+        asked.append(snapshot.turn)
+        return choose(snapshot)
+
+    fleet = VirtualFleet(Rules(reconsiders=False), prefill=3, policy=counted)
+    for number in range(90):
+        fleet.ask(f"r{number}")
+    fleet.run()
+    assert len(asked) == 90
+    went = list(fleet.went_to.values())
+    assert [went.count(worker) for worker in fleet.workers] == [30, 30, 30]
+
+
+def test_a_held_head_does_not_block_those_whose_worker_is_free():
+    def by_length(snapshot):
+        return policy_named("round-robin")(
+            type(snapshot)(
+                **{name: getattr(snapshot, name) for name in snapshot.__slots__} | {"turn": snapshot.known_tokens > 160}
+            )
+        )
+
+    fleet = VirtualFleet(Rules(reconsiders=False), prefill=2, policy=by_length)
+    for number in range(3 * HEADS):
+        fleet.ask(f"long{number}", tokens=320)
+    fleet.ask("short", at_s=0.1)
+    fleet.ask("another", at_s=0.1)
+    fleet.run()
+    assert {fleet.went_to["short"], fleet.went_to["another"]} == {"p0"}
+    assert fleet.ttft_s("short") < 2 * OWN_S
+
+
+def test_when_all_decode_workers_are_gone_held_requests_are_told_to_look_again():
+    fleet = VirtualFleet()
+    for number in range(20):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=0.0)
+    held = fleet.admission.held
+    fleet.decode = []
+    fleet._wake()
+    assert len(fleet.stranded) == held > 0
+    assert fleet.admission.held == 0
+
+
+def test_a_held_requests_worker_that_left_is_replaced_whatever_the_policy():
+    fleet = VirtualFleet(Rules(reconsiders=False), prefill=2, policy=policy_named("round-robin"))
+    for number in range(30):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=0.0)
+    before = set(fleet.released)
+    del fleet.workers["p1"]
+    fleet.run(until_s=60.0)
+    later = set(fleet.released) - before
+    assert len(later) == 30 - len(before)
+    assert {fleet.went_to[name] for name in later} == {"p0"}
+
+
+def test_one_that_leaves_while_held_lets_the_others_go():
+    fleet = VirtualFleet()
+    for number in range(20):
+        fleet.ask(f"r{number}")
+    fleet.run(until_s=0.0)
+    held = [name for name in fleet.asked_s if name not in fleet.released]
+    for name in held[:5]:
+        fleet.leave(name)
+    fleet.run()
+    assert set(fleet.first_token_s) == set(fleet.asked_s) - set(held[:5])
+    assert len(fleet.reservations) == 0
+
+
+def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
+    fleet = VirtualFleet(Rules(most_held=50))
+    for number in range(100):
+        fleet.ask(f"flood{number}", tenant="flood")
+    fleet.ask("single", at_s=0.5, tenant="single")
+    fleet.run()
+    reasons = {name: refused.reason for name, (_, refused) in fleet.refused.items()}
+    assert set(reasons.values()) == {Reason.QUEUE_FULL}
+    assert "single" not in reasons
+    assert fleet.ttft_s("single") < 1.0
+    assert len(fleet.first_token_s) + len(reasons) == 101
+
+
+def test_one_that_lost_its_worker_is_neither_held_nor_refused():
+    fleet = VirtualFleet(Rules(slo_ttft_s=0.5, most_held=5))
+    for number in range(20):
+        fleet.ask(f"r{number}", tokens=32)
+    fleet.run(until_s=0.0)
+    assert fleet.admission.held
+    again = fleet.wanting("again", tokens=SLOW_FIRST, is_urgent=True)
+    assert isinstance(fleet.admission.enter(again, fleet.serving, fleet.now_s), Released)
+
+
+def test_decode_workers_without_pages_hold_requests_back_too():
+    fleet = VirtualFleet()
+    reporting(fleet.decode[0], 0.0, waiting=4)
+    assert fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0) is None
+    assert fleet.admission.wake(fleet.serving, 0.0) == []
+    reporting(fleet.decode[0], 0.1, waiting=0)
+    assert [verdict.request_id for verdict in fleet.admission.wake(fleet.serving, 0.1)] == ["r"]
+
+
+def test_reservations_of_other_routers_hold_nobody_back():
+    fleet = VirtualFleet()
+    other = VirtualFleet()
+    for number in range(20):
+        other.ask(f"other{number}", tokens=1600)
+    other.run(until_s=0.0)
+    watch = other.reservations.watch(lambda: None)
+    fleet.reservations.apply(RequestId("router"), other.reservations.take(watch), 0.0, whole=True)
+    assert fleet.reservations.on(fleet.workers["p0"].member.worker).seconds > 10
+    assert isinstance(fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0), Released)
+
+
+def test_what_a_worker_needs_ahead_follows_its_steps_and_the_way_there():
+    headroom = VirtualFleet().admission.headroom
+    fast, slow = member("p0", Role.PREFILL), member("p1", Role.PREFILL, token_s=10 * TOKEN_S)
+    assert headroom.ahead_s(slow) - headroom.ahead_s(fast) == pytest.approx(2 * 32 * 9 * TOKEN_S)
+    before_s = headroom.ahead_s(fast)
+    for _ in range(200):
+        headroom.opened_in(0.1)
+    assert headroom.ahead_s(fast) - before_s == pytest.approx(2 * (0.1 - 0.005), rel=0.01)
+
+
+def test_five_thousand_held_requests_make_no_call_slow():
+    decisions: list[int] = []
+    priced = VirtualFleet(prefill=4)
+    select = priced.admission._selector.select
+
+    def counted(*arguments):
+        decisions.append(1)
+        return select(*arguments)
+
+    priced.admission._selector.select = counted
+    for number in range(5000):
+        deadline_s = 1e5 + number % 7 if number % 2 else None
+        wanting = priced.wanting(f"r{number}", tenant=f"t{number % 50}", priority=number % 3, deadline_s=deadline_s)
+        assert not isinstance(priced.admission.enter(wanting, priced.serving, 0.0), Refused)
+    assert len(decisions) == 5000
+    assert priced.admission.held > 4900
+    for number in range(50):
+        decisions.clear()
+        now_s = 1.0 + number
+        for worker in priced.workers.values():
+            reporting(worker.member, now_s)
+        priced.admission.wake(priced.serving, now_s)
+        assert len(decisions) <= HEADS + 8
