@@ -120,9 +120,9 @@ class LiveBrain:
             self._due.append(Refusal(request_id=ask.request_id, retry_after_s=None))
         else:
             self._asks[ask.request_id] = ask
-            begun_s = time.process_time()
+            begun_s = time.thread_time()
             verdict = self._admission.enter(_wanting(ask), Workers(self._shape, free, workers.prefill), now_s)
-            self._decision_cpu_s += time.process_time() - begun_s
+            self._decision_cpu_s += time.thread_time() - begun_s
             self._decisions += 1
             if verdict is not None:
                 self._take(verdict, now_s)
@@ -130,9 +130,9 @@ class LiveBrain:
     def due(self, now_s: float) -> Sequence[Placement | Refusal]:
         wake_s = self.wake_s()
         if wake_s is not None and wake_s <= now_s:
-            begun_s = time.process_time()
+            begun_s = time.thread_time()
             verdicts = self._admission.wake(self._workers(), now_s)
-            self._decision_cpu_s += time.process_time() - begun_s
+            self._decision_cpu_s += time.thread_time() - begun_s
             self._noticed, self._looked_s = False, now_s
             for verdict in verdicts:
                 self._take(verdict, now_s)

@@ -251,6 +251,8 @@ class Scheduler:
         for sequence in sorted(self._running, key=self._urgency):
             if sequence not in self._running:
                 continue  # preempted for one of those before it
+            if left <= 0:
+                break
             if budget is not None and self._urgency(sequence):
                 left, budget = min(left, _beside(chunks, budget, sequence.first_query)), None
             start = sequence.first_query

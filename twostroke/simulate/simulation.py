@@ -47,10 +47,10 @@ def simulate(trace: Trace, shape: FleetShape, brains: Brains) -> Run:
             f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",
             field="block_size",
         )
-    begun_s = time.process_time()
+    begun_s = time.thread_time()
     run = _Simulation(trace, shape, brains)
     run.play()
-    return run.result(time.process_time() - begun_s)
+    return run.result(time.thread_time() - begun_s)
 
 
 class _Simulation:
