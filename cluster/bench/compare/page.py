@@ -16,9 +16,12 @@ from cluster.bench.compare.figures import (
     timeline_figure,
 )
 from cluster.bench.compare.options import CompareOptions
-from cluster.bench.compare.ratios import METRICS, LoadOutcome, Metric, Outcome, notes_of
-from cluster.bench.compare.report import explanation, shown_range, shown_ratio, shown_value
+from cluster.bench.compare.ratios import METRICS, notes_of
+from cluster.bench.compare.report import explanation
 from cluster.bench.compare.rounds import Run
+from cluster.bench.measure import Report
+from cluster.bench.ratio_table import shown_range, shown_ratio, shown_value
+from cluster.bench.ratios import LoadOutcome, Metric, Outcome
 from cluster.figures.charts import Series, latency_figure
 from cluster.figures.page import COLOURS, rendered
 
@@ -95,20 +98,20 @@ def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[Run])
 def _rows(outcome: LoadOutcome, baseline: str, colour_of: dict[str, int]) -> list[Row]:
     rows = [
         Row(
-            each.endpoint,
-            colour_of[each.endpoint],
+            each.name,
+            colour_of[each.name],
             tuple(Cell(shown_value(metric, each.values.get(metric.key))) for metric in METRICS),
         )
         for each in outcome.outcomes
     ]
-    others = [each for each in outcome.outcomes if each.endpoint != baseline]
+    others = [each for each in outcome.outcomes if each.name != baseline]
     return rows + [
-        Row(f"{each.endpoint} / {baseline}", None, tuple(_ratio_cell(metric, each) for metric in METRICS))
+        Row(f"{each.name} / {baseline}", None, tuple(_ratio_cell(metric, each) for metric in METRICS))
         for each in others
     ]
 
 
-def _ratio_cell(metric: Metric, outcome: Outcome) -> Cell:
+def _ratio_cell(metric: Metric[Report], outcome: Outcome) -> Cell:
     spread = outcome.ratios.get(metric.key)
     if spread is None:
         return Cell("")

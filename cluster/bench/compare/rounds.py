@@ -12,6 +12,7 @@ from cluster.bench.drive import fixed_concurrency, run_plan
 from cluster.bench.endpoints import Endpoint
 from cluster.bench.load import PlannedRequest, Segment, Stream, poisson_arrivals
 from cluster.bench.measure import Record, Report, summarise
+from cluster.bench.turns import in_turns
 
 WARMUP_OUTPUT_TOKENS = 8
 
@@ -39,13 +40,7 @@ OnRun = Callable[[Run], None]
 
 
 def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[Turn]:
-    """The order of the endpoints turns with every round and every load, so that slow drift cancels."""
-    turns = []
-    for number in range(rounds * len(scenarios)):
-        round_number, which = divmod(number, len(scenarios))
-        order = endpoints if (round_number + which) % 2 == 0 else tuple(reversed(endpoints))
-        turns += [Turn(round_number, number, scenarios[which], endpoint) for endpoint in order]
-    return turns
+    return [Turn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
 
 
 def plan_of(load: Load, seed: int) -> list[PlannedRequest]:

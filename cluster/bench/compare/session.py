@@ -10,7 +10,7 @@ from rich.console import Console
 
 from cluster.bench.compare.options import CompareOptions
 from cluster.bench.compare.page import render_page
-from cluster.bench.compare.ratios import outcomes_of
+from cluster.bench.compare.ratios import compared
 from cluster.bench.compare.report import COLUMNS, as_json, print_outcomes
 from cluster.bench.compare.rounds import OnRun, Run, take_turns
 from cluster.bench.connect import allow_many_sockets, wait_until_ready
@@ -21,7 +21,7 @@ from cluster.output import write_json
 def run_session(options: CompareOptions) -> int:
     """Exit code: 1 if some run completed no request."""
     runs = asyncio.run(measure(options))
-    outcomes = outcomes_of(runs, options.endpoints.names, options.endpoints.baseline)
+    outcomes = compared(runs, options.endpoints.names, options.endpoints.baseline)
     console = Console(stderr=options.json_path == STDOUT)
     if not console.is_terminal:
         console.width = COLUMNS

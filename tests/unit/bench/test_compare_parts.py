@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cluster.bench.compare.figures import first_token_samples, timeline_figure
-from cluster.bench.compare.ratios import notes_of, outcomes_of
+from cluster.bench.compare.ratios import compared, notes_of
 from cluster.bench.compare.rounds import Run, plan_of, turns_of, warmup_of
 from cluster.bench.compare.scenario import Load, parse_scenario
 from cluster.bench.endpoints import Endpoint
@@ -119,7 +119,7 @@ def test_ratios_are_taken_round_by_round() -> None:
         run_of("a", 2, 1.0),
         run_of("b", 2, 3.0),
     ]
-    (outcome,) = outcomes_of(runs, ["a", "b"], "a")
+    (outcome,) = compared(runs, ["a", "b"], "a")
     base, other = outcome.outcomes
     assert base.ratios == {}
     assert base.values["ttft_p50_s"].values == (1.0, 4.0, 1.0)
@@ -130,14 +130,14 @@ def test_ratios_are_taken_round_by_round() -> None:
 
 
 def test_the_baseline_may_be_any_endpoint() -> None:
-    (outcome,) = outcomes_of([run_of("a", 0, 1.0), run_of("b", 0, 2.0)], ["a", "b"], "b")
+    (outcome,) = compared([run_of("a", 0, 1.0), run_of("b", 0, 2.0)], ["a", "b"], "b")
     assert outcome.outcomes[0].ratios["ttft_p50_s"].values == (0.5,)
     assert outcome.outcomes[1].ratios == {}
 
 
 def test_a_run_without_an_answer_has_no_ratio_but_a_note() -> None:
     broken = run_of("b", 0, 1.0, tokens=0, failure=Failure("http 500", "gone"))
-    (outcome,) = outcomes_of([run_of("a", 0, 1.0), broken], ["a", "b"], "a")
+    (outcome,) = compared([run_of("a", 0, 1.0), broken], ["a", "b"], "a")
     assert "ttft_p50_s" not in outcome.outcomes[1].ratios
     assert outcome.outcomes[1].values["failed"].total == 1
     assert notes_of([broken, broken]) == ["b: http 500 (gone) [8x5@c1x1]"]

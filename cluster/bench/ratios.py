@@ -1,0 +1,110 @@
+"""Runs to numbers: what each contestant reached, and that over the baseline's, round by round. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+ReportT = TypeVar("ReportT")
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[ReportT]):
+    key: str
+    label: str
+    unit: str
+    scale: float
+    """From the report's seconds to the unit that is shown."""
+    more_is_better: bool
+    adds_up: bool
+    """Over rounds, where others have a median."""
+    read: Callable[[ReportT], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Generic[ReportT]):
+    """One contestant under one load in one round."""
+
+    round: int
+    load: str
+    name: str
+    report: ReportT
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """One number per round."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def total(self) -> float:
+        return sum(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One contestant under one load. A metric that no round has is absent."""
+
+    name: str
+    values: dict[str, Spread]
+    ratios: dict[str, Spread]
+    """Over the baseline in the same round; empty for the baseline itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    load: str
+    outcomes: tuple[Outcome, ...]
+    """In the order of the names."""
+
+
+def outcomes_of(
+    samples: Sequence[Sample[ReportT]], names: Sequence[str], baseline: str, metrics: Sequence[Metric[ReportT]]
+) -> list[LoadOutcome]:
+    loads = dict.fromkeys(sample.load for sample in samples)
+    return [
+        LoadOutcome(
+            load,
+            tuple(_outcome([each for each in samples if each.load == load], name, baseline, metrics) for name in names),
+        )
+        for load in loads
+    ]
+
+
+def _outcome(
+    samples: Sequence[Sample[ReportT]], name: str, baseline: str, metrics: Sequence[Metric[ReportT]]
+) -> Outcome:
+    own = {sample.round: sample.report for sample in samples if sample.name == name}
+    base = {sample.round: sample.report for sample in samples if sample.name == baseline}
+    values, ratios = {}, {}
+    for metric in metrics:
+        if spread := _spread(metric.read(report) for report in own.values()):
+            values[metric.key] = spread
+        pairs = [(metric.read(own[number]), metric.read(base[number])) for number in own if number in base]
+        if name != baseline and (spread := _spread(_ratio(*pair) for pair in pairs)):
+            ratios[metric.key] = spread
+    return Outcome(name, values, ratios)
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return None if value is None or not base else value / base
+
+
+def _spread(values: Iterable[float | None]) -> Spread | None:
+    known = tuple(value for value in values if value is not None)
+    return Spread(known) if known else None
