@@ -10,6 +10,8 @@ from cluster.figures.axes import Axis, linear_axis, log_axis, tail_axis
 from cluster.figures.svg import BOTTOM, LEAST_STEP, LEFT, RIGHT, TOP, grid, label, path, svg
 
 WIDTH, HEIGHT = 470, 240
+LETTER = 6
+"""Pixels: names that would overlap are left out."""
 MOST_POINTS = 1500
 """Drawn in one figure: more are a file that no browser likes."""
 
@@ -77,7 +79,7 @@ def scatter_figure(clouds: Sequence[Line], words: Words) -> str:
 def bar_figure(
     groups: Sequence[tuple[str, Sequence[tuple[int, float]]]], words: Words, level: float | None = None
 ) -> str:
-    """Groups of coloured bars side by side, over a name each; a dashed line at `level`."""
+    """Groups of coloured bars side by side, over a name each if there is room; a dashed line at `level`."""
     y = _height_axis([level or 0.0, *(value for _, bars in groups for _, value in bars)], log=False)
     room = (WIDTH - LEFT - 2 * RIGHT) / max(1, len(groups))
     parts, ticks = [], []
@@ -94,7 +96,8 @@ def bar_figure(
     frame = grid(Axis(float, ()), y, WIDTH, HEIGHT)
     if level is not None:
         parts.append(f'<path class="grid dashed" d="M{LEFT} {y.at(level):.1f}H{WIDTH - RIGHT}"/>')
-    names = [label(at, HEIGHT - BOTTOM + 14, name, "middle") for at, name in ticks]
+    fits = all(LETTER * len(name) <= room for _, name in ticks)
+    names = [label(at, HEIGHT - BOTTOM + 14, name, "middle") for at, name in ticks if fits]
     return svg([frame, *names, *parts, *_beside(words)], WIDTH, HEIGHT, words.title)
 
 

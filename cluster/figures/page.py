@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
 
-COLOURS = 6
+COLOURS = 12
 """Beyond them the first one comes again."""
 PAGE, STYLE = "page.html.jinja", "style.css.jinja"
 

@@ -15,6 +15,9 @@ from twostroke.config import Role
 from twostroke.simulate import results
 from twostroke.simulate.results import Run
 
+LEAST_ERROR = 1e-3
+"""Drawn: an axis of powers has no zero."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
@@ -102,11 +105,11 @@ def _errors(runs: Sequence[Run], colours: dict[str, int]) -> str:
     lines = []
     for run in runs:
         errors = [abs(error) for error in results.prediction_errors(run.outcomes)]
-        points = tuple((share, value) for share in shares if (value := results.percentile(errors, share)) is not None)
+        quantiles = [(share, results.percentile(errors, share)) for share in shares]
+        points = tuple((share, max(LEAST_ERROR, value)) for share, value in quantiles if value is not None)
         lines.append(Line(colours[run.policy], points, name=run.policy))
-    return line_figure(
-        lines, Words("quantiles of the prediction's error", "share of requests", "|predicted/actual - 1|")
-    )
+    words = Words("quantiles of the prediction's error", "share of requests", "|predicted/actual - 1|")
+    return line_figure(lines, words, log_y=True)
 
 
 def _busy(runs: Sequence[Run], colours: dict[str, int]) -> str:
