@@ -1,67 +1,17 @@
-"""When a decode worker computes a prompt itself instead of waiting for its page source: pure choice, thin shell.
-
-A source computes pulls in the order in which they came. Those at the end of its queue wait for the others, while the
-decode worker's own compute may be idle, or has room beside its streams.
-"""
+"""Prompts that wait at their page source are computed here instead: the shell around `twostroke.schedule.takeover`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from decode_worker.answer import Answer
 from decode_worker.stage import Stage
-from twostroke.schedule.cost import Queued
+from twostroke.schedule.takeover import ANSWER_S, Pace, choose
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.pull_client import OpenPull
 
 log = logging.getLogger(__name__)
-
-ANSWER_S = 0.03
-"""A source that has the pages in its cache has announced some of them by then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """How prompts are computed, here and at the source."""
-
-    chunk_blocks: int
-    """Of one step of the source. What lies within the first of its queue may be under way."""
-    source_s: float
-    """Per block, at a source that does nothing else."""
-    local_s: float
-    """Per block, here, beside the streams that run."""
-
-
-def choose(pulls: Sequence[OpenPull], pace: Pace, now_s: float) -> OpenPull | None:
-    """The oldest pull that its source has not begun, that would be done sooner here, and without which the source has
-    work for as long as that takes: this worker's streams are slowed down for a source that is busy, not for one that
-    would be idle.
-    """
-    in_all = _missing_blocks(pulls)
-    ahead: Counter[str] = Counter()
-    for pull in pulls:
-        source = pull.spec.source.worker_id
-        is_waiting = not pull.has_begun and ahead[source] >= pace.chunk_blocks
-        ahead[source] += pull.missing_blocks
-        if not is_waiting or not pull.is_computable or now_s - pull.started_s < ANSWER_S:
-            continue
-        local_s = pull.missing_blocks * pace.local_s
-        waits_s, others_s = (blocks * pace.source_s for blocks in (ahead[source], in_all[source] - pull.missing_blocks))
-        if local_s <= min(waits_s, others_s):
-            return pull
-    return None
-
-
-def _missing_blocks(pulls: Sequence[OpenPull]) -> Counter[str]:
-    """By source."""
-    missing: Counter[str] = Counter()
-    for pull in pulls:
-        missing[pull.spec.source.worker_id] += pull.missing_blocks
-    return missing
 
 
 class Takeover:
@@ -82,9 +32,10 @@ class Takeover:
         now_s = asyncio.get_running_loop().time()
         pull = choose(pulls, pace, now_s)
         if pull is not None:
-            source = pull.spec.source.worker_id
             self._host.metrics.takeovers.inc()
-            log.info("taken over request=%s blocks=%d source=%s", pull.spec.request_id, pull.missing_blocks, source)
+            log.info(
+                "taken over request=%s blocks=%d source=%s", pull.spec.request_id, pull.missing_blocks, pull.source
+            )
             self._host.pulls.leave(pull.spec.session)
         elif now_s - pulls[-1].started_s < ANSWER_S:
             self._look_again(pulls[-1].started_s + ANSWER_S)
@@ -104,11 +55,13 @@ class Takeover:
                 return None
             streams += 1
             context_tokens += len(sequence.known)
-        budget = self._host.loop.budget
-        block_size, chunk_tokens = self._host.facts.block_size, self._host.scheduler.step_tokens
-        there, here = Queued(chunk_tokens), Queued(chunk_tokens, 0.0, streams, context_tokens)
-        source_s, local_s = (budget.drain_s(chunk, chunk_tokens) / chunk_tokens for chunk in (there, here))
-        return Pace(-(-chunk_tokens // block_size), block_size * source_s, block_size * local_s)
+        return Pace.beside(
+            streams,
+            context_tokens,
+            budget=self._host.loop.budget,
+            chunk_tokens=self._host.scheduler.step_tokens,
+            block_size=self._host.facts.block_size,
+        )
 
     def _look_again(self, when_s: float) -> None:
         """Pulls may stay unanswered, and nothing else may happen until then."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from twostroke.request import SamplingParams
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence
+from twostroke.schedule.takeover import ANSWER_S, Pace, choose
 from twostroke.simulate.host import Host
 from twostroke.simulate.journey import Journey
 from twostroke.simulate.peers import pull_from_peer
@@ -108,6 +109,10 @@ class Answers:
         elif answer.source is None and answer.peer is not None:
             self._pull_from_peer(answer, answer.peer, missing)
 
+    def planning(self) -> None:
+        if self.host.shape.takeover:
+            self._consider_takeover()
+
     def preempted(self, sequence: Sequence) -> None:
         self.host.prune()
 
@@ -145,6 +150,30 @@ class Answers:
             from_peer=answer.peer_page_came,
             ended=ended,
         )
+
+    def _consider_takeover(self) -> None:
+        """As decode_worker.takeover: one prompt at a time, and none while any other prompt is computed here."""
+        host = self.host
+        pulls = [pull for pull in host.pulls if pull.spec.resident_within_s is None]
+        if len(pulls) < 2:
+            return
+        pulled = {pull.spec.request_id for pull in pulls}
+        running = [s for s in self._answers if s.pages and s.request_id not in pulled]
+        if any(len(sequence.known) - sequence.computed >= host.shape.block_size for sequence in running):
+            return
+        pace = Pace.beside(
+            len(running),
+            sum(len(sequence.known) for sequence in running),
+            budget=host.budget,
+            chunk_tokens=host.scheduler.step_tokens,
+            block_size=host.shape.block_size,
+        )
+        now_s, youngest_s = host.agenda.now_s, pulls[-1].started_s
+        pull = choose(pulls, pace, now_s)
+        if pull is not None:
+            pull.stop()
+        elif now_s - youngest_s < ANSWER_S:
+            host.agenda.at(youngest_s + ANSWER_S, host.wake)
 
     def _pull_again(self, answer: Answer) -> None:
         """The page source has failed: what its peer was to give it is fetched from there, once."""

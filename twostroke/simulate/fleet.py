@@ -102,6 +102,9 @@ class FleetShape:
     step_tokens: int = 4096
     step_target_s: float = 0.04
     """Of a decode worker's steps in which streams run."""
+    takeover: bool = False
+    """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
+    that a policy's choices are what is seen."""
     max_num_seqs: int = 256
     noise: float = 0.0
     """Sigma of a step's length, log-normal."""

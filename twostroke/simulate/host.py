@@ -39,6 +39,9 @@ class RoleActions(Protocol):
 
     def admitted(self, admission: Admission) -> None: ...
 
+    def planning(self) -> None:
+        """The next step is about to be chosen."""
+
     def preempted(self, sequence: Sequence) -> None: ...
 
     def settled(self, flight: Flight, emissions: list[Emission]) -> None: ...
@@ -100,7 +103,7 @@ class Host:
         """Of this life."""
         tier = shape.host_tier if role is Role.PREFILL else None
         self.host_memory = HostMemory(self, tier) if tier is not None else None
-        self._budget = Budget(shape.step_target_s, shape.cost, config.step_tokens())
+        self.budget = Budget(shape.step_target_s, shape.cost, config.step_tokens())
         self._sessions = itertools.count(1)
         self._actions: RoleActions | None = None
         self._followers: list[Callable[[EventBatch, control_pb2.Load], None]] = []
@@ -167,14 +170,14 @@ class Host:
         load.pages_arriving = count(PageState.ARRIVING)
         load.pages_active = count(PageState.ACTIVE)
         load.pages_quarantined = count(PageState.QUARANTINED)
-        load.queued_s = self._budget.drain_s(queued, scheduler.step_tokens)
+        load.queued_s = self.budget.drain_s(queued, scheduler.step_tokens)
         load.prefill_busy_s = self.prefill_busy_s
         return load
 
     @property
     def queued_s(self) -> float:
         """Predicted: until every prompt token that is to be computed here is computed."""
-        return self._budget.drain_s(self.scheduler.queued(), self.scheduler.step_tokens)
+        return self.budget.drain_s(self.scheduler.queued(), self.scheduler.step_tokens)
 
     # The ends of pulls
 
@@ -286,7 +289,8 @@ class Host:
         admitted = scheduler.admit()
         for admission in admitted:
             actions.admitted(admission)
-        step = scheduler.plan(self._budget)
+        actions.planning()
+        step = scheduler.plan(self.budget)
         preempted = scheduler.take_preempted()
         for sequence in preempted:
             self.tally.preemptions += 1

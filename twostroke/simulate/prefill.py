@@ -72,6 +72,9 @@ class Builder:
 
         pull_from_peer(host, job.sequence, peer, [b for b in missing if b < job.spec.peer_blocks], arrived)
 
+    def planning(self) -> None:
+        """Whatever was asked for is computed here."""
+
     def preempted(self, sequence: Sequence) -> None:
         raise AssertionError("a build claims all its pages at admission and never grows")
 

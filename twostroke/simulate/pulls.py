@@ -102,6 +102,30 @@ class Pull:
         self.has_failed = False
         """Its source died or refused it."""
 
+    @property
+    def source(self) -> str:
+        return self.spec.source.worker
+
+    @property
+    def started_s(self) -> float:
+        return self._asked_s
+
+    @property
+    def missing_blocks(self) -> int:
+        return len(self.remaining)
+
+    @property
+    def has_begun(self) -> bool:
+        """Its source has announced pages."""
+        return len(self._pending) < len(self.spec.pages)
+
+    @property
+    def is_computable(self) -> bool:
+        """All blocks before the first missing one are here, and nobody else waits for those that are missing."""
+        pool, first = self._host.pool, min(self.remaining)
+        is_reached = not first or pool.find(self.spec.names[first - 1]) is not None
+        return is_reached and not any(map(pool.is_shared, self.remaining.values()))
+
     def start(self) -> None:
         host, spec = self._host, self.spec
         for page in spec.pages.values():

@@ -83,6 +83,10 @@ class OpenPull:
     is_left: bool
     """It has been stopped and is about to end."""
 
+    @property
+    def source(self) -> str:
+        return self.spec.source.worker_id
+
 
 @dataclass(slots=True, eq=False)
 class _Session:

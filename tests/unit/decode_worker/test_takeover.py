@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from decode_worker.takeover import ANSWER_S, Pace, choose
 from tests.unit.worker.rig import (
     BLOCK,
     decode,
@@ -21,6 +20,7 @@ from tests.unit.worker.rig import (
 from twostroke.config import ScheduleConfig
 from twostroke.ids import RequestId, SessionId
 from twostroke.rpc.v1 import worker_pb2
+from twostroke.schedule.takeover import ANSWER_S, Pace, choose
 from twostroke.worker.pull_client import OpenPull, PullSpec
 
 SAME_PACE = Pace(chunk_blocks=32, source_s=0.01, local_s=0.01)

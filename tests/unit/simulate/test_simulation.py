@@ -120,6 +120,14 @@ def test_host_memory_keeps_what_the_device_forgets() -> None:
     assert with_tier.unequal_indexes == ()
 
 
+def test_an_idle_decode_worker_takes_prompts_over_from_a_busy_source() -> None:
+    burst = trace([row(0.001 * index, 20 * BLOCK + 3, 1, index) for index in range(8)])
+    waits, shares = run(burst, PAIR, "round-robin"), run(burst, dataclasses.replace(PAIR, takeover=True), "round-robin")
+    assert {use.worker: use.prompt_tokens for use in waits.workers}["decode-0"] == 8 * 2
+    assert {use.worker: use.prompt_tokens for use in shares.workers}["decode-0"] >= 2 * 20 * BLOCK
+    assert max(ttfts(shares)) < 0.8 * max(ttfts(waits))
+
+
 def test_answers_that_outgrow_the_pool_are_preempted_and_finish() -> None:
     tight = dataclasses.replace(PAIR, decode_pages=14)
     done = run(trace([row(0.01 * index, 4 * BLOCK + 1, 60, index) for index in range(3)]), tight, "round-robin")
