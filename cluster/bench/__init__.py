@@ -27,6 +27,7 @@ COMMANDS = {
     "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
     "kernels": "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
     "index": "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",
+    "decisions": "how long the router thinks about one request, in a large fleet",
 }
 
 

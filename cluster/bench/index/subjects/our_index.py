@@ -20,12 +20,12 @@ class OurIndex:
     version = __version__
 
     def __init__(self, workers: int) -> None:
-        self._index = PrefixIndex()
-        self._workers = [WorkerId(f"decode-{number}") for number in range(workers)]
-        self._number = {worker: number for number, worker in enumerate(self._workers)}
+        self.index = PrefixIndex()
+        self.workers = [WorkerId(f"decode-{number}") for number in range(workers)]
+        self._number = {worker: number for number, worker in enumerate(self.workers)}
         self._sequences, self._counts, self._xors = [0] * workers, [0] * workers, [0] * workers
-        for worker in self._workers:
-            assert self._index.apply(worker, EPOCH, EventLog(EPOCH).snapshot()) is Applied.APPLIED
+        for worker in self.workers:
+            assert self.index.apply(worker, EPOCH, EventLog(EPOCH).snapshot()) is Applied.APPLIED
 
     def message(self, stored: Stored) -> bytes:
         number = stored.worker
@@ -40,18 +40,18 @@ class OurIndex:
             self._counts[number],
             self._xors[number].to_bytes(NAME_BYTES, "big"),
         )
-        return batch_to_message(self._workers[number], EPOCH, batch).SerializeToString()
+        return batch_to_message(self.workers[number], EPOCH, batch).SerializeToString()
 
     def learn(self, worker: int, message: bytes) -> None:
         batch = batch_from_message(KvEventBatch.FromString(message))
-        verdict = self._index.apply(self._workers[worker], EPOCH, batch)
+        verdict = self.index.apply(self.workers[worker], EPOCH, batch)
         assert verdict is Applied.APPLIED, verdict
 
     def question(self, names: list[bytes]) -> object:
         return [BlockName(name) for name in names]
 
     def answer(self, question: object) -> object:
-        return self._index.leading_blocks(cast(list[BlockName], question))
+        return self.index.leading_blocks(cast(list[BlockName], question))
 
     def depths(self, answer: object) -> dict[int, int]:
         found = cast(dict[WorkerId, tuple[int, ...]], answer)
