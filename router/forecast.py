@@ -110,10 +110,8 @@ class Forecaster:
         return self._snapshot.answer_tokens or UNKNOWN_ANSWER_TOKENS
 
     def _computing(self, computer: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
-        """`tokens` of the prompt, beside `streams` that share its steps; from the tier that
-        makes it start soonest."""
-        size, step_tokens = self._snapshot.block_size, computer.step_tokens or UNKNOWN_STEP_TOKENS
-        budget = Budget(computer.step_target_s or UNKNOWN_STEP_TARGET_S, self.cost(computer), step_tokens)
+        """`tokens` of the prompt, beside `streams` that share its steps; from the tier that makes it start soonest."""
+        size = self._snapshot.block_size
         best: Computing | None = None
         load_s, known = 0.0, 0
         for depth, page_s in zip(computer.depths, computer.tier_page_s, strict=True):
@@ -123,13 +121,21 @@ class Forecaster:
             if peer is not None and peer.blocks > depth:
                 fetch_s, cached = load_s + self._fetch_s(computer, peer, peer.blocks - depth), peer.blocks
             left = max(0, tokens - cached * size)
-            work = Queued(left, left * (cached * size + left / 2), streams, computer.pages_active * size)
-            prefill_s = budget.drain_s(work, step_tokens)
+            prefill_s = self._prefill_s(computer, left, cached * size, streams)
             found = Computing(computer.queue_s, fetch_s, prefill_s, cached, left, peer)
             if best is None or found.wait_s + prefill_s < best.wait_s + best.prefill_s:
                 best = found
         assert best is not None, "every worker has a device tier"
         return best
+
+    def _prefill_s(self, computer: WorkerView, tokens: int, context_tokens: int, streams: int) -> float:
+        """Of `tokens` after `context_tokens` of the prompt."""
+        cost, step_tokens = self.cost(computer), computer.step_tokens or UNKNOWN_STEP_TOKENS
+        if not streams:
+            return cost.of_prompt(tokens, context_tokens, step_tokens)
+        budget = Budget(computer.step_target_s or UNKNOWN_STEP_TARGET_S, cost, step_tokens)
+        beside = computer.pages_active * self._snapshot.block_size
+        return budget.drain_s(Queued(tokens, tokens * (context_tokens + tokens / 2), streams, beside), step_tokens)
 
     def _fetch_s(self, computer: WorkerView, peer: Peer, blocks: int) -> float:
         link = self._link_from(peer.view, computer)
