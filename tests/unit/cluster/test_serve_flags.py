@@ -33,12 +33,13 @@ def test_every_flag_reaches_the_config() -> None:
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
         *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
         *("--device", "cuda:1", "--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
-        *("--request-log", "/tmp/log.jsonl", "--routers", "2"),
+        *("--request-log", "/tmp/log.jsonl", "--routers", "2", "--slo-ttft", "2.5", "--max-held", "77"),
     )
     assert (config.prefill, config.decode, config.routers, config.threads, config.seed) == (2, 3, 2, 4, 6)
     assert (config.host, config.http_port, config.grpc_port) == ("0.0.0.0", 1, 2)
     assert (config.policy, config.address) == ("random", "host:6379")
     assert config.request_log == "/tmp/log.jsonl"
+    assert (config.slo_ttft_s, config.max_held) == (2.5, 77)
     assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("some/model", "float32", 100)
     assert (config.model.public_name, config.model.device) == ("name", "cuda:1")
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (32, 512 << 20)
@@ -52,6 +53,13 @@ def test_a_request_log_is_where_the_user_stands_not_where_the_router_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert config_of("--request-log", "log.jsonl").request_log == str(tmp_path / "log.jsonl")
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_an_impossible_slo_is_refused(seconds: str) -> None:
+    with pytest.raises(ConfigError, match="--slo-ttft must be positive and finite") as raised:
+        config_of("--slo-ttft", seconds)
+    assert raised.value.field == "--slo-ttft"
 
 
 @pytest.mark.parametrize(
@@ -192,6 +200,12 @@ def test_workers_that_may_share_a_gpu_share_its_memory_out() -> None:
     shares = [worker.cache.device_share for worker in fleet_spec(config, token="", port=0).workers]
     assert sum(shares) == pytest.approx(DEVICE_SHARE)
     assert len(set(shares)) == 1
+
+
+def test_every_router_refuses_and_holds_as_the_cluster_is_told() -> None:
+    config = config_of("--slo-ttft", "2.5", "--max-held", "77", "--routers", "2")
+    configs = router_configs(config, token="t", fleet_address="f:1", model_dir="")
+    assert [(each.slo_ttft_s, each.max_held) for each in configs] == [(2.5, 77)] * 2
 
 
 def test_several_routers_count_their_ports_up_and_draw_differently() -> None:

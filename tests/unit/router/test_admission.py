@@ -6,8 +6,9 @@ import pytest
 
 from router.admission import HEADS, Rules
 from router.policies import policy_named
+from router.policies.priced import Priced
 from router.wanting import Reason, Refused, Released
-from tests.unit.router.virtual import TOKEN_S, VirtualFleet, member, reporting
+from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, member, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId
 
@@ -182,6 +183,22 @@ def test_held_requests_go_where_there_is_time_when_their_turn_comes():
     fleet.run(until_s=30.0)
     assert fleet.went_to["last"] == "p1"
     assert fleet.admission.held == 0
+
+
+def test_a_request_that_is_decided_anew_does_not_count_as_its_own_rival():
+    seen = []
+    priced = Priced(REMOTE)
+
+    def watched(snapshot):
+        seen.append(snapshot.prefill[0])
+        return priced(snapshot)
+
+    fleet = VirtualFleet(policy=watched)
+    reporting(fleet.workers["p0"].member, 0.0, queued_s=100.0)
+    assert fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0) is None
+    reporting(fleet.workers["p0"].member, 1.0)
+    assert [verdict.request_id for verdict in fleet.admission.wake(fleet.serving, 1.0)] == ["r"]
+    assert [(view.queue_s, view.requests, view.cached_blocks) for view in seen] == [(100.0, 0, 0), (0.0, 0, 0)]
 
 
 def test_policies_that_choose_differently_each_time_are_asked_once():

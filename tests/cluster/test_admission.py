@@ -1,0 +1,52 @@
+"""A flood in front of real processes: another tenant passes it, and late requests are refused by prediction."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+import grpc
+import grpc.aio
+import pytest
+
+from tests.cluster.processes import PATIENCE_S, Client, generate_request, running_cluster
+from twostroke.config import ModelConfig
+
+PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
+FLOOD = 40
+PROMPT_TOKENS = 1600
+
+
+async def test_a_flood_delays_its_own_tenant_and_late_requests_are_refused_by_prediction() -> None:
+    async with running_cluster(prefill=1, decode=1, model=PACED) as cluster:
+        client = Client(cluster.grpc)
+        await first_token_s(client, 0, "warm")
+        flood = [asyncio.create_task(first_token_s(client, number, "flood")) for number in range(1, FLOOD + 1)]
+        await asyncio.sleep(0.5)
+        singles = [await first_token_s(client, 1000 + number, "single") for number in range(3)]
+        assert sum(task.done() for task in flood) < FLOOD / 2, "the flood should still be there"
+        begun_s = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await first_token_s(client, 2000, "single", priority=-1, timeout_s=1.0)
+        assert time.monotonic() - begun_s < 0.9
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        retry_after_ms = dict(refused.value.trailing_metadata() or ())["retry-after-ms"]
+        assert 0 < int(retry_after_ms) < 60_000
+        flooded = await asyncio.gather(*flood)
+        assert max(singles) < statistics.median(flooded) / 2
+        await client.close()
+        await cluster.assert_quiet()
+
+
+async def first_token_s(
+    client: Client, number: int, tenant: str, *, priority: int = 0, timeout_s: float = PATIENCE_S
+) -> float:
+    """Prompts have no block in common."""
+    begun_s = time.monotonic()
+    came_s = 0.0
+    prompt = [(number * 7919 + position) % 30_000 for position in range(PROMPT_TOKENS)]
+    request = generate_request(prompt, tenant=tenant, priority=priority, max_tokens=2)
+    async for _ in client.stub.Generate(request, timeout=timeout_s):
+        came_s = came_s or time.monotonic() - begun_s
+    return came_s
