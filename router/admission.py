@@ -30,15 +30,16 @@ from router.wanting import Reason, Refused, Released, Stranded, Verdict, Wanting
 from twostroke.ids import RequestId, WorkerId
 
 HEADS = 16
-"""Held requests that may be priced per wake, however many there are."""
+"""Held requests looked at per wake, however many there are."""
 SCANNED = 256
 """Of those behind them, how many are asked whether their worker has time, where a worker has."""
+MOST_DECIDED = 4
+"""Verdicts and prices per wake, and the rest in the next one: among 64 workers a decision takes most of a millisecond,
+and tokens of other streams wait for the end of a wake."""
 MOST_RECONSIDERED = 2
-"""Of those whose worker is busy, how many are priced again per wake because another worker has time."""
-RECONSIDER_S = 0.1
-"""And not again within this: prices of busy workers change with their queues, which are seconds long."""
-MOST_REFUSED = 64
-"""Held ones that are refused per wake; the others in the next, at once."""
+"""Of those whose worker is busy, how many are priced again because another worker has time,"""
+RECONSIDER_S = 0.05
+"""at most this often: prices of busy workers change with their queues, which are seconds long."""
 NOTED_AHEAD = 64
 """Of held requests that go before a refused one, those that came last are enough to know when it would have run."""
 SHORTEST_WAIT_S = 0.001
@@ -100,6 +101,7 @@ class Admission:
         self._order = itertools.count()
         self._displaced: list[Verdict] = []
         """To be told by the next wake."""
+        self._reconsidered_at_s = -math.inf
         self._wake_at_s: float | None = None
 
     @property
@@ -147,7 +149,8 @@ class Admission:
         verdicts += self._refuse_late(workers, now_s)
         if self._held:
             verdicts += self._take_turns(workers, now_s)
-            self._wake_at_s = self._when_to_wake(workers, len(verdicts), now_s)
+            if self._wake_at_s is None:
+                self._wake_at_s = self._next_free_s(workers, now_s)
         return verdicts
 
     def first_token(self, request_id: RequestId, now_s: float) -> bool:
@@ -177,12 +180,18 @@ class Admission:
         free = self.headroom.free(workers, now_s)
         before_s: dict[WorkerId, float] = {}
         """Reserved for those looked at that stay."""
-        chances = MOST_RECONSIDERED
+        chances = MOST_RECONSIDERED if now_s >= self._reconsidered_at_s + RECONSIDER_S else 0
+        decided = 0
         for head in self._heads(free):
+            if decided == MOST_DECIDED:
+                self._wake_at_s = now_s
+                return
             held = head  # as decided anew, further down
             goes = self._has_time(held, workers, free)
             if self._is_worth_a_look(held, workers, goes, now_s) and (goes or chances):
-                chances -= not goes
+                decided += 1
+                if not goes:
+                    chances, self._reconsidered_at_s = chances - 1, now_s
                 held = self._decide_anew(held, workers, before_s, now_s)
                 computer = workers.everyone[held.computer]
                 soonest_s = now_s + computer.queue_s(now_s) + held.decision.forecast.own_s
@@ -194,6 +203,7 @@ class Admission:
                 for worker, seconds in held.shares_s.items():
                     before_s[worker] = before_s.get(worker, 0.0) + seconds
                 continue
+            decided += held is head
             yield self._release(held, workers, now_s)
             if not self.headroom.has_time(workers.everyone[held.computer], now_s):
                 free.discard(held.computer)
@@ -220,7 +230,7 @@ class Admission:
             return True
         if not self._rules.reconsiders or held.decided_at_s == now_s:
             return False
-        return goes or now_s >= held.decided_at_s + RECONSIDER_S
+        return goes or now_s >= held.decided_at_s + 2 * RECONSIDER_S
 
     def _has_time(self, held: _Held, workers: Workers, free: set[WorkerId]) -> bool:
         decode = workers.everyone.get(held.decision.decode)
@@ -268,7 +278,7 @@ class Admission:
     def _refuse_late(self, workers: Workers, now_s: float) -> list[Verdict]:
         """Held ones that can no longer make it, even if they went now."""
         verdicts: list[Verdict] = []
-        while len(verdicts) < MOST_REFUSED:
+        while len(verdicts) < MOST_DECIDED:
             latest_start_s = self._next_late_s()
             if latest_start_s is None or latest_start_s > now_s:
                 break
@@ -366,9 +376,7 @@ class Admission:
         if not self._held:
             self._reserved_s.clear()  # and with it what rounding left
 
-    def _when_to_wake(self, workers: Workers, done: int, now_s: float) -> float | None:
-        if done >= HEADS:
-            return now_s
+    def _next_free_s(self, workers: Workers, now_s: float) -> float | None:
         free_at_s = self.headroom.next_free_s(workers, now_s)
         return None if free_at_s is None else max(free_at_s, now_s + SHORTEST_WAIT_S)
 
