@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from twostroke.errors import InternalError
 
+MOST_AT_ONCE = 1_000_000
+"""Actions at one instant: more are one that calls itself again without time passing."""
+
 Action = Callable[[], None]
 
 
@@ -43,12 +46,16 @@ class Agenda:
         self._is_over = True
 
     def run(self) -> None:
-        """Until stopped. Raises InternalError where nothing is left that could happen before."""
-        entries = self._entries
+        """Until stopped. Raises InternalError where nothing is left that could happen before, or time stands still."""
+        entries, at_once = self._entries, 0
         while not self._is_over:
             if not entries:
                 raise InternalError(f"the simulation stands still at {self.now_s:.3f} s with requests open")
             when_s, _, entry = heapq.heappop(entries)
-            if entry.action is not None:
-                self.now_s = when_s
-                entry.action()
+            if entry.action is None:
+                continue
+            at_once = at_once + 1 if when_s == self.now_s else 0
+            if at_once > MOST_AT_ONCE:
+                raise InternalError(f"the simulation does not get past {when_s:.6f} s")
+            self.now_s = when_s
+            entry.action()

@@ -18,6 +18,9 @@ from twostroke.simulate.results import Gaps
 from twostroke.simulate.steps import TOKEN, Flight
 from twostroke.worker.resident import ResidentJob
 
+LOOK_AGAIN_S = 1e-4
+"""At least so much later, whatever the rounding of sums of times."""
+
 
 class Reader(Protocol):
     """The router that a request came from."""
@@ -173,7 +176,7 @@ class Answers:
         if pull is not None:
             pull.stop()
         elif now_s - youngest_s < ANSWER_S:
-            host.agenda.at(youngest_s + ANSWER_S, host.wake)
+            host.agenda.at(max(youngest_s + ANSWER_S, now_s + LOOK_AGAIN_S), host.wake)
 
     def _pull_again(self, answer: Answer) -> None:
         """The page source has failed: what its peer was to give it is fetched from there, once."""

@@ -128,6 +128,12 @@ def test_an_idle_decode_worker_takes_prompts_over_from_a_busy_source() -> None:
     assert max(ttfts(shares)) < 0.8 * max(ttfts(waits))
 
 
+def test_takeovers_lose_nothing() -> None:
+    done = run(chats(150, every_s=0.03), dataclasses.replace(SMALL, takeover=True, noise=0.2), "round-robin")
+    assert {outcome.status for outcome in done.outcomes} == {Status.DONE}
+    assert done.unequal_indexes == ()
+
+
 def test_answers_that_outgrow_the_pool_are_preempted_and_finish() -> None:
     tight = dataclasses.replace(PAIR, decode_pages=14)
     done = run(trace([row(0.01 * index, 4 * BLOCK + 1, 60, index) for index in range(3)]), tight, "round-robin")
