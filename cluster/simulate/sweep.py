@@ -39,6 +39,8 @@ BLOCK_TOKENS = 128
 SLACK = 4.0
 """Objectives where none are given: this many times what an empty fleet takes; its steps, with a dozen streams."""
 STREAMS = 12
+LEAST_SHARE = 0.1
+"""Of requests that the better fixed rule serves in time: in cells below, a handful of requests makes the ratio."""
 SMALL = 2
 """Workers of each role where none are given: a cell is a short run, which a large fleet would hardly notice."""
 
@@ -83,8 +85,15 @@ class Cell:
     @property
     def ratio(self) -> float:
         """Ours over the better of the fixed rules; 1 where nobody keeps a promise."""
-        better = max(self.goodput[ALWAYS_LOCAL], self.goodput[ALWAYS_REMOTE])
-        return self.goodput[OURS] / better if better else 1.0
+        return self.goodput[OURS] / self.better if self.better else 1.0
+
+    @property
+    def better(self) -> float:
+        return max(self.goodput[ALWAYS_LOCAL], self.goodput[ALWAYS_REMOTE])
+
+    @property
+    def is_telling(self) -> bool:
+        return self.better >= LEAST_SHARE * self.requests_per_s
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -202,12 +211,22 @@ def _print(cells: Sequence[Cell], setting: str, console: Console) -> None:
 
 
 def verdict(cells: Sequence[Cell]) -> str:
-    worst = min(cells, key=lambda cell: cell.ratio)
+    telling = _telling(cells)
+    if not telling:
+        return f"no fixed rule serves {LEAST_SHARE:.0%} of requests in time in any cell"
+    worst = min(telling, key=lambda cell: cell.ratio)
     place = worst.place
+    left_out = len(cells) - len(telling)
+    median = results.percentile([cell.ratio for cell in telling], 0.5)
     return (
         f"worst: {worst.ratio:.3f} of the better fixed rule, at {place.prompt_tokens} tokens, load {place.load:g}, "
-        f"{place.bytes_per_s / GIGABYTE:g} GB/s; median {results.percentile([cell.ratio for cell in cells], 0.5):.3f}"
+        f"{place.bytes_per_s / GIGABYTE:g} GB/s; median {median:.3f}; "
+        f"{left_out} of {len(cells)} cells left out, where neither rule serves {LEAST_SHARE:.0%} in time"
     )
+
+
+def _telling(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.is_telling]
 
 
 _HEADINGS = ("prompt", "load", "GB/s", "requests/s", "TTFT <=", "ITL <=", *ARMS, f"{OURS} / better")
@@ -229,8 +248,8 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 def _as_json(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
-        "cells": [{**dataclasses.asdict(cell), "ratio": cell.ratio} for cell in cells],
-        "worst_ratio": min(cell.ratio for cell in cells),
+        "cells": [{**dataclasses.asdict(cell), "ratio": cell.ratio, "is_telling": cell.is_telling} for cell in cells],
+        "worst_ratio": min((cell.ratio for cell in _telling(cells)), default=None),
     }
 
 
