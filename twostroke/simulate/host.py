@@ -204,6 +204,9 @@ class Host:
         self.links.copied(source.worker, pages * self.shape.page_bytes, seconds, self.agenda.now_s)
         self._lasting = self._lasting_report()
 
+    def gave(self, pages: int) -> None:
+        self.tally.served_pages += pages
+
     def answered(self, source: Party, latency_s: float) -> None:
         self.links.answered(source.worker, latency_s, self.agenda.now_s)
 

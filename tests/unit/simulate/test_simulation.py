@@ -83,6 +83,7 @@ def test_every_prompt_token_is_computed_or_found(policy: str) -> None:
     assert sum(use.prompt_tokens for use in done.workers) + len(done.outcomes) == missed
     assert sum(use.output_tokens for use in done.workers) == sum(outcome.output_tokens for outcome in done.outcomes)
     assert done.gaps.tokens == sum(outcome.output_tokens - 1 for outcome in done.outcomes)
+    assert sum(use.served_pages for use in done.workers) == sum(use.pulled_pages for use in done.workers) > 0
     assert done.unequal_indexes == ()
     assert 0.05 < utilisation(done) + utilisation(done, Role.DECODE) < 2
 
