@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from router.fairness import Fairness
 from router.ghosts import Ghosts
 from router.headroom import Headroom, is_known
-from router.policy import Decision
+from router.held import Held, add_shares, urgency
 from router.reservations import Reservations
 from router.selector import Selector
 from router.turns import Turn, Turns
@@ -32,12 +32,12 @@ from twostroke.ids import RequestId, WorkerId
 HEADS = 16
 """Held requests looked at per wake, however many there are."""
 SCANNED = 256
-"""Of those behind them, how many are asked whether their worker has time, where a worker has."""
+"""Where a worker has time that held requests would go to: as many are asked whether they are those."""
 MOST_DECIDED = 4
 """Verdicts and prices per wake, and the rest in the next one: among 64 workers a decision takes most of a millisecond,
 and tokens of other streams wait for the end of a wake."""
 MOST_RECONSIDERED = 2
-"""Of those whose worker is busy, how many are priced again because another worker has time,"""
+"""Of those whose worker is busy, how many are priced again in vain because another worker has time,"""
 RECONSIDER_S = 0.05
 """at most this often: prices of busy workers change with their queues, which are seconds long."""
 NOTED_AHEAD = 64
@@ -57,27 +57,6 @@ class Rules:
     most_held: int = 10_000
 
 
-@dataclass(slots=True)
-class _Held:
-    wanting: Wanting
-    limit_s: float | None
-    """When its first token has to be there."""
-    decision: Decision
-    shares_s: Mapping[WorkerId, float]
-    """Seconds that its reservation puts on workers."""
-    decided_at_s: float
-    latest_start_s: float | None
-    """From when on its own prefill would come too late; None where nothing is known of its worker, or no limit set."""
-
-    @property
-    def request_id(self) -> RequestId:
-        return self.wanting.ask.request_id
-
-    @property
-    def computer(self) -> WorkerId:
-        return self.decision.source or self.decision.decode
-
-
 class Admission:
     """Of one router, or of one simulated one."""
 
@@ -89,7 +68,7 @@ class Admission:
         self._reservations = reservations
         self._turns = Turns()
         self._fairness = Fairness()
-        self._held: dict[RequestId, _Held] = {}
+        self._held: dict[RequestId, Held] = {}
         self._sent: dict[RequestId, Released] = {}
         """What has no first token yet."""
         self._reserved_s: dict[int, dict[WorkerId, float]] = {}
@@ -179,64 +158,86 @@ class Admission:
         say that they have to do makes it late: what was just sent may be in that already."""
         free = self.headroom.free(workers, now_s)
         before_s: dict[WorkerId, float] = {}
-        """Reserved for those looked at that stay."""
-        chances = MOST_RECONSIDERED if now_s >= self._reconsidered_at_s + RECONSIDER_S else 0
-        decided = 0
-        for head in self._heads(free):
+        """Reserved for those before, that stay."""
+        decided, stay = 0, list[Held]()
+        for held in self._heads(free):
             if decided == MOST_DECIDED:
                 self._wake_at_s = now_s
                 return
-            held = head  # as decided anew, further down
             goes = self._has_time(held, workers, free)
-            if self._is_worth_a_look(held, workers, goes, now_s) and (goes or chances):
+            if not workers.can_serve(held.decision) or (goes and self._may_reconsider(held, now_s)):
                 decided += 1
-                if not goes:
-                    chances, self._reconsidered_at_s = chances - 1, now_s
-                held = self._decide_anew(held, workers, before_s, now_s)
-                computer = workers.everyone[held.computer]
-                soonest_s = now_s + computer.queue_s(now_s) + held.decision.forecast.own_s
-                if self._is_late(held, soonest_s):
-                    yield self._refuse(held, soonest_s, now_s)
-                    continue
-                goes = self._has_time(held, workers, free)
-            if not goes:
-                for worker, seconds in held.shares_s.items():
-                    before_s[worker] = before_s.get(worker, 0.0) + seconds
+                verdict = self._try_anew(held, workers, before_s, free, now_s)
+            else:
+                decided += goes
+                verdict = self._release_there(held, workers, free, now_s) if goes else None
+            if verdict is not None:
+                yield verdict
                 continue
-            decided += held is head
-            yield self._release(held, workers, now_s)
-            if not self.headroom.has_time(workers.everyone[held.computer], now_s):
-                free.discard(held.computer)
+            stays = self._held[held.request_id]
+            stay.append(stays)
+            add_shares(before_s, stays.shares_s, 1)
+        yield from self._fill_idle(stay[:HEADS], workers, free, now_s)
 
-    def _heads(self, free: set[WorkerId]) -> Iterator[_Held]:
-        """The next few in order; and for workers that none of those goes to, the next that would."""
-        if free:
-            yield from [self._held[request_id] for request_id in self._turns.first(HEADS)]
-        if len(self._held) > HEADS and not free.isdisjoint(self._claims):
-            for request_id in self._turns.first(SCANNED)[HEADS:]:
-                held = self._held[request_id]
-                if held.computer in free:
-                    yield held
+    def _fill_idle(self, stay: list[Held], workers: Workers, free: set[WorkerId], now_s: float) -> Iterator[Verdict]:
+        """Workers that nobody goes to: those who would wait longest where they would go may want to. The first in
+        order would not: their turn is near, and what waits behind them is nothing to them."""
+        if not free or now_s < self._reconsidered_at_s + RECONSIDER_S:
+            return
+        before_s: dict[WorkerId, float] = {}
+        for held in stay:
+            add_shares(before_s, held.shares_s, 1)
+        failed = decided = 0
+        for held in reversed(stay):
+            add_shares(before_s, held.shares_s, -1)
+            if failed == MOST_RECONSIDERED or decided == MOST_DECIDED or not free:
+                return
+            if not self._may_reconsider(held, now_s - 2 * RECONSIDER_S):
+                continue
+            decided += 1
+            verdict = self._try_anew(held, workers, before_s, free, now_s)
+            if verdict is None:
+                failed, self._reconsidered_at_s = failed + 1, now_s
+            else:
+                yield verdict
 
-    def _may_go(self, held: _Held, workers: Workers, now_s: float) -> bool:
+    def _try_anew(
+        self, head: Held, workers: Workers, before_s: Mapping[WorkerId, float], free: set[WorkerId], now_s: float
+    ) -> Verdict | None:
+        held = self._decide_anew(head, workers, before_s, now_s)
+        soonest_s = now_s + workers.everyone[held.computer].queue_s(now_s) + held.decision.forecast.own_s
+        if self._is_late(held, soonest_s):
+            return self._refuse(held, soonest_s, now_s)
+        return self._release_there(held, workers, free, now_s) if self._has_time(held, workers, free) else None
+
+    def _release_there(self, held: Held, workers: Workers, free: set[WorkerId], now_s: float) -> Released:
+        released = self._release(held, workers, now_s)
+        if not self.headroom.has_time(workers.everyone[held.computer], now_s):
+            free.discard(held.computer)
+        return released
+
+    def _heads(self, free: set[WorkerId]) -> list[Held]:
+        """The next few in order; and where a worker has time that others would go to, enough to find those."""
+        if not free:
+            return []
+        count = HEADS if free.isdisjoint(self._claims) else SCANNED
+        return [self._held[request_id] for request_id in self._turns.first(count)]
+
+    def _may_go(self, held: Held, workers: Workers, now_s: float) -> bool:
         computer = workers.everyone.get(held.computer)
         assert computer is not None, "decided just now"
         free = {held.computer} if self.headroom.has_time(computer, now_s) else set()
         return self._has_time(held, workers, free)
 
-    def _is_worth_a_look(self, held: _Held, workers: Workers, goes: bool, now_s: float) -> bool:
-        """Whether to ask the policy again: for those that go, and now and then for those that could go elsewhere."""
-        if not workers.can_serve(held.decision):
-            return True
-        if not self._rules.reconsiders or held.decided_at_s == now_s:
-            return False
-        return goes or now_s >= held.decided_at_s + 2 * RECONSIDER_S
+    def _may_reconsider(self, held: Held, before_s: float) -> bool:
+        """It was not decided just now."""
+        return self._rules.reconsiders and held.decided_at_s < before_s
 
-    def _has_time(self, held: _Held, workers: Workers, free: set[WorkerId]) -> bool:
+    def _has_time(self, held: Held, workers: Workers, free: set[WorkerId]) -> bool:
         decode = workers.everyone.get(held.decision.decode)
         return held.computer in free and decode is not None and self.headroom.has_room(decode)
 
-    def _decide(self, wanting: Wanting, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float) -> _Held:
+    def _decide(self, wanting: Wanting, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float) -> Held:
         """Reserved for it, whatever becomes of it."""
         ask = dataclasses.replace(wanting.ask, passes_s=passes_s, is_tentative=True)
         decision = self._selector.select(ask, workers.shape, workers.decode, workers.prefill, now_s)
@@ -248,9 +249,9 @@ class Admission:
         latest_start_s = None
         if limit_s is not None and is_known(workers.everyone.get(computer)):
             latest_start_s = limit_s - decision.forecast.own_s
-        return _Held(wanting, limit_s, decision, shares_s, now_s, latest_start_s)
+        return Held(wanting, limit_s, decision, shares_s, now_s, latest_start_s)
 
-    def _decide_anew(self, before: _Held, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float) -> _Held:
+    def _decide_anew(self, before: Held, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float) -> Held:
         """Its turn has come: only those looked at before it in this wake are before it."""
         self._unhold(before)
         self._reservations.end(before.request_id)
@@ -295,7 +296,7 @@ class Admission:
             heapq.heappop(self._late)
         return None
 
-    def _first_token_at_s(self, held: _Held, workers: Workers, now_s: float) -> float:
+    def _first_token_at_s(self, held: Held, workers: Workers, now_s: float) -> float:
         """With everything that goes before it."""
         computer = workers.everyone.get(held.computer)
         wait_s = 0.0 if computer is None else self.headroom.queue_s(computer, now_s)
@@ -306,11 +307,11 @@ class Admission:
                 wait_s += reserved.get(held.computer, 0.0)
         return now_s + wait_s + held.decision.forecast.own_s
 
-    def _is_late(self, held: _Held, first_token_at_s: float) -> bool:
+    def _is_late(self, held: Held, first_token_at_s: float) -> bool:
         """Nobody is, where the worker has not shown yet how fast it is."""
         return held.latest_start_s is not None and held.limit_s is not None and first_token_at_s > held.limit_s
 
-    def _refuse(self, held: _Held, first_token_at_s: float, now_s: float) -> Refused:
+    def _refuse(self, held: Held, first_token_at_s: float, now_s: float) -> Refused:
         assert held.limit_s is not None
         assert held.latest_start_s is not None
         wanting, request_id = held.wanting, held.request_id
@@ -321,14 +322,14 @@ class Admission:
         reason = Reason.DEADLINE if held.limit_s == wanting.deadline_s else Reason.SLO
         return Refused(request_id, reason, first_token_at_s - now_s, first_token_at_s - held.limit_s)
 
-    def _ahead_of(self, refused: _Held) -> Iterator[RequestId]:
+    def _ahead_of(self, refused: Held) -> Iterator[RequestId]:
         """What would have run before it there."""
         yield from self.headroom.sent_to(refused.computer)
         mine = refused.wanting
         noted = 0
         for held in itertools.islice(reversed(self._held.values()), HEADS * NOTED_AHEAD):
             other = held.wanting
-            is_urgent = other.tenant != mine.tenant or _urgency(held) <= _urgency(refused)
+            is_urgent = other.tenant != mine.tenant or urgency(held) <= urgency(refused)
             is_before = other.priority > mine.priority or (other.priority == mine.priority and is_urgent)
             if held.computer == refused.computer and held is not refused and is_before:
                 yield held.request_id
@@ -336,7 +337,7 @@ class Admission:
             if noted == NOTED_AHEAD:
                 return
 
-    def _release(self, held: _Held, workers: Workers, now_s: float) -> Released:
+    def _release(self, held: Held, workers: Workers, now_s: float) -> Released:
         if held.request_id in self._held:
             self._unhold(held)
             self._turns.serve(held.request_id)
@@ -346,7 +347,7 @@ class Admission:
         self._fairness.served(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
         return self._sent[held.request_id]
 
-    def _displace(self, held: _Held, now_s: float) -> None:
+    def _displace(self, held: Held, now_s: float) -> None:
         """The queue is full, and its place is due to somebody else."""
         self.leave(held.request_id, now_s)
         self._fairness.refused(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
@@ -356,7 +357,7 @@ class Admission:
         self.leave(request_id, now_s)
         return Stranded(request_id)
 
-    def _hold(self, held: _Held) -> None:
+    def _hold(self, held: Held) -> None:
         self._held[held.request_id] = held
         reserved = self._reserved_s.setdefault(held.wanting.priority, {})
         for worker, seconds in held.shares_s.items():
@@ -365,7 +366,7 @@ class Admission:
         if held.latest_start_s is not None:
             heapq.heappush(self._late, (held.latest_start_s, next(self._order), held.request_id))
 
-    def _unhold(self, held: _Held) -> None:
+    def _unhold(self, held: Held) -> None:
         del self._held[held.request_id]
         reserved = self._reserved_s[held.wanting.priority]
         for worker, seconds in held.shares_s.items():
@@ -396,7 +397,3 @@ class Admission:
             arrived_s=wanting.arrived_s,
             cost_s=cost_s,
         )
-
-
-def _urgency(held: _Held) -> tuple[float, float]:
-    return math.inf if held.limit_s is None else held.limit_s, held.wanting.arrived_s

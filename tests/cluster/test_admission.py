@@ -14,7 +14,7 @@ from tests.cluster.processes import PATIENCE_S, Client, generate_request, runnin
 from twostroke.config import ModelConfig
 
 PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
-FLOOD = 40
+FLOOD = 90
 PROMPT_TOKENS = 1600
 
 
