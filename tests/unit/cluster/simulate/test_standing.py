@@ -1,6 +1,7 @@
 """Where ours stands among its rivals, on generated conversations: what is promised of it, five percent looser.
 
-Fixed seeds, at the pace at which round-robin is offered 0.92 of what prefill workers can do.
+Fixed seeds, at the pace at which round-robin keeps prefill workers 0.89 busy: it is offered a little more than they can
+do, and part of that is still queued when the last request arrives.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from twostroke.simulate.fleet import FleetShape
 from twostroke.simulate.traces import Trace
 from twostroke.simulate.workloads import generated
 
-OFFERED = 0.92
+OFFERED = 1.02
 FLEET = FleetShape(prefill=4, decode=4, prefill_pages=1500, seed=1)
 LOOSER = 1.05
 Summarised = Callable[[str], Summary]
@@ -67,7 +68,7 @@ def test_ours_has_the_earlier_first_tokens(under: Summarised, rival: str, most: 
 
 
 def test_round_robin_is_as_busy_as_was_asked_for(under: Summarised) -> None:
-    assert 0.75 < under("round-robin").utilisation < 0.92
+    assert 0.85 < under("round-robin").utilisation < 0.92
 
 
 def test_nearly_all_that_one_shared_cache_would_find_is_found(under: Summarised) -> None:
