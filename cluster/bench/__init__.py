@@ -8,7 +8,8 @@
 
 Beside that one run: `compare/` (several servers under the same loads) and `goodput/` (the highest rate that keeps its
 promises), both over `endpoints`; `kernels/` (the engine's parts over this machine's limits); `index/` (the
-router's prefix index). Only argparse is imported until `run` is called.
+router's prefix index); `policies/` (routing policies, each on clusters of its own). Only argparse is imported until
+`run` is called.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ COMMANDS = {
     "compare": "the same loads against several servers, in turns: ratios with their spread, figures",
     "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
     "kernels": "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
+    "policies": "routing policies on real clusters in turns, under the same requests; the simulator beside them",
     "index": "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",
     "decisions": "how long the router thinks about one request, in a large fleet",
 }

@@ -21,6 +21,8 @@ class Metric(Generic[ReportT]):
     adds_up: bool
     """Over rounds, where others have a median."""
     read: Callable[[ReportT], float | None]
+    has_ratio: bool = True
+    """Over the baseline's, which says nothing where a value may have either sign."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ def _outcome(
         if spread := _spread(metric.read(report) for report in own.values()):
             values[metric.key] = spread
         pairs = [(metric.read(own[number]), metric.read(base[number])) for number in own if number in base]
-        if name != baseline and (spread := _spread(_ratio(*pair) for pair in pairs)):
+        if name != baseline and metric.has_ratio and (spread := _spread(_ratio(*pair) for pair in pairs)):
             ratios[metric.key] = spread
     return Outcome(name, values, ratios)
 

@@ -22,6 +22,7 @@ from twostroke.simulate.request_log import AnswerRecord, is_record
 from twostroke.simulate.results import Run, percentile
 
 SHARES = (0.5, 0.9)
+SINCE_DECISION = "from the decision to the first token, simulated over real"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +89,9 @@ def likeness(answers: Sequence[AnswerRecord], run: Run) -> Likeness:
     )
 
 
-def print_likeness(found: Sequence[Likeness], console: Console) -> None:
+def print_likeness(found: Sequence[Likeness], title: str, console: Console) -> None:
     table = Table(
-        title="from the decision to the first token, simulated over real",
+        title=title,
         title_justify="left",
         title_style="bold",
         box=None,

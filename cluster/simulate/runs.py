@@ -26,6 +26,8 @@ class Trial:
     shape: FleetShape
     rate_scale: float = 1.0
     peer_pulls: bool = True
+    holds: bool = False
+    """Requests wait in routers for their turn, as live ones let them, and not at their workers."""
 
 
 Runner = Callable[[Sequence[Trial]], list[Run]]
@@ -58,7 +60,7 @@ def _told(trials: Sequence[Trial], runs: Iterable[Run]) -> list[Run]:
 
 
 def run_trial(trial: Trial) -> Run:
-    brains = Brains(trial.arm, lambda: policy_of(trial.arm, peer_pulls=trial.peer_pulls))
+    brains = Brains(trial.arm, lambda: policy_of(trial.arm, peer_pulls=trial.peer_pulls), holds=trial.holds)
     return simulate(paced(trial.trace, trial.rate_scale), trial.shape, brains)
 
 

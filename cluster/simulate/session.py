@@ -15,7 +15,7 @@ from cluster.output import write_json, write_text
 from cluster.planner import Promise
 from cluster.simulate.arms import BASELINE, DEFAULT, arms_from, policy_of, with_baseline
 from cluster.simulate.demand import check_objectives
-from cluster.simulate.fitting import likeness, likeness_json, policies_of, print_likeness, real_answers
+from cluster.simulate.fitting import SINCE_DECISION, likeness, likeness_json, policies_of, print_likeness, real_answers
 from cluster.simulate.loads import FoundRate, highest_rates, pace_at
 from cluster.simulate.options import Output, Source, fleet_from, numbers, output_from, source_from
 from cluster.simulate.page import Found, render_page
@@ -119,7 +119,7 @@ def run_session(args: argparse.Namespace) -> int:
     _print(options, summaries, found, oracle_rate, console)
     alike = [likeness(real, run) for scale, run in compared if scale == 1.0 and run.policy in policies_of(real)]
     if alike:
-        print_likeness(alike, console)
+        print_likeness(alike, SINCE_DECISION, console)
     write_json({**as_json(summaries, found, facts), "replay": likeness_json(alike)}, options.output.json_path)
     if options.output.html_path is not None:
         page = Found(summaries=tuple(summaries), runs=tuple(compared), rates=tuple(found), oracle_rate=oracle_rate)

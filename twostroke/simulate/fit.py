@@ -55,19 +55,21 @@ def parse_log(lines: Iterable[str], name: str) -> Log:
     return Log(name, tuple(answers), tuple(workers))
 
 
-def fitted(log: Log) -> FleetShape:
-    """Raises ConfigError where the log does not say enough."""
-    latest = _latest(log)
+def fitted(*logs: Log) -> FleetShape:
+    """From one run or several of one fleet. Raises ConfigError where the logs do not say enough."""
+    latest_of = [_latest(log) for log in logs]
+    latest = [worker for workers in latest_of for worker in workers]
     prefill = [worker for worker in latest if worker.role == Role.PREFILL]
     decode = [worker for worker in latest if worker.role == Role.DECODE]
+    name = logs[0].name
     if not decode:
-        raise ConfigError(f"{log.name}: no line of a decode worker that serves", field="fit")
+        raise ConfigError(f"{name}: no line of a decode worker that serves", field="fit")
     shape = FleetShape()
     first = decode[0]
     shape = replace(
         shape,
-        prefill=len(prefill),
-        decode=len(decode),
+        prefill=sum(worker.role == Role.PREFILL for worker in latest_of[0]),
+        decode=sum(worker.role == Role.DECODE for worker in latest_of[0]),
         block_size=first.block_size,
         page_bytes=first.page_bytes,
         prefill_pages=_usual([worker.pages_total for worker in prefill], shape.prefill_pages),
@@ -77,9 +79,9 @@ def fitted(log: Log) -> FleetShape:
         link_bytes_per_s=_middle(
             [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s
         ),
-        cost=_cost(log.name, prefill or decode, decode),
+        cost=_cost(name, prefill or decode, decode),
     )
-    return replace(shape, delays=_delays(log.answers, shape))
+    return replace(shape, delays=_delays([answer for log in logs for answer in log.answers], shape))
 
 
 def _latest(log: Log) -> list[WorkerRecord]:
