@@ -113,7 +113,7 @@ def run_session(args: argparse.Namespace) -> int:
     options = dataclasses.replace(options, arms=tuple(dict.fromkeys((*options.arms, *policies_of(real)))))
     found = _rates(options, trace, shape, run_all)
     oracle_rate = oracle_rate_of(trace, shape)
-    compared = _compare(options, trace, shape, run_all) if options.find_rate_s is None else []
+    compared = _compare(options, trace, shape, run_all, holds=bool(real)) if options.find_rate_s is None else []
     summaries = with_ratios([summarise(run, scale, options.promise, oracle_rate) for scale, run in compared])
     facts = _facts(options, shape, oracle_rate)
     _print(options, summaries, found, oracle_rate, console)
@@ -134,13 +134,16 @@ def _check(options: Options, trace: Trace, shape: FleetShape) -> None:
         check_objectives(trace, shape, Promise(ttft_s=options.find_rate_s, itl_s=None), "--find-rate")
 
 
-def _compare(options: Options, trace: Trace, shape: FleetShape, run_all: Runner) -> list[tuple[float, Run]]:
+def _compare(
+    options: Options, trace: Trace, shape: FleetShape, run_all: Runner, *, holds: bool
+) -> list[tuple[float, Run]]:
+    """`holds`: requests wait in routers, as those of the live router did whose log this is."""
     scales = options.rate_scales or (1.0,)
     if options.utilisations:
         meant = Trial(arm=options.of, trace=trace, shape=shape, peer_pulls=options.peer_pulls)
         scales = tuple(pace_at(utilisation, meant, run_all) for utilisation in options.utilisations)
     trials = [
-        Trial(arm=arm, trace=trace, shape=shape, rate_scale=scale, peer_pulls=options.peer_pulls)
+        Trial(arm=arm, trace=trace, shape=shape, rate_scale=scale, peer_pulls=options.peer_pulls, holds=holds)
         for scale in scales
         for arm in options.arms
     ]

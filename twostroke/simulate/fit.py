@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 
-from twostroke.config import Role
+from twostroke.config import Role, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.lifetime import Instant
 from twostroke.schedule.cost import StepCost
@@ -17,6 +17,7 @@ from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 
 PROMPT_TERMS = ("prompt_token_s", "prompt_step_s", "prompt_pair_s")
 STREAM_TERMS = ("step_s", "stream_s", "context_token_s")
+LIVE = ScheduleConfig()
 PAST_S = 60.0
 """Workers that were last written of that long before the log's end are gone."""
 IDLE_QUEUE_S = 0.001
@@ -75,6 +76,9 @@ def fitted(*logs: Log) -> FleetShape:
         prefill_pages=_usual([worker.pages_total for worker in prefill], shape.prefill_pages),
         decode_pages=_usual([worker.pages_total for worker in decode], shape.decode_pages),
         step_tokens=_usual([worker.step_tokens for worker in (*prefill, *decode)], shape.step_tokens),
+        # No line says these: they are as live workers have them that nobody told otherwise.
+        max_num_seqs=LIVE.max_num_seqs,
+        takeover=LIVE.takeover,
         step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
         link_bytes_per_s=_middle(
             [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s

@@ -75,7 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prefill", type=int, default=4, metavar="N", help="(default: %(default)s)")
     group.add_argument("--decode", type=int, default=4, metavar="N", help="(default: %(default)s)")
     group.add_argument("--kv-cache-memory", metavar="SIZE", help="as `serve --kv-cache-memory`")
-    group.add_argument("--serve-flags", default="", metavar="FLAGS", help="others of `twostroke serve`, in one word")
+    group.add_argument(
+        "--serve-flags",
+        default="",
+        metavar="FLAGS",
+        help='others of `twostroke serve`: --serve-flags="--threads 2 --no-takeover"',
+    )
     group = parser.add_argument_group("what is compared")
     group.add_argument(
         "--policies", default=DEFAULT_POLICIES, help=f"round-robin is always among them (default: {DEFAULT_POLICIES})"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import median
 
+from cluster.bench.policies.options import Served
 from cluster.bench.policies.trial import Trial
 from cluster.simulate.fitting import SHARES, Likeness
 from cluster.simulate.runs import Runner
@@ -15,10 +17,13 @@ from twostroke.simulate.fleet import FleetShape
 from twostroke.simulate.results import Run, percentile
 from twostroke.simulate.traces import Trace
 
+NO_TAKEOVER = "--no-takeover"
 
-def fleet_of(trials: Sequence[Trial]) -> FleetShape:
+
+def fleet_of(trials: Sequence[Trial], served: Served) -> FleetShape:
     """One for all policies: the simulator is told of none of them how it did."""
-    return fitted(*(trial.log for trial in trials))
+    shape = fitted(*(trial.log for trial in trials))
+    return replace(shape, seed=served.seed, takeover=shape.takeover and NO_TAKEOVER not in served.flags)
 
 
 def replayed(policies: Sequence[str], trace: Trace, shape: FleetShape, run_all: Runner) -> list[Run]:

@@ -140,7 +140,7 @@ def _simulate(options: PoliciesOptions, loads: Sequence[Load], trials: Sequence[
     replays = []
     for load in loads:
         own = [trial for trial in trials if trial.utilisation == load.utilisation]
-        shape = dataclasses.replace(replay.fleet_of(own), seed=options.source.seed)
+        shape = replay.fleet_of(own, options.served)
         runs = replay.replayed(options.policies, load.trace, shape, runner(1))
         found = tuple(replay.likeness(own, run) for run in runs)
         replays.append(Replayed(load=load, shape=shape, found=found))
