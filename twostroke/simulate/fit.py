@@ -67,6 +67,7 @@ def fitted(*logs: Log) -> FleetShape:
         raise ConfigError(f"{name}: no line of a decode worker that serves", field="fit")
     shape = FleetShape()
     first = decode[0]
+    step_tokens = _usual([worker.step_tokens for worker in (*prefill, *decode)], shape.step_tokens)
     shape = replace(
         shape,
         prefill=sum(worker.role == Role.PREFILL for worker in latest_of[0]),
@@ -75,9 +76,9 @@ def fitted(*logs: Log) -> FleetShape:
         page_bytes=first.page_bytes,
         prefill_pages=_usual([worker.pages_total for worker in prefill], shape.prefill_pages),
         decode_pages=_usual([worker.pages_total for worker in decode], shape.decode_pages),
-        step_tokens=_usual([worker.step_tokens for worker in (*prefill, *decode)], shape.step_tokens),
+        step_tokens=step_tokens,
         # No line says these: they are as live workers have them that nobody told otherwise.
-        max_num_seqs=LIVE.max_num_seqs,
+        max_num_seqs=min(LIVE.max_num_seqs, max(1, step_tokens - 1)),
         takeover=LIVE.takeover,
         step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
         link_bytes_per_s=_middle(

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
+from twostroke.config import Role
 from twostroke.errors import ConfigError
+from twostroke.ids import Epoch, WorkerId
 from twostroke.lifetime import Instant
 from twostroke.schedule.cost import StepCost
+from twostroke.simulate.agenda import Agenda
 from twostroke.simulate.fit import Log, fitted, parse_log
+from twostroke.simulate.host import Host, Tally
 from twostroke.simulate.request_log import AnswerRecord, LinkRecord, WorkerRecord, line_of
 
 PREFILL_COST = StepCost(prompt_token_s=1e-4, prompt_pair_s=1e-9, step_s=9.0)
@@ -92,6 +96,25 @@ def test_only_the_last_line_of_a_worker_counts_and_the_dead_do_not() -> None:
     gone = worker("prefill-7", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), at_s=10.0)
     draining = worker("prefill-8", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), standing="draining")
     assert fitted(Log("a log", (), (early, gone, draining, *WORKERS))) == fitted(Log("a log", (), WORKERS))
+
+
+def test_several_runs_of_one_fleet_make_one_fleet() -> None:
+    runs = [
+        Log(f"run {step_s}", (), (*WORKERS[:2], worker("decode-0", "decode", replace(DECODE_COST, step_s=step_s))))
+        for step_s in (0.02, 0.021, 0.9)
+    ]
+    shape = fitted(*runs)
+    assert (shape.prefill, shape.decode) == (2, 1)
+    assert shape.cost.step_s == 0.021
+
+
+@pytest.mark.parametrize("step_tokens", [32, 128, 256])
+def test_a_fitted_worker_runs_steps_as_long_as_the_real_one(step_tokens: int) -> None:
+    workers = tuple(replace(each, step_tokens=step_tokens) for each in WORKERS)
+    shape = fitted(Log("a log", (), workers))
+    host = Host(Agenda(), shape, WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), Tally())
+    assert host.scheduler.step_tokens == step_tokens
+    assert shape.takeover
 
 
 def test_without_prefill_workers_decode_workers_say_what_a_prompt_costs() -> None:
