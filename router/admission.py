@@ -17,7 +17,6 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from router.fairness import Fairness
 from router.ghosts import Ghosts
@@ -26,7 +25,7 @@ from router.held import Held, add_shares, urgency
 from router.reservations import Reservations
 from router.selector import Selector
 from router.turns import Turn, Turns
-from router.wanting import Reason, Refused, Released, Stranded, Verdict, Wanting, Workers
+from router.wanting import Reason, Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
 from twostroke.ids import RequestId, WorkerId
 
 HEADS = 16
@@ -46,23 +45,12 @@ SHORTEST_WAIT_S = 0.001
 """Until the next wake without news: predictions are not finer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    holds: bool = True
-    """False: whatever is not refused goes at once, as in systems that queue at their workers."""
-    reconsiders: bool = True
-    """Decide anew when its turn comes. Not for policies that choose differently each time they are asked."""
-    slo_ttft_s: float | None = None
-    """Every first token has to come within this of its request."""
-    most_held: int = 10_000
-
-
 class Admission:
     """Of one router, or of one simulated one."""
 
     def __init__(self, rules: Rules, selector: Selector, reservations: Reservations) -> None:
         self.ghosts = Ghosts()
-        self.headroom = Headroom(selector, reservations)
+        self.headroom = Headroom(selector, reservations, rules.lone_ahead_s)
         self._rules = rules
         self._selector = selector
         self._reservations = reservations
@@ -104,6 +92,7 @@ class Admission:
                 self._fairness.refused(wanting.tenant, self._turns.quantum_s, now_s)
                 return Refused(wanting.ask.request_id, Reason.QUEUE_FULL)
             self._displace(self._held[displaced], now_s)
+        self.headroom.claimants.ask(wanting, now_s)
         held = self._decide(wanting, workers, self._passed_by(wanting), now_s)
         if wanting.is_urgent:
             return self._release(held, workers, now_s)
@@ -343,7 +332,7 @@ class Admission:
             self._turns.serve(held.request_id)
         self.headroom.sent(held.request_id, held.decision)
         self._sent[held.request_id] = Released(held.request_id, held.decision, held.decided_at_s)
-        self._selector.dispatched(held.decision, [*workers.everyone.values()], now_s)
+        self._selector.dispatched(held.decision, workers.shape, [*workers.everyone.values()], now_s)
         self._fairness.served(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
         return self._sent[held.request_id]
 

@@ -39,6 +39,7 @@ class Computing:
     prefill_s: float
     cached_blocks: int
     computed_tokens: int
+    fetched_blocks: int
     peer: Peer | None
 
     @property
@@ -79,6 +80,8 @@ class Forecaster:
             unforeseen_s=self._snapshot.unforeseen_s[source is None],
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
+            fetched_blocks=computing.fetched_blocks,
+            pulled_blocks=missing if source is not None else 0,
         )
 
     def admission_s(self, decode: WorkerView, pages: int) -> float:
@@ -117,12 +120,13 @@ class Forecaster:
         for depth, page_s in zip(computer.depths, computer.tier_page_s, strict=True):
             load_s += (depth - known) * page_s
             known = depth
-            fetch_s, cached = load_s, depth
+            fetch_s, cached, fetched = load_s, depth, 0
             if peer is not None and peer.blocks > depth:
-                fetch_s, cached = load_s + self._fetch_s(computer, peer, peer.blocks - depth), peer.blocks
+                cached, fetched = peer.blocks, peer.blocks - depth
+                fetch_s += self._fetch_s(computer, peer, fetched)
             left = max(0, tokens - cached * size)
             prefill_s = self._prefill_s(computer, left, cached * size, streams)
-            found = Computing(computer.queue_s, fetch_s, prefill_s, cached, left, peer)
+            found = Computing(computer.queue_s, fetch_s, prefill_s, cached, left, fetched, peer)
             if best is None or found.wait_s + prefill_s < best.wait_s + best.prefill_s:
                 best = found
         assert best is not None, "every worker has a device tier"
@@ -148,12 +152,14 @@ class Forecaster:
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
     def _transfer_s(self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int) -> float:
-        """Pages of a chunk travel while the next one computes: the last chunk's stay exposed."""
+        """Pages of a chunk travel while the next one computes: the last chunk's stay exposed, and what both ends' wires
+        cannot carry until then."""
         link = self._link_from(source, decode)
         page_s = self._snapshot.page_bytes / link.bytes_per_s
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
         hidden_s = computing.wait_s + computing.prefill_s
-        return link.latency_s + max(min(missing, chunk) * page_s, missing * page_s - hidden_s)
+        carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
+        return link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:

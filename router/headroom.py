@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from router.claimants import Claimants
 from router.member import Member
 from router.policy import Decision
 from router.reservations import REPORT_LAG_S, Reservations
@@ -24,12 +25,14 @@ USUAL_OPEN_S = 0.005
 class Headroom:
     """Knows what this router has sent to whom and has no first token yet."""
 
-    def __init__(self, selector: Selector, reservations: Reservations) -> None:
+    def __init__(self, selector: Selector, reservations: Reservations, lone_ahead_s: float) -> None:
         self._selector = selector
         self._reservations = reservations
+        self._lone_ahead_s = lone_ahead_s
         self._sent: dict[RequestId, tuple[WorkerId, ...]] = {}
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
+        self.claimants = Claimants()
 
     def sent(self, request_id: RequestId, decision: Decision) -> None:
         workers = {decision.source or decision.decode, decision.decode}
@@ -62,7 +65,8 @@ class Headroom:
         step_s = member.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
         if member.role is Role.DECODE and costs.step_target_s:
             step_s = min(step_s, costs.step_target_s)
-        return STEPS_AHEAD * step_s + 2 * self._open_s + REPORT_LAG_S
+        ahead_s = STEPS_AHEAD * step_s + 2 * self._open_s + REPORT_LAG_S
+        return ahead_s if self.claimants.are_several else max(ahead_s, self._lone_ahead_s)
 
     def queue_s(self, member: Member, now_s: float) -> float:
         """What is dispatched there and not computed: as reported, and what this router has sent since. What other

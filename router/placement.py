@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.admission import Admission, Rules
+from router.admission import Admission
 from router.admission_metrics import AdmissionMetrics
 from router.answer_stream import AnswerStream
 from router.fleet import Fleet
@@ -20,7 +20,7 @@ from router.policies import RECONSIDERING, policy_named
 from router.policy import Decision
 from router.selector import Ask, Selector, Shape
 from router.waiting_room import WaitingRoom
-from router.wanting import Released, Wanting, Workers
+from router.wanting import Released, Rules, Wanting, Workers
 from router.worker_link import WorkerLink
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch

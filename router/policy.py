@@ -62,9 +62,9 @@ class WorkerView:
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
     """From whom it has pulled, and how fast that was."""
     fetch_wait_s: float = 0.0
-    """Until pages that it fetches for requests placed earlier have come."""
+    """Until pages that it pulls for requests placed earlier have come, if its wire never rests."""
     serve_wait_s: float = 0.0
-    """Until pages that others fetch from it have gone."""
+    """Until pages that others pull from it have gone."""
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
 
@@ -122,6 +122,10 @@ class Forecast:
     """Leading blocks that nobody computes."""
     computed_tokens: int = 0
     """By the page source, or by the decode worker where there is none."""
+    fetched_blocks: int = 0
+    """From the peer."""
+    pulled_blocks: int = 0
+    """By the decode worker from the page source."""
 
     @property
     def own_s(self) -> float:

@@ -75,19 +75,22 @@ class Selector:
         self._turn += 1
         self._reservations.place(ask.request_id, _shares(snapshot, decision), ask.names)
         if not ask.is_tentative:
-            self.dispatched(decision, [*prefill, *decode], now_s)
+            self.dispatched(decision, shape, [*prefill, *decode], now_s)
         return decision
 
-    def dispatched(self, decision: Decision, members: Sequence[Member], now_s: float) -> None:
-        """It is carried out now: what it fetches takes its turn on both ends of the wire."""
-        if decision.peer is None:
-            return
-        computer = decision.source or decision.decode
-        links = next((member.links for member in members if member.worker == computer), NO_LINKS)
-        latency_s = links.get(decision.peer, _usual_link(members)).latency_s
-        until_s = now_s + decision.forecast.fetch_s - latency_s
-        self._fetching_until_s[computer] = max(self._fetching_until_s.get(computer, 0.0), until_s)
-        self._serving_until_s[decision.peer] = max(self._serving_until_s.get(decision.peer, 0.0), until_s)
+    def dispatched(self, decision: Decision, shape: Shape, members: Sequence[Member], now_s: float) -> None:
+        """It is carried out now: what it pulls takes its turn on both ends of the wire."""
+        forecast, computer = decision.forecast, decision.source or decision.decode
+        links = {member.worker: member.links for member in members}
+        pulls = [(decision.peer, computer, forecast.fetched_blocks)]
+        pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
+        for giver, taker, pages in pulls:
+            if giver is None or not pages:
+                continue
+            link = links.get(taker, NO_LINKS).get(giver) or _usual_link(members)
+            seconds = pages * shape.page_bytes / link.bytes_per_s
+            for clock, worker in ((self._fetching_until_s, taker), (self._serving_until_s, giver)):
+                clock[worker] = max(clock.get(worker, 0.0), now_s) + seconds
 
     def look(
         self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float

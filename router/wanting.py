@@ -1,4 +1,4 @@
-"""What wants to be admitted, to whom it could go, and the verdicts about it."""
+"""What wants to be admitted, by which rules, to whom it could go, and the verdicts about it."""
 
 from __future__ import annotations
 
@@ -81,3 +81,18 @@ class Stranded:
 
 
 Verdict = Released | Refused | Stranded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    holds: bool = True
+    """False: whatever is not refused goes at once, as in systems that queue at their workers."""
+    reconsiders: bool = True
+    """Decide anew when its turn comes. Not for policies that choose differently each time they are asked."""
+    slo_ttft_s: float | None = None
+    """Every first token has to come within this of its request."""
+    most_held: int = 10_000
+    lone_ahead_s: float = 10.0
+    """Work that a worker is given where all requests are one claimant's: workers share it out among themselves better
+    than a router can from outside (a decode worker takes over what waits). A second claimant's first one waits as long.
+    """

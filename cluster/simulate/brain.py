@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router import selector
-from router.admission import Admission, Rules
+from router.admission import Admission
 from router.member import Member, Standing
 from router.policies import RECONSIDERING, policy_named
 from router.policy import Policy
@@ -19,7 +19,7 @@ from router.prefix_index import Applied, PrefixIndex
 from router.reservations import Batch, Reservations, Watch
 from router.selector import Selector, Shape
 from router.waiting_room import PAUSE_S
-from router.wanting import Refused, Released, Stranded, Verdict, Wanting, Workers
+from router.wanting import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
 from twostroke.config import Role
 from twostroke.ids import Epoch, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.events import EventBatch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission import HEADS, MOST_DECIDED, Rules
+from router.admission import HEADS, MOST_DECIDED
 from router.policies import policy_named
 from router.policies.priced import Priced
-from router.wanting import Reason, Refused, Released
+from router.wanting import Reason, Refused, Released, Rules
 from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, member, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId
@@ -39,7 +39,7 @@ def test_a_worker_gets_only_as_much_ahead_as_it_needs_and_never_idles():
 
 
 def test_without_holding_everything_goes_at_once():
-    fleet = VirtualFleet(Rules(holds=False))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, holds=False))
     for number in range(50):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
@@ -83,7 +83,7 @@ def test_one_tenants_flood_delays_anothers_single_requests_by_about_one_quantum(
     for name in singles:
         assert fleet.ttft_s(name) < alone.ttft_s("single0") + dispatched_s + 1.5 * quantum_s
     assert fleet.admission.fairness(fleet.now_s) < 1
-    in_turn = VirtualFleet(Rules(holds=False))
+    in_turn = VirtualFleet(Rules(lone_ahead_s=0.0, holds=False))
     for number in range(1000):
         in_turn.ask(f"flood{number}", tenant="flood")
     in_turn.ask("single0", at_s=1.0, tenant="single")
@@ -104,7 +104,7 @@ def test_tenants_that_all_ask_for_more_than_there_is_get_equal_shares():
 
 
 def test_a_late_first_token_is_refused_at_once_and_says_by_how_much():
-    fleet = VirtualFleet(Rules(slo_ttft_s=2.0))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=2.0))
     for number in range(30):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
@@ -125,7 +125,7 @@ def test_nobody_is_refused_without_a_limit_or_by_workers_that_have_shown_nothing
         fleet.ask(f"r{number}")
     fleet.run()
     assert not fleet.refused
-    fresh = VirtualFleet(Rules(slo_ttft_s=1e-6))
+    fresh = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=1e-6))
     for worker in fresh.workers.values():
         reporting(worker.member, token_s=0.0)
     verdicts = [fresh.admission.enter(fresh.wanting(f"r{n}"), fresh.serving, 0.0) for n in range(50)]
@@ -133,7 +133,7 @@ def test_nobody_is_refused_without_a_limit_or_by_workers_that_have_shown_nothing
 
 
 def test_a_clients_own_deadline_refuses_as_the_operators_does_and_is_named():
-    fleet = VirtualFleet(Rules(slo_ttft_s=50.0))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=50.0))
     fleet.ask("long", tokens=SLOW_FIRST)
     fleet.ask("short", deadline_s=1.0)
     fleet.ask("patient", deadline_s=10.0)
@@ -159,7 +159,7 @@ def test_a_held_one_is_refused_when_it_can_no_longer_make_it():
 
 def test_false_refusals_are_those_that_would_have_made_it():
     for true_share, expected in ((0.3, True), (1.0, False)):
-        fleet = VirtualFleet(Rules(slo_ttft_s=3.0))
+        fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=3.0))
         fleet.true_share = true_share
         for number in range(30):
             fleet.ask(f"r{number}")
@@ -209,7 +209,7 @@ def test_policies_that_choose_differently_each_time_are_asked_once():
         asked.append(snapshot.turn)
         return choose(snapshot)
 
-    fleet = VirtualFleet(Rules(reconsiders=False), prefill=3, policy=counted)
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, reconsiders=False), prefill=3, policy=counted)
     for number in range(90):
         fleet.ask(f"r{number}")
     fleet.run()
@@ -226,7 +226,7 @@ def test_a_held_head_does_not_block_those_whose_worker_is_free():
             )
         )
 
-    fleet = VirtualFleet(Rules(reconsiders=False), prefill=2, policy=by_length)
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, reconsiders=False), prefill=2, policy=by_length)
     for number in range(3 * HEADS):
         fleet.ask(f"long{number}", tokens=320)
     fleet.ask("short", at_s=0.1)
@@ -249,7 +249,7 @@ def test_when_all_decode_workers_are_gone_held_requests_are_told_to_look_again()
 
 
 def test_a_held_requests_worker_that_left_is_replaced_whatever_the_policy():
-    fleet = VirtualFleet(Rules(reconsiders=False), prefill=2, policy=policy_named("round-robin"))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, reconsiders=False), prefill=2, policy=policy_named("round-robin"))
     for number in range(30):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
@@ -275,7 +275,7 @@ def test_one_that_leaves_while_held_lets_the_others_go():
 
 
 def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
-    fleet = VirtualFleet(Rules(most_held=50))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_held=50))
     for number in range(100):
         fleet.ask(f"flood{number}", tenant="flood")
     fleet.ask("single", at_s=0.5, tenant="single")
@@ -288,7 +288,7 @@ def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
 
 
 def test_one_that_lost_its_worker_is_neither_held_nor_refused():
-    fleet = VirtualFleet(Rules(slo_ttft_s=0.5, most_held=5))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=0.5, most_held=5))
     for number in range(20):
         fleet.ask(f"r{number}", tokens=32)
     fleet.run(until_s=0.0)
@@ -351,3 +351,27 @@ def test_five_thousand_held_requests_make_no_call_slow():
             reporting(worker.member, now_s)
         priced.admission.wake(priced.serving, now_s)
         assert len(decisions) <= MOST_DECIDED
+
+
+def test_a_lone_claimants_work_is_not_held_back_and_a_second_ones_waits_for_it_once():
+    fleet = VirtualFleet(Rules(lone_ahead_s=2.0))
+    for number in range(100):
+        fleet.ask(f"a{number}", tenant="a")
+    for number in range(4):
+        fleet.ask(f"b{number}", at_s=0.01 + 4 * number, tenant="b")
+    fleet.run()
+    assert fleet.released.index("b0") * OWN_S == pytest.approx(2.0, abs=2 * OWN_S)
+    assert fleet.ttft_s("b0") < 2.0 + 3 * OWN_S
+    ahead_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member)
+    for later in ("b1", "b2", "b3"):
+        assert fleet.ttft_s(later) < ahead_s + 3 * OWN_S
+
+
+def test_a_claimant_that_has_not_asked_for_a_minute_is_forgotten():
+    fleet = VirtualFleet(Rules(lone_ahead_s=2.0))
+    for at_s, tenant in ((0.0, "a"), (1.0, "b"), (70.0, "a")):
+        fleet.ask(f"{tenant}{at_s}", at_s=at_s, tenant=tenant)
+    fleet.run(until_s=2.0)
+    assert fleet.admission.headroom.claimants.are_several
+    fleet.run()
+    assert not fleet.admission.headroom.claimants.are_several

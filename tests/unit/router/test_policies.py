@@ -89,7 +89,7 @@ def test_a_long_prefill_queue_makes_an_idle_decode_worker_compute_but_not_a_busy
         return Priced()(snapshot([view(D0, running=running)], [view(P0, queue_s=2.5)])).source
 
     assert source(running=0) is None
-    assert source(running=6) == P0
+    assert source(running=30) == P0
 
 
 def test_a_decode_worker_that_holds_everything_pulls_nothing() -> None:

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.admission import Admission, Rules
+from router.admission import Admission
 from router.member import Member
 from router.policies.priced import Priced, Prices
 from router.policy import Policy
 from router.prefix_index import PrefixIndex
 from router.reservations import Reservations
 from router.selector import Ask, Selector, Shape
-from router.wanting import Refused, Released, Stranded, Verdict, Wanting, Workers
+from router.wanting import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
 from twostroke.rpc.v1 import control_pb2
@@ -62,7 +62,7 @@ class VirtualFleet:
     def __init__(self, rules: Rules | None = None, *, prefill: int = 1, policy: Policy | None = None) -> None:
         self.reservations = Reservations()
         selector = Selector(policy or Priced(REMOTE), PrefixIndex(), self.reservations, seed=1)
-        self.admission = Admission(rules or Rules(), selector, self.reservations)
+        self.admission = Admission(rules or Rules(lone_ahead_s=0.0), selector, self.reservations)
         self.workers = {f"p{number}": _Worker(member(f"p{number}", Role.PREFILL)) for number in range(prefill)}
         self.decode = [member("d0", Role.DECODE)]
         self.now_s = 0.0
