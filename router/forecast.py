@@ -163,7 +163,10 @@ class Forecaster:
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:
-    """The decision for one pair, forecast: for policies that know nothing of peers and prices."""
+    """The decision for one pair, forecast: for policies that know nothing of peers and prices. Where the decode worker
+    lacks nothing, nobody is asked to compute."""
+    if decode.cached_blocks >= snapshot.full_blocks:
+        source = None
     forecaster = Forecaster(snapshot)
     computing = forecaster.at_decode(decode) if source is None else forecaster.at_source(source)
     return Decision(

@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 class Prices:
     """What a delay is worth; everything else is measured."""
 
-    harm_per_stream: float = 0.1
+    harm_per_stream: float = 0.3
     """Of delaying one running stream by one second, in seconds of this request's own delay."""
     streams_to_come: float = 1.0
     """Streams that a decode worker's own prefill delays besides those that run now: an idle one is about to get some,

@@ -54,23 +54,22 @@ class Desk:
             self.logs[worker].removed(name)
         self.index.apply(worker, LIFE, self.logs[worker].publish())
 
-    def ask(self, number: int = 0, tokens: int = 1600) -> Ask:
-        names = NAMES[: tokens // 16]
+    def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True) -> Ask:
+        own = tuple(BlockName(bytes([255, number, place]) * 5 + b".") for place in range(100))
+        names = (NAMES if shares else own)[: tokens // 16]
         return Ask(request_id=RequestId(f"r{number}"), known_tokens=tokens, names=names, most_answer_tokens=500)
 
     def roles(self) -> tuple[list[Member], list[Member]]:
         return [self.members[w] for w in D], [self.members[w] for w in P]
 
-    def select(
-        self, number: int = 0, tokens: int = 1600, now_s: float = 0.0
-    ) -> tuple[WorkerId | None, WorkerId | None]:
-        decision = self.selector.select(self.ask(number, tokens), SHAPE, *self.roles(), now_s)
+    def select(self, number: int = 0, *, shares: bool = True) -> tuple[WorkerId | None, WorkerId | None]:
+        decision = self.selector.select(self.ask(number, shares=shares), SHAPE, *self.roles(), 0.0)
         return decision.source, decision.peer
 
 
 def test_what_is_placed_counts_for_the_next_decision() -> None:
     desk = Desk("least-requests")
-    assert [desk.select(number)[0] for number in range(4)] == [P[0], P[1], P[0], P[1]]
+    assert [desk.select(number, shares=False)[0] for number in range(4)] == [P[0], P[1], P[0], P[1]]
 
 
 def test_reserved_seconds_are_in_the_queue_until_they_end() -> None:

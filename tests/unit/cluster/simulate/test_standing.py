@@ -96,7 +96,7 @@ def test_four_routers_place_as_well_as_one(under: Summarised, conversations: Tra
 
 def test_prefixes_of_peers_shorten_the_queue() -> None:
     """Shared prefixes under a load that no single holder could bear."""
-    groups = generated("prefix-groups", 350, 9.0, seed=1)
+    groups = generated("prefix-groups", 350, 12.0, seed=1)
     with_peers, alone = (summary_of(Trial(arm=arm, trace=groups, shape=FLEET)) for arm in ("kv", "kv-no-peers"))
     assert p90_s(with_peers) <= LOOSER * 0.9 * p90_s(alone)
     assert with_peers.pulled_tokens > 0
