@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 
 from router.fairness import Fairness
 from router.ghosts import Ghosts
-from router.headroom import Headroom, is_known
+from router.headroom import Headroom
 from router.held import Held, add_shares, urgency
 from router.reservations import Reservations
 from router.selector import Selector
@@ -126,7 +126,7 @@ class Admission:
         if not self.headroom.done(request_id):
             return False
         sent = self._sent.pop(request_id)
-        self._selector.had_first_token(sent.decision, now_s - sent.decided_at_s)
+        self._selector.had_first_token(sent.decision, now_s - sent.decided_at_s, now_s)
         self._reservations.end(request_id)
         self.ghosts.gone(request_id, now_s)
         return True
@@ -235,8 +235,8 @@ class Admission:
             worker: self._reservations.own_share(ask.request_id, worker).seconds
             for worker in {computer, decision.decode}
         }
-        latest_start_s = None
-        if limit_s is not None and is_known(workers.everyone.get(computer)):
+        member, latest_start_s = workers.everyone.get(computer), None
+        if limit_s is not None and member is not None and self.headroom.is_trusted(member, now_s):
             latest_start_s = limit_s - decision.forecast.own_s
         return Held(wanting, limit_s, decision, shares_s, now_s, latest_start_s)
 

@@ -16,6 +16,8 @@ from twostroke.ids import RequestId, WorkerId
 STEPS_AHEAD = 2.0
 """Work that a worker needs ahead so as not to run dry: the step that runs (a report may be that old), and a full one
 to follow it, planned from what is there when it begins."""
+TRUSTED_S = 10.0
+"""What an idle worker says of its costs refuses nobody after this."""
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
 USUAL_OPEN_S = 0.005
@@ -102,6 +104,15 @@ class Headroom:
 
     def _unseen_s(self, request_id: RequestId, worker: WorkerId) -> float:
         return self._reservations.own_share(request_id, worker).seconds
+
+    def is_trusted(self, member: Member, now_s: float) -> bool:
+        """Its costs are good enough to refuse somebody. Those of an idle worker that has computed nothing for a while
+        may come of a bad moment, and if all were refused for it, it would never learn better: one is let in to see."""
+        if not is_known(member):
+            return False
+        if member.queue_s(now_s) > 0 or any(True for _ in self.sent_to(member.worker)):
+            return True
+        return member.prefilled_at_s is not None and member.prefilled_at_s + TRUSTED_S > now_s
 
 
 def is_known(member: Member | None) -> bool:

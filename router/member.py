@@ -50,6 +50,8 @@ class Member:
     three as the load says."""
     reported_at_s: float | None = None
     """When the last event batch came in, by this process's monotonic clock."""
+    prefilled_at_s: float | None = None
+    """When it last told of prompt tokens that it had computed: what it says of its costs is as old."""
     _busy_share: float = field(default=0.0, init=False)
     is_live: bool = False
     """Its event stream flows."""
@@ -68,6 +70,8 @@ class Member:
         return Standing.SERVING
 
     def report(self, load: Load, now_s: float) -> None:
+        if self.reported_at_s is not None and load.prefill_busy_s > self.load.prefill_busy_s:
+            self.prefilled_at_s = now_s
         if self.reported_at_s is not None:
             self._note_busy(load.prefill_busy_s - self.load.prefill_busy_s, now_s - self.reported_at_s)
         self.load, self.reported_at_s = load, now_s

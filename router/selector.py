@@ -114,7 +114,10 @@ class Selector:
             names=ask.names,
             answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
             eviction_regret=self._index.regret.share,
-            unforeseen_s=(self._unforeseen.seconds(is_local=False), self._unforeseen.seconds(is_local=True)),
+            unforeseen_s=(
+                self._unforeseen.seconds(now_s, is_local=False),
+                self._unforeseen.seconds(now_s, is_local=True),
+            ),
             turn=self._turn,
             draw=self._draws.random(),
         )
@@ -124,11 +127,11 @@ class Selector:
         weight = ANSWER_MEMORY if self._answer_tokens else 1.0
         self._answer_tokens += weight * (tokens - self._answer_tokens)
 
-    def had_first_token(self, decision: Decision, seconds: float) -> None:
+    def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
         """Of an answer that the first worker it was given to has begun, since the decision."""
         forecast = decision.forecast
         beyond_s = seconds - (forecast.first_token_s - forecast.unforeseen_s)
-        self._unforeseen.observe(beyond_s, is_local=decision.source is None)
+        self._unforeseen.observe(beyond_s, now_s, is_local=decision.source is None)
 
     @property
     def answer_tokens(self) -> float:

@@ -119,10 +119,8 @@ async def _read(call: grpc.aio.UnaryStreamCall[object, object]) -> None:
 
 
 @module_loop
-@pytest.mark.parametrize("timeout_s", [0.05, 0.5])
-async def test_a_deadline_that_passes_is_never_a_normal_finish(client: Client, timeout_s: float) -> None:
-    prompt = [int(timeout_s * 100) + 7, *range(5, 805)]
-    call = client.stub.Generate(generate_request(prompt, max_tokens=500), timeout=timeout_s)
+async def test_a_deadline_that_passes_is_never_a_normal_finish(client: Client) -> None:
+    call = client.stub.Generate(generate_request([7, *range(5, 25)], max_tokens=500), timeout=0.5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         assert not [response async for response in call if response.finish_reason]
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -375,3 +375,22 @@ def test_a_claimant_that_has_not_asked_for_a_minute_is_forgotten():
     assert fleet.admission.headroom.claimants.are_several
     fleet.run()
     assert not fleet.admission.headroom.claimants.are_several
+
+
+def test_an_idle_worker_that_says_it_is_slow_is_tried_by_one_request():
+    fleet = VirtualFleet()
+    for name in ("first", "second"):
+        fleet.ask(name, deadline_s=0.1)
+    fleet.run(until_s=0.05)
+    assert fleet.released == ["first"], "its costs may come of a bad moment"
+    assert list(fleet.refused) == ["second"], "one trial at a time"
+
+
+def test_costs_that_were_just_confirmed_refuse_on_an_idle_worker_too():
+    fleet = VirtualFleet()
+    fleet.ask("confirms")
+    fleet.run(until_s=1.0)
+    fleet.workers["p0"].member.prefilled_at_s = fleet.now_s
+    fleet.ask("late", at_s=1.5, deadline_s=1.6)
+    fleet.run()
+    assert list(fleet.refused) == ["late"]

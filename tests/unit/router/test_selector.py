@@ -158,6 +158,8 @@ def test_a_bias_of_the_forecast_is_learned_and_added() -> None:
     for number in range(20):
         decision = desk.selector.select(desk.ask(number), SHAPE, *desk.roles(), 0.0)
         desk.reservations.end(RequestId(f"r{number}"))
-        desk.selector.had_first_token(decision, decision.forecast.first_token_s + 0.25 - decision.forecast.unforeseen_s)
+        desk.selector.had_first_token(
+            decision, decision.forecast.first_token_s + 0.25 - decision.forecast.unforeseen_s, 0.0
+        )
     decision = desk.selector.select(desk.ask(), SHAPE, *desk.roles(), 0.0)
     assert abs(decision.forecast.unforeseen_s - 0.25) < 1e-9
