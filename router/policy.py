@@ -133,8 +133,15 @@ class Forecast:
         return self.prefill_s + self.transfer_s + self.tail_s
 
     @property
-    def first_token_s(self) -> float:
+    def foreseen_s(self) -> float:
+        """Until the first token, as the parts say. Refusals go by this: where nobody is let in, nothing is learned of
+        what is unforeseen."""
         return max(self.queue_s, self.fetch_s, self.admission_s) + self.own_s
+
+    @property
+    def first_token_s(self) -> float:
+        """With what is unforeseen."""
+        return self.foreseen_s + self.unforeseen_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,9 @@ class Selector:
             seconds = pages * shape.page_bytes / link.bytes_per_s
             for clock, worker in ((self._fetching_until_s, taker), (self._serving_until_s, giver)):
                 clock[worker] = max(clock.get(worker, 0.0), now_s) + seconds
+                if len(clock) > 2 * len(links):  # some are of workers that are no longer here
+                    for idle in [worker for worker, until_s in clock.items() if until_s < now_s]:
+                        del clock[idle]
 
     def look(
         self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
@@ -129,8 +132,7 @@ class Selector:
 
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
         """Of an answer that the first worker it was given to has begun, since the decision."""
-        forecast = decision.forecast
-        beyond_s = seconds - (forecast.first_token_s - forecast.unforeseen_s)
+        beyond_s = seconds - decision.forecast.foreseen_s
         self._unforeseen.observe(beyond_s, now_s, is_local=decision.source is None)
 
     @property

@@ -31,7 +31,7 @@ class Unforeseen:
         return self._median_s[is_local]
 
     def observe(self, seconds: float, now_s: float, *, is_local: bool) -> None:
-        """An answer's first token came this much later than was forecast without what is unforeseen."""
+        """An answer's first token came this much later than was foreseen."""
         self._seen[is_local].append((now_s, seconds))
         self._settle(is_local)
 

@@ -153,13 +153,25 @@ def test_answers_are_expected_to_be_as_long_as_the_last_ones() -> None:
     assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).answer_tokens == 100
 
 
-def test_a_bias_of_the_forecast_is_learned_and_added() -> None:
+def test_a_bias_of_the_forecast_is_learned_and_does_not_add_up() -> None:
     desk = Desk("round-robin")
-    for number in range(20):
+    for number in range(200):
         decision = desk.selector.select(desk.ask(number), SHAPE, *desk.roles(), 0.0)
         desk.reservations.end(RequestId(f"r{number}"))
-        desk.selector.had_first_token(
-            decision, decision.forecast.first_token_s + 0.25 - decision.forecast.unforeseen_s, 0.0
-        )
-    decision = desk.selector.select(desk.ask(), SHAPE, *desk.roles(), 0.0)
-    assert abs(decision.forecast.unforeseen_s - 0.25) < 1e-9
+        desk.selector.had_first_token(decision, decision.forecast.foreseen_s + 0.25, 0.0)
+    forecast = desk.selector.select(desk.ask(), SHAPE, *desk.roles(), 0.0).forecast
+    assert abs(forecast.unforeseen_s - 0.25) < 1e-9
+    assert forecast.first_token_s == forecast.foreseen_s + forecast.unforeseen_s
+
+
+def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
+    desk = Desk("round-robin")
+    for life in range(50):
+        prefill, decode = WorkerId(f"prefill-{life}"), WorkerId(f"decode-{life}")
+        members = [
+            Member(worker, role, "", LIFE, WORKER_STATE_SERVING)
+            for worker, role in ((decode, Role.DECODE), (prefill, Role.PREFILL))
+        ]
+        decision = desk.selector.select(desk.ask(life), SHAPE, members[:1], members[1:], 1000.0 * life)
+        assert decision.source == prefill
+    assert len(desk.selector._fetching_until_s) <= 5
