@@ -208,9 +208,10 @@ class Reservations:
         self._expire(now_s)
 
     def lost(self, router: RouterId, now_s: float) -> None:
-        """The stream to another router broke: what it had placed counts for a moment yet."""
-        if router in self._foreign:
-            self._foreign[router].lost_at_s = now_s
+        """The stream to another router broke, or could not be had again: what it had placed counts for a moment yet."""
+        foreign = self._foreign.get(router)
+        if foreign is not None and foreign.lost_at_s is None:
+            foreign.lost_at_s = now_s
 
     def on(self, worker: WorkerId) -> Share:
         """Everything reserved on one worker."""

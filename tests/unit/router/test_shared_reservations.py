@@ -94,6 +94,15 @@ def test_a_lost_router_is_believed_for_a_moment_and_a_returning_one_tells_all_an
     assert len(reservations) == 0
 
 
+def test_attempts_to_reach_a_lost_router_do_not_prolong_what_it_had_placed() -> None:
+    reservations = Reservations()
+    reservations.apply(A, told(), 0.0, whole=True)
+    for attempt in range(5):
+        reservations.lost(A, 1.0 + attempt * LOST_GRACE_S / 4)
+    reservations.reported(P, 1.0 + LOST_GRACE_S)
+    assert len(reservations) == 0
+
+
 def test_a_reservation_of_which_nobody_speaks_any_more_ends_by_itself() -> None:
     reservations = Reservations()
     reservations.apply(A, told(), 0.0)
