@@ -25,6 +25,9 @@ MOST_CREDIT_QUANTA = 4
 LEAST_COST_S = 1e-4
 """Nothing is free: turns of cost zero would never end."""
 
+STALE_SPARED = 64
+"""Entries of tenants that moved on or left, besides as many as wait, before those are swept out of a class's heap."""
+
 _Rank = tuple[float, float, float]
 """Among a tenant's own: limit, arrival, order of coming."""
 
@@ -221,6 +224,9 @@ class Turns:
             return
         tenant.key = (self._round(tenant.had_s), next(self._order))
         heapq.heappush(kind.heap, (*tenant.key, name))
+        if len(kind.heap) > 2 * len(kind.tenants) + STALE_SPARED:
+            kind.heap = [entry for entry in kind.heap if _is_valid(kind, entry)]
+            heapq.heapify(kind.heap)
 
     def _round(self, had_s: float) -> float:
         return had_s - had_s % self.quantum_s
@@ -233,12 +239,15 @@ class Turns:
 def _valid_top(kind: _Class) -> tuple[float, int, str] | None:
     """Entries of tenants that moved on, or left, are dropped here."""
     while kind.heap:
-        begin_s, order, name = kind.heap[0]
-        tenant = kind.tenants.get(name)
-        if tenant is not None and tenant.key == (begin_s, order):
+        if _is_valid(kind, kind.heap[0]):
             return kind.heap[0]
         heapq.heappop(kind.heap)
     return None
+
+
+def _is_valid(kind: _Class, entry: tuple[float, int, str]) -> bool:
+    tenant = kind.tenants.get(entry[2])
+    return tenant is not None and tenant.key == entry[:2]
 
 
 def _limit(limit_s: float | None) -> float:

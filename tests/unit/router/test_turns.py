@@ -146,6 +146,15 @@ def test_the_order_survives_a_random_history_and_looking_costs_the_same_however_
     assert set(drained(turns)) == waiting
 
 
+def test_tenants_that_come_and_go_behind_others_leave_nothing():
+    turns = filled(turn("urgent", "x", priority=1), turn("stays", "stays"))
+    for number in range(1000):
+        turns.add(turn(f"r{number}", f"t{number % 3}"))
+        turns.remove(RequestId(f"r{number}"))
+    assert len(turns._classes[0].heap) < 100
+    assert turns.first(2) == ["urgent", "stays"]
+
+
 def calls_of(function) -> int:
     """Work that does not depend on how busy the machine is."""
     count = 0
