@@ -27,7 +27,7 @@ class FaultRates:
 
     def __post_init__(self) -> None:
         rates = (self.drop, self.duplicate, self.reorder)
-        if min(rates) < 0 or sum(rates) >= 1:
+        if not (min(rates) >= 0 and sum(rates) < 1):
             raise ConfigError(f"event faults: rates must be 0 or more and stay below 1 together, got {rates}")
 
     @classmethod
@@ -36,7 +36,10 @@ class FaultRates:
         if not text:
             return None
         try:
-            pairs = dict(entry.split(":") for entry in text.split(","))
+            entries = [entry.split(":") for entry in text.split(",")]
+            pairs = dict(entries)
+            if len(pairs) < len(entries):
+                raise ValueError("one is named twice")
             seed = int(pairs.pop("seed", "0"))
             return cls(**{name: float(rate) for name, rate in pairs.items()}, seed=seed)
         except (ValueError, TypeError) as error:

@@ -40,7 +40,10 @@ def test_the_same_seed_and_stream_suffer_the_same_faults() -> None:
     assert delivered(rates, 300) == delivered(rates, 300)
 
 
-@pytest.mark.parametrize("text", ["drop", "drop:x", "loss:0.1", "drop:0.7,duplicate:0.7", "drop:-1", "seed:1.5"])
+@pytest.mark.parametrize(
+    "text",
+    ["drop", "drop:x", "loss:0.1", "drop:0.7,duplicate:0.7", "drop:-1", "drop:nan", "drop:0.1,drop:0.2", "seed:1.5"],
+)
 def test_a_wish_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="event faults"):
         FaultRates.parse(text)
