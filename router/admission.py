@@ -41,6 +41,9 @@ RECONSIDER_S = 0.05
 """at most this often: prices of busy workers change with their queues, which are seconds long."""
 NOTED_AHEAD = 64
 """Of held requests that go before a refused one, those that came last are enough to know when it would have run."""
+STALE_SPARED = 64
+"""Entries about requests that went long before their limits, besides as many as are held, before those are swept out.
+"""
 SHORTEST_WAIT_S = 0.001
 """Until the next wake without news: predictions are not finer."""
 
@@ -86,21 +89,23 @@ class Admission:
 
     def enter(self, wanting: Wanting, workers: Workers, now_s: float) -> Released | Refused | None:
         """None: it is held, and `wake` is due. There has to be a decode worker."""
+        displaced = None
         if len(self._held) >= self._rules.most_held and not wanting.is_urgent:
             displaced = self._turns.displaced_by(self._turn(wanting, 0.0))
             if displaced is None:
                 self._fairness.refused(wanting.tenant, self._turns.quantum_s, now_s)
                 return Refused(wanting.ask.request_id, Reason.QUEUE_FULL)
-            self._displace(self._held[displaced], now_s)
         self.headroom.claimants.ask(wanting, now_s)
         held = self._decide(wanting, workers, self._passed_by(wanting), now_s)
         if wanting.is_urgent:
             return self._release(held, workers, now_s)
-        first_token_at_s = now_s + held.decision.forecast.first_token_s
+        first_token_at_s = now_s + held.decision.forecast.foreseen_s
         if self._is_late(held, first_token_at_s):
             return self._refuse(held, first_token_at_s, now_s)
         if not self._rules.holds or (not self._held and self._may_go(held, workers, now_s)):
             return self._release(held, workers, now_s)
+        if displaced is not None:
+            self._displace(self._held[displaced], now_s)
         self._hold(held)
         self._turns.add(self._turn(wanting, held.decision.forecast.prefill_s))
         self._wake_at_s = now_s
@@ -354,6 +359,10 @@ class Admission:
         self._claims[held.computer] += 1
         if held.latest_start_s is not None:
             heapq.heappush(self._late, (held.latest_start_s, next(self._order), held.request_id))
+        if len(self._late) > 2 * len(self._held) + STALE_SPARED:
+            limited = ((each.latest_start_s, each.request_id) for each in self._held.values())
+            self._late = [(at_s, next(self._order), name) for at_s, name in limited if at_s is not None]
+            heapq.heapify(self._late)
 
     def _unhold(self, held: Held) -> None:
         del self._held[held.request_id]

@@ -172,13 +172,10 @@ def test_false_refusals_are_those_that_would_have_made_it():
 
 def test_held_requests_go_where_there_is_time_when_their_turn_comes():
     fleet = VirtualFleet(prefill=2)
-    fleet.true_share = 1.0
     for number in range(60):
         fleet.ask(f"r{number}")
     fleet.run(until_s=1.0)
-    fleet.workers["p0"].busy_until_s += 1000  # it hangs
-    fleet._events = [event for event in fleet._events if "p0" not in str(event)]
-    reporting(fleet.workers["p0"].member, 1.0, queued_s=1000.0)
+    fleet.hang("p0")
     fleet.ask("last", at_s=1.1)
     fleet.run(until_s=30.0)
     assert fleet.went_to["last"] == "p1"
@@ -285,6 +282,48 @@ def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
     assert "single" not in reasons
     assert fleet.ttft_s("single") < 1.0
     assert len(fleet.first_token_s) + len(reasons) == 101
+
+
+def test_nobody_makes_room_for_a_newcomer_that_is_refused_itself():
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_held=5))
+    for number in range(20):
+        fleet.ask(f"flood{number}", tenant="flood")
+    fleet.run(until_s=0.0)
+    refused = set(fleet.refused)
+    late = fleet.wanting("late", tenant="other", deadline_s=0.01)
+    assert isinstance(fleet.admission.enter(late, fleet.serving, fleet.now_s), Refused)
+    fleet.run()
+    assert set(fleet.refused) == refused
+
+
+def test_one_that_makes_room_is_told_at_once():
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_held=5))
+    for number in range(20):
+        fleet.ask(f"flood{number}", tenant="flood")
+    fleet.run(until_s=0.0)
+    assert fleet.admission.enter(fleet.wanting("other", tenant="other"), fleet.serving, 0.0) is None
+    assert fleet.admission.wake_at_s == 0.0
+    assert [type(verdict) for verdict in fleet.admission.wake(fleet.serving, 0.0)] == [Refused]
+
+
+def test_limits_of_requests_that_are_gone_are_not_kept():
+    fleet = VirtualFleet()
+    reporting(fleet.workers["p0"].member, 0.0, queued_s=100.0)
+    assert fleet.admission.enter(fleet.wanting("stays", deadline_s=500.0), fleet.serving, 0.0) is None
+    for number in range(1000):
+        wanting = fleet.wanting(f"r{number}", deadline_s=1e6)
+        assert fleet.admission.enter(wanting, fleet.serving, 0.0) is None
+        fleet.admission.leave(wanting.ask.request_id, 0.0)
+    assert len(fleet.admission._late) < 100
+
+
+def test_what_is_unforeseen_refuses_nobody():
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=1.0))
+    for number in range(100):
+        name = RequestId(f"slow{number}")
+        assert isinstance(fleet.admission.enter(fleet.wanting(name), fleet.serving, 0.0), Released)
+        fleet.admission.first_token(name, 5.0)
+    assert isinstance(fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0), Released)
 
 
 def test_one_that_lost_its_worker_is_neither_held_nor_refused():

@@ -51,6 +51,7 @@ class _Worker:
     queue: deque[tuple[RequestId, float]] = field(default_factory=deque)
     busy_until_s: float = 0.0
     busy_s: float = 0.0
+    hangs: bool = False
 
     def queued_s(self, now_s: float) -> float:
         return max(0.0, self.busy_until_s - now_s) + sum(seconds for _, seconds in list(self.queue)[1:])
@@ -113,6 +114,11 @@ class VirtualFleet:
         self.admission.leave(RequestId(name), self.now_s)
         self._wake()
 
+    def hang(self, worker: str) -> None:
+        """It ends nothing from now on, and says so."""
+        self.workers[worker].hangs = True
+        reporting(self.workers[worker].member, self.now_s, queued_s=1000.0)
+
     def _enter(self, name: str, tokens: int, wanting: dict[str, object]) -> None:
         self.tokens[name], self.asked_s[name] = tokens, self.now_s
         verdict = self.admission.enter(self.wanting(name, tokens, **wanting), self.serving, self.now_s)
@@ -150,6 +156,8 @@ class VirtualFleet:
         self._at(worker.busy_until_s, lambda: self._end(worker))
 
     def _end(self, worker: _Worker) -> None:
+        if worker.hangs:
+            return
         request_id, _ = worker.queue.popleft()
         self._at(self.now_s + TAIL_S, lambda: self._first_token(request_id))
         if worker.queue:
