@@ -115,7 +115,9 @@ class Answer:
         losses = 0
         while len(self._emitted) < self._request.sampling[self.index].max_tokens:
             before = len(self._emitted)
-            placed = await self._around.placer.place(self._request_now(), self._lifetime)
+            placed = await self._around.placer.place(
+                self._request_now(), self._lifetime, has_had_turn=self._account.attempts > 0
+            )
             self._account.placed(placed.decision, placed.decided_at_s)
             try:
                 return await self._relay(placed)

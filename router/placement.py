@@ -78,14 +78,15 @@ class Placer:
         """Let those that wait for their turn go, until cancelled."""
         await self._room.run()
 
-    async def place(self, request: Request, lifetime: Lifetime) -> Placed:
-        """Returns once a worker has it; every worker asked counts as an attempt and gets its own number.
+    async def place(self, request: Request, lifetime: Lifetime, *, has_had_turn: bool) -> Placed:
+        """Returns once a worker has it; every worker asked counts as an attempt and gets its own number. One that has
+        had its turn, and lost its worker, does not wait for another.
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, and what a worker says about the request itself. What was
         placed is to be told `first_token` and `left`.
         """
-        wanting = self._wanting(request)
+        wanting = self._wanting(request, has_had_turn)
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
         unusable: set[WorkerId] = set()
@@ -100,7 +101,9 @@ class Placer:
                 await self._wait(give_up_s)
                 unusable.clear()
                 continue
+            asked_s = time.monotonic()
             released = await self._room.turn(wanting, self._workers(free))
+            give_up_s += time.monotonic() - asked_s  # who waits for a turn has workers
             if released is None:
                 continue
             wanting = dataclasses.replace(wanting, is_urgent=True)
@@ -172,7 +175,7 @@ class Placer:
         self._room.opened(now_s - begun_s)
         return Placed(link, stream, decision, time.time() - (now_s - released.decided_at_s))
 
-    def _wanting(self, request: Request) -> Wanting:
+    def _wanting(self, request: Request, has_had_turn: bool) -> Wanting:
         now_s = time.monotonic()
         ask = Ask(
             request_id=request.request_id,
@@ -186,7 +189,7 @@ class Placer:
             tenant=request.tenant,
             arrived_s=now_s,
             deadline_s=None if request.deadline_s is None else now_s + request.deadline_s - time.time(),
-            is_urgent=bool(request.emitted),
+            is_urgent=has_had_turn,
         )
 
     def _workers(self, decode: Sequence[Member] | None = None) -> Workers:

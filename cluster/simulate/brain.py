@@ -231,7 +231,7 @@ def _wanting(ask: Ask) -> Wanting:
         priority=ask.priority,
         tenant=ask.tenant,
         arrived_s=ask.arrived_s,
-        is_urgent=ask.is_begun or bool(ask.without),
+        is_urgent=ask.has_had_turn or bool(ask.without),
     )
 
 

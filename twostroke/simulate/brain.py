@@ -29,8 +29,8 @@ class Ask:
     most_answer_tokens: int
     tenant: str = ""
     priority: int = 0
-    is_begun: bool = False
-    """Its answer has begun, on a worker that was lost: it has had its turn."""
+    has_had_turn: bool = False
+    """It was placed, on a worker that was lost."""
     without: frozenset[WorkerId] = frozenset()
     """Decode workers that have refused it already."""
 

@@ -133,7 +133,7 @@ class Door:
             most_answer_tokens=journey.answer_tokens - journey.emitted,
             tenant=journey.tenant,
             priority=journey.priority,
-            is_begun=journey.emitted > 0,
+            has_had_turn=journey.placement is not None,
             without=self._open[journey],
         )
         self.brain.place(ask, self._agenda.now_s)

@@ -128,9 +128,10 @@ async def test_no_more_wait_than_may(fleet, soon, sampled):
 
 
 async def test_held_requests_wait_for_a_worker_that_is_gone_to_come_back(fleet, soon):
-    core, worker = await busy_core(fleet, soon)
+    core, worker = await busy_core(fleet, soon, worker_wait_s=0.5)
     answer = asking(core, "r")
     await soon(lambda: held(core) == 1)
+    await asyncio.sleep(0.6)  # as long as it has a worker, it does not wait for one
     await fleet.remove("decode-0")
     await soon(lambda: held(core) == 0)
     assert not answer.task.done()
@@ -146,3 +147,14 @@ async def test_a_router_that_closes_lets_nobody_wait(fleet, soon):
     await core.close()
     with pytest.raises(Exception, match="shutting down"):
         await answer.task
+
+
+async def test_one_that_lost_its_worker_before_its_first_token_does_not_wait_again(fleet, soon, standing):
+    first = await fleet.add("decode-0", load=load(0.0), hold_at=0)
+    core = await fleet.core(slo_ttft_s=60.0)
+    answer = asking(core, "r")
+    await soon(lambda: len(first.opens) == 1)
+    await fleet.add("decode-1", load=load(BUSY_S))
+    await soon(lambda: standing(core).get("decode-1") == "serving")
+    await first.kill()
+    assert (await answer.task).is_right
