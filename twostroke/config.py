@@ -311,13 +311,12 @@ def _build(kind: type[Config], values: Any, where: str) -> Config:
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
+    if value is None and isinstance(hint, types.UnionType):
+        return None
+    hint = _bare(hint)
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
         return _build(hint, value, where)
-    if isinstance(hint, types.UnionType):
-        if value is None:
-            return None
-        hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
     if typing.get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise ConfigError(f"{where} must be a list, got {value!r}", field=where)
@@ -332,7 +331,21 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be one of {known}, got {value!r}", field=where)
         return hint(value)
     if hint is float and isinstance(value, int):
-        return float(value)
+        return _float(value, where)
     if not isinstance(value, hint):
         raise ConfigError(f"{where} must be {hint.__name__}, got {value!r}", field=where)
     return value
+
+
+def _bare(hint: Any) -> Any:
+    """Without "or None", and without a name of its own."""
+    if isinstance(hint, types.UnionType):
+        hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
+    return hint.__supertype__ if isinstance(hint, typing.NewType) else hint
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ConfigError(f"{where} is too large a number", field=where) from error

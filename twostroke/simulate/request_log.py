@@ -126,7 +126,7 @@ def record_of(line: str, where: str) -> Record:
     """Raises ConfigError naming `where` and the field that is not as written above."""
     try:
         said = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}", field="trace") from error
     kind = said.get("record") if isinstance(said, dict) else None
     if kind not in _KINDS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -18,6 +17,8 @@ AZURE_BLOCK_TOKENS = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MAX_TOKENS = 10**8
 """Of one prompt or answer; more is a mistake, and would not fit into memory."""
+MAX_TIMESTAMP_MS = 10**15
+"""Thirty thousand years; more is a mistake."""
 OWN_NUMBERS = 1 << 64
 """From here on numbers are given to blocks that the format does not name: hash ids and logged names are smaller."""
 
@@ -76,8 +77,8 @@ class Mooncake:
     def row(self, line: str, where: str) -> TraceRow:
         said = _json_object(line, where)
         timestamp = _field(said, "timestamp", where)
-        if not _is_number(timestamp) or not math.isfinite(timestamp) or timestamp < 0:
-            raise _malformed(where, "timestamp", "a number of milliseconds from 0 on", timestamp)
+        if not _is_number(timestamp) or not 0 <= timestamp <= MAX_TIMESTAMP_MS:
+            raise _malformed(where, "timestamp", f"a number of milliseconds from 0 to {MAX_TIMESTAMP_MS}", timestamp)
         tenant, priority = said.get("tenant", ""), said.get("priority", 0)
         if not isinstance(tenant, str):
             raise _malformed(where, "tenant", "a string", tenant)
@@ -152,7 +153,7 @@ class RequestLog:
 def _json_object(line: str, where: str) -> dict[str, Any]:
     try:
         said = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}", field="trace") from error
     if not isinstance(said, dict):
         raise ConfigError(f"{where}: a row must be an object, got {type(said).__name__}", field="trace")

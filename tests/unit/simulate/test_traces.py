@@ -77,6 +77,7 @@ def test_rows_after_the_limit_are_not_looked_at() -> None:
         ({"timestamp": True}, "timestamp"),
         ({"timestamp": float("nan")}, "timestamp"),
         ({"timestamp": float("inf")}, "timestamp"),
+        ({"timestamp": 10**400}, "timestamp"),
         ({"input_length": 0}, "input_length"),
         ({"input_length": 1.5}, "input_length"),
         ({"input_length": 10**12}, "input_length"),
@@ -107,7 +108,14 @@ def test_a_missing_field_is_named(field: str) -> None:
         parse_trace(lines(GOOD, row), "t")
 
 
-@pytest.mark.parametrize(("line", "problem"), [('{"timestamp": 1,', "t:2: not valid JSON"), ("[1]", "t:2: a row must")])
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"timestamp": 1,', "t:2: not valid JSON"),
+        ("[1]", "t:2: a row must"),
+        ("[" * 100_000, "t:2: not valid JSON"),
+    ],
+)
 def test_a_line_that_is_no_object_is_refused(line: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         parse_trace(lines(GOOD, line), "t")
