@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 from twostroke.errors import ConfigError
@@ -24,10 +25,13 @@ def file_can_be_made(flag: str, path: str | None) -> None:
     """Before hours of measuring, not after."""
     if path is None or path == STDOUT:
         return
-    if not Path(path).resolve().parent.is_dir():
+    folder = Path(path).resolve().parent
+    if not folder.is_dir():
         raise ConfigError(f"{flag} {path}: the directory does not exist", field=field_of(flag))
     if Path(path).is_dir():
         raise ConfigError(f"{flag} {path}: is a directory", field=field_of(flag))
+    if not os.access(path if Path(path).exists() else folder, os.W_OK):
+        raise ConfigError(f"{flag} {path}: may not be written", field=field_of(flag))
 
 
 def is_host_port(text: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.checks import STDOUT
+from twostroke.errors import ConfigError
 
 
 def write_json(content: dict[str, Any], path: str | None) -> None:
@@ -15,9 +16,13 @@ def write_json(content: dict[str, Any], path: str | None) -> None:
 
 
 def write_text(text: str, path: str | None) -> None:
+    """Raises ConfigError where the file cannot be written."""
     if path is None:
         return
     if path == STDOUT:
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        try:
+            Path(path).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error

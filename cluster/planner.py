@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.checks import field_of
 from twostroke.errors import ConfigError
 from twostroke.schedule.cost import StepCost
 
@@ -33,7 +34,7 @@ class Promise:
     def __post_init__(self) -> None:
         for flag, value in (("--slo-ttft", self.ttft_s), ("--slo-itl", self.itl_s)):
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{flag} must be a positive number of seconds, got {value:g}", field=flag[2:])
+                raise ConfigError(f"{flag} must be a positive number of seconds, got {value:g}", field=field_of(flag))
         if not 0 < self.attainment < 1:
             raise ConfigError(f"--attainment must lie between 0 and 1, got {self.attainment:g}", field="attainment")
 

@@ -36,7 +36,7 @@ def ability_of(shape: FleetShape) -> Ability:
     return Ability(
         cost=shape.cost,
         step_tokens=shape.step_tokens,
-        decode_pool_tokens=shape.decode_pages * shape.block_size,
+        decode_pool_tokens=shape.decode_pool_tokens,
         first_token_overhead_s=calls_s + shape.cost.of_streams(1, 0),
         token_transfer_s=shape.page_bytes / shape.block_size / shape.link_bytes_per_s,
     )
@@ -45,6 +45,8 @@ def ability_of(shape: FleetShape) -> Ability:
 def check_objectives(trace: Trace, shape: FleetShape, promise: Promise, flag: str = "--slo-ttft") -> None:
     """Raises ConfigError where not even one request could meet them with the fleet for itself and everything cached
     that was said before."""
+    if promise.ttft_s is None and promise.itl_s is None:
+        return
     load, ability = load_of(trace, sum(len(row.blocks) for row in trace.rows)), ability_of(shape)
     quickest_s = min(first_tokens_alone_s(load, ability))
     if promise.ttft_s is not None and promise.ttft_s < quickest_s:

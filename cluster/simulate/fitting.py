@@ -66,11 +66,12 @@ def run_fit(args: argparse.Namespace) -> int:
     return 0
 
 
-def real_answers(path: Path | None) -> tuple[AnswerRecord, ...]:
-    """Of a request log that is replayed; none of any other trace."""
+def real_answers(path: Path | None, limit: int | None) -> tuple[AnswerRecord, ...]:
+    """Of a request log that is replayed, the first `limit` that are rows of it; none of any other trace."""
     if path is None or not _is_log(path):
         return ()
-    return tuple(answer for answer in read_log(path).answers if answer.ttft_s is not None)
+    rows = [answer for answer in read_log(path).answers if answer.output_tokens]
+    return tuple(answer for answer in rows[:limit] if answer.ttft_s is not None)
 
 
 def policies_of(answers: Sequence[AnswerRecord]) -> tuple[str, ...]:
@@ -129,5 +130,5 @@ def _times(ratio: float | None) -> str:
 
 def _is_log(path: Path) -> bool:
     with path.open(encoding="utf-8-sig") as lines:
-        first = next((line for line in lines if line.strip()), "")
+        first = next((line.strip() for line in lines if line.strip()), "")
     return first.startswith("{") and is_record(json.loads(first))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.checks import at_least_zero, file_can_be_made, positive
+from cluster.checks import at_least_zero, field_of, file_can_be_made, positive
 from cluster.simulate.profile import read_profile
 from twostroke.errors import ConfigError
 from twostroke.simulate.fleet import Faults, FleetShape
@@ -132,9 +133,7 @@ def fleet_from(args: argparse.Namespace, block_tokens: int) -> FleetShape:
     """With pages of the trace's blocks, whatever the profile's were: as many bytes, as many tokens."""
     for flag, value in (("--pool-tokens", args.pool_tokens), ("--decode-pool-tokens", args.decode_pool_tokens)):
         if value is not None and value < block_tokens:
-            raise ConfigError(
-                f"{flag} {value} does not hold one block of {block_tokens} tokens", field=flag[2:].replace("-", "_")
-            )
+            raise ConfigError(f"{flag} {value} does not hold one block of {block_tokens} tokens", field=field_of(flag))
     positive("--bandwidth", args.bandwidth)
     shape = FleetShape() if args.profile is None else read_profile(args.profile)
     shape = with_blocks_of(shape, block_tokens)
@@ -155,9 +154,12 @@ def fleet_from(args: argparse.Namespace, block_tokens: int) -> FleetShape:
 def numbers(flag: str, text: str) -> tuple[float, ...]:
     """Of a list with commas."""
     try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
+        values = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigError(f"{flag} must be numbers separated by commas, got {text!r}", field=flag[2:]) from None
+        values = (math.nan,)
+    if not all(map(math.isfinite, values)):
+        raise ConfigError(f"{flag} must be numbers separated by commas, got {text!r}", field=field_of(flag))
+    return values
 
 
 def with_blocks_of(shape: FleetShape, block_tokens: int) -> FleetShape:

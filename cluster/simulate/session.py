@@ -109,7 +109,7 @@ def run_session(args: argparse.Namespace) -> int:
     console = console_for(options.output.json_path)
     console.print(_heading(options, trace, shape), markup=False)
     run_all = runner(options.output.jobs)
-    real = real_answers(options.source.trace)
+    real = real_answers(options.source.trace, options.source.limit)
     options = dataclasses.replace(options, arms=tuple(dict.fromkeys((*options.arms, *policies_of(real)))))
     found = _rates(options, trace, shape, run_all)
     oracle_rate = oracle_rate_of(trace, shape)
@@ -163,7 +163,7 @@ def _heading(options: Options, trace: Trace, shape: FleetShape) -> str:
     return (
         f"{options.source.label}: {len(trace.rows)} requests; {shape.prefill} prefill workers of "
         f"{shape.prefill_pages * shape.block_size:,} tokens, {shape.decode} decode workers of "
-        f"{shape.decode_pages * shape.block_size:,}; {shape.link_bytes_per_s / 1e9:g} GB/s; {routers}; {pulls}; "
+        f"{shape.decode_pool_tokens:,}; {shape.link_bytes_per_s / 1e9:g} GB/s; {routers}; {pulls}; "
         f"seed {options.source.seed}"
     )
 

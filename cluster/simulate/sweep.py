@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import positive
+from cluster.checks import field_of, positive
 from cluster.figures.charts import Line, Words, line_figure
 from cluster.output import write_json, write_text
 from cluster.planner import Promise, first_tokens_alone_s
@@ -60,7 +60,7 @@ class Axes:
             ("--bandwidths", self.bandwidths),
         ):
             if not values:
-                raise ConfigError(f"{flag} needs a number", field=flag[2:].replace("-", "_"))
+                raise ConfigError(f"{flag} needs a number", field=field_of(flag))
             for value in values:
                 positive(flag, value)
 

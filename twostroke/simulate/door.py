@@ -78,9 +78,10 @@ class Door:
         self.brain.left(host.worker, self._agenda.now_s)
         self._drain()
 
-    def lost(self, journey: Journey) -> None:
+    def lost(self, journey: Journey, worker: WorkerId) -> None:
         """Its decode worker died: it goes on elsewhere, from the last token that was sent."""
-        if journey in self._open:
+        placement = journey.placement
+        if journey in self._open and placement is not None and placement.decode == worker:
             journey.was_lost = journey.was_lost or journey.first_token_s is None
             self._again(journey)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
@@ -127,12 +128,32 @@ class FleetShape:
         _at_least("step_tokens", self.step_tokens, 1)
         _at_least("prefill_pages", self.prefill_pages, 1)
         _at_least("decode_pages", self.decode_pages, 1)
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
         _at_least("noise", self.noise, 0)
+        for part in (self.cost, self.delays):
+            for name, seconds in asdict(part).items():
+                _at_least(name, seconds, 0)
+        if not self.cost.of_prompt(1, 0, 1) or not self.cost.of_streams(1, 1):
+            raise ConfigError("a simulated fleet's steps must take time", field="cost")
+        if self.host_tier is not None:
+            _at_least("host_tier.pages", self.host_tier.pages, 1)
+            _positive("host_tier.bytes_per_s", self.host_tier.bytes_per_s)
         _positive("page_bytes", self.page_bytes)
         _positive("link_bytes_per_s", self.link_bytes_per_s)
+        _positive("step_target_s", self.step_target_s)
         _positive("heartbeat_s", self.heartbeat_s)
         _positive("slo_ttft_s", self.slo_ttft_s)
         _positive("slo_itl_s", self.slo_itl_s)
+        for death in self.faults.deaths:
+            _one_of("faults.deaths: worker", death.worker, self.workers)
+            _at_least("faults.deaths: at_s", death.at_s, 0)
+        for restart in self.faults.router_restarts:
+            _one_of("faults.router_restarts: router", restart.router, range(self.routers))
+            _at_least("faults.router_restarts: at_s", restart.at_s, 0)
+
+    @property
+    def decode_pool_tokens(self) -> int:
+        return self.decode_pages * self.block_size
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -143,13 +164,18 @@ class FleetShape:
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
+    if not least <= value < float("inf"):
         raise ConfigError(f"a simulated fleet needs {name} of {least} or more, got {value}", field=name)
 
 
 def _positive(name: str, value: float | None) -> None:
     if value is not None and not 0 < value < float("inf"):
         raise ConfigError(f"a simulated fleet's {name} must be positive and finite, got {value}", field=name)
+
+
+def _one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        raise ConfigError(f"{name} {value} is not in the simulated fleet", field="faults")
 
 
 def _share(name: str, value: float) -> None:

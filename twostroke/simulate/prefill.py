@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from twostroke.errors import InvalidRequest
 from twostroke.ids import PageId
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence, building
@@ -40,7 +41,10 @@ class Builder:
         self._jobs: dict[Sequence, BuildJob] = {}
 
     def serve(self, spec: PullSpec) -> Job:
+        """Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self.host
+        if len(spec.names) > host.pool.total:
+            raise InvalidRequest(f"{len(spec.names)} blocks are wanted; this pool holds {host.pool.total}")
         tokens = [TOKEN] * (len(spec.names) * host.shape.block_size)
         sequence = building(spec.request_id, host.new_session(), tokens, spec.names)
         host.scheduler.enqueue(sequence)

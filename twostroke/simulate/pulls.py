@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from twostroke.errors import Overloaded, TransferFailed
+from twostroke.errors import InvalidRequest, Overloaded, TransferFailed
 from twostroke.ids import BlockName, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.simulate.agenda import Agenda, Entry
@@ -51,7 +51,7 @@ class Party(Protocol):
     def is_dead(self) -> bool: ...
 
     def serve(self, spec: PullSpec) -> Job:
-        """Raises Overloaded."""
+        """Raises InvalidRequest or Overloaded."""
 
     def wake(self) -> None: ...
     def progressed(self) -> None: ...
@@ -190,7 +190,7 @@ class Pull:
                 self._job = ResidentJob(spec.source.pool, spec.names, list(spec.pages), spec.source.wake)
             else:
                 self._job = spec.source.serve(spec)
-        except Overloaded:
+        except (InvalidRequest, Overloaded):
             self.fail()
             return
         spec.source.served[self] = None

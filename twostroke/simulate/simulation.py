@@ -8,7 +8,7 @@ import time
 from functools import lru_cache, partial
 from typing import Protocol
 
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, InternalError
 from twostroke.ids import BlockName, RequestId
 from twostroke.kv_cache.block import NAME_BYTES
 from twostroke.kv_cache.pool import PageState
@@ -47,10 +47,22 @@ def simulate(trace: Trace, shape: FleetShape, brains: Brains) -> Run:
             f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",
             field="block_size",
         )
+    _check_lengths(trace, shape)
     begun_s = time.thread_time()
     run = _Simulation(trace, shape, brains)
     run.play()
     return run.result(time.thread_time() - begun_s)
+
+
+def _check_lengths(trace: Trace, shape: FleetShape) -> None:
+    """As a live decode worker refuses what can never fit (decode_worker.admission)."""
+    longest, fits = max(trace.rows, key=lambda row: row.input_tokens + row.output_tokens), shape.decode_pool_tokens
+    if longest.input_tokens + longest.output_tokens > fits:
+        raise ConfigError(
+            f"{trace.name} has a request of {longest.input_tokens} + {longest.output_tokens} tokens; all pages of a "
+            f"decode worker hold {fits} (see --decode-pool-tokens)",
+            field="decode_pages",
+        )
 
 
 class _Simulation:
@@ -138,7 +150,8 @@ class _Simulation:
         """Heartbeats go on for ever: a request that is never answered must end the run."""
         waits_s = self._agenda.now_s - self._last_end_s
         arrived = sum(WARM_UP_S + row.timestamp_s <= self._agenda.now_s - STUCK_S for row in self._trace.rows)
-        assert waits_s < STUCK_S or arrived <= len(self._outcomes), f"no request has ended for {waits_s:.0f} s"
+        if waits_s >= STUCK_S and arrived > len(self._outcomes):
+            raise InternalError(f"no request of the simulation has ended for {waits_s:.0f} s")
         self._agenda.after(STUCK_S, self._watch)
 
     def _die(self, death: Death) -> None:
@@ -153,7 +166,7 @@ class _Simulation:
             door.leave(host)
         for journey in lost:
             for door in self._doors:
-                door.lost(journey)
+                door.lost(journey, host.worker)
 
     def _come_back(self, death: Death) -> None:
         host = self._lives.begin(death.worker)

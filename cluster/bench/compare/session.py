@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
@@ -15,7 +14,7 @@ from cluster.bench.compare.report import COLUMNS, as_json, print_outcomes
 from cluster.bench.compare.rounds import OnRun, Run, take_turns
 from cluster.bench.connect import allow_many_sockets, wait_until_ready
 from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.output import write_json, write_text
 
 
 def run_session(options: CompareOptions) -> int:
@@ -28,7 +27,7 @@ def run_session(options: CompareOptions) -> int:
     print_outcomes(outcomes, options, runs, console)
     write_json(as_json(outcomes, options, runs), options.json_path)
     if options.html_path is not None:
-        Path(options.html_path).write_text(render_page(outcomes, options, runs), encoding="utf-8")
+        write_text(render_page(outcomes, options, runs), options.html_path)
     return 0 if all(run.report.completed for run in runs) else 1
 
 

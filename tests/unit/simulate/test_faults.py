@@ -56,6 +56,16 @@ def test_a_router_that_starts_anew_knows_every_worker_again() -> None:
     assert done.events.snapshots >= 4
 
 
+def test_a_request_that_goes_on_elsewhere_is_not_lost_again_with_the_worker_that_it_left() -> None:
+    """A router starts anew between a worker's death and the moment in which it is noticed."""
+    faults = Faults(
+        deaths=(Death(worker=WorkerId("decode-0"), at_s=4.0),), router_restarts=(RouterRestart(router=0, at_s=4.01),)
+    )
+    done = run(chats(120, every_s=0.04), dataclasses.replace(SMALL, faults=faults, delays=Delays(detection_s=0.2)))
+    asked = chats(120, every_s=0.04).rows
+    assert [outcome.output_tokens for outcome in done.outcomes] == [row.output_tokens for row in asked]
+
+
 def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:
     """A burst over idle workers: each router alone would send its share to the same ones."""
     bursts = chats(240, every_s=0.05)

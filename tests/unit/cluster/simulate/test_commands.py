@@ -13,7 +13,8 @@ import pytest
 from cluster.cli import main
 from cluster.simulate.profile import profile_text, read_profile
 from twostroke.errors import ConfigError
-from twostroke.simulate.fleet import FleetShape
+from twostroke.ids import WorkerId
+from twostroke.simulate.fleet import Death, Faults, FleetShape, HostTier
 
 SMALL = ["--workload", "conversation", "--limit", "40", "--prefill", "2", "--decode", "2", "--rate", "1"]
 
@@ -105,8 +106,12 @@ def test_a_plan_names_counts_and_where_splitting_pays(tmp_path: Path, capsys: py
 
 def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path: Path) -> None:
     path = tmp_path / "fleet.json"
-    path.write_text(profile_text(FleetShape(prefill=3, decode=1, noise=0.1, block_size=256)), encoding="utf-8")
-    assert read_profile(path) == FleetShape(prefill=3, decode=1, noise=0.1, block_size=256)
+    deaths = (Death(worker=WorkerId("prefill-0"), at_s=1.0),)
+    shape = FleetShape(
+        prefill=3, decode=1, noise=0.1, block_size=256, host_tier=HostTier(pages=9), faults=Faults(deaths=deaths)
+    )
+    path.write_text(profile_text(shape), encoding="utf-8")
+    assert read_profile(path) == shape
     arguments = [*SMALL[:4], "--decode", "2", "--rate", "1", "--profile", str(path), "--policies", "round-robin"]
     found, _ = simulated(tmp_path, *arguments)
     fleet = found["fleet"]
@@ -139,12 +144,17 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
         ([*SMALL, "--rate-scale", "1", "--utilisation", "0.5"], "exclude each other"),
         ([*SMALL, "--pool-tokens", "100"], "does not hold one block of 512 tokens"),
         ([*SMALL, "--event-faults", "1.5"], "must be a share"),
+        ([*SMALL, "--rate-scale", "nan"], "--rate-scale must be numbers separated by commas, got 'nan'"),
+        ([*SMALL, "--decode-pool-tokens", "512"], "all pages of a decode worker hold 512"),
         ([*SMALL, "--html", "/nowhere/page.html"], "--html /nowhere/page.html: the directory does not exist"),
+        ([*SMALL, "--policies", "round-robin", "--json", "/dev/full"], "/dev/full cannot be written: No space left"),
         ([*SMALL, "--fit", "/nowhere.log"], "--fit needs --profile FILE"),
         (["plan", *SMALL, "--slo-ttft", "0.01", "--slo-itl", "1"], "--slo-ttft 0.01 is impossible"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--attainment", "2"], "--attainment must lie between"),
         (["sweep", "--loads", "0"], "--loads must be positive"),
+        (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--loads", "1,inf"], "--loads must be numbers"),
         (["sweep", "--prompt-tokens", ""], "--prompt-tokens needs a number"),
+        (["sweep", "--prompt-tokens", "inf"], "--prompt-tokens must be numbers"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_in_a_line(
@@ -154,6 +164,41 @@ def test_what_cannot_be_simulated_is_said_in_a_line(
     shown = capsys.readouterr().err
     assert complaint in shown
     assert shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("profile", "complaint"),
+    [
+        ("[]", "FleetShape must be an object, got list"),
+        ('{"cost": {"step_s": -1}}', "needs step_s of 0 or more, got -1"),
+        ('{"cost": {"step_s": 0.1}}', "steps must take time"),
+        ('{"noise": NaN}', "needs noise of 0 or more, got nan"),
+        ('{"delays": {"open_s": Infinity}}', "needs open_s of 0 or more, got inf"),
+        ('{"heartbeat_s": 1%s}' % ("0" * 400), "FleetShape.heartbeat_s is too large a number"),
+        ('{"host_tier": {"pages": 9, "bytes_per_s": 0}}', "host_tier.bytes_per_s must be positive"),
+        ('{"faults": {"deaths": [{"worker": "decode-9", "at_s": 1}]}}', "decode-9 is not in the simulated fleet"),
+        ('{"faults": {"router_restarts": [{"router": 1, "at_s": 1}]}}', "router 1 is not in the simulated fleet"),
+    ],
+)
+def test_a_profile_of_no_possible_fleet_is_refused_with_what_is_wrong(
+    profile: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "fleet.json"
+    path.write_text(profile, encoding="utf-8")
+    assert main(["simulate", *SMALL, "--profile", str(path)]) == 2
+    shown = capsys.readouterr().err
+    assert f"--profile {path}: " in shown
+    assert complaint in shown
+
+
+def test_a_prompt_that_no_prefill_worker_has_room_for_is_computed_where_it_is_decoded(tmp_path: Path) -> None:
+    found, _ = simulated(tmp_path, *SMALL, "--policies", "round-robin", "--pool-tokens", "1024")
+    assert (found["runs"][0]["completed"], found["runs"][0]["lost"]) == (40, 0)
+
+
+def test_a_single_request_can_be_simulated(tmp_path: Path) -> None:
+    found, _ = simulated(tmp_path, *SMALL[:2], "--limit", "1", "--policies", "kv")
+    assert [run["completed"] for run in found["runs"]] == [1, 1]
 
 
 def test_a_malformed_row_is_named_by_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

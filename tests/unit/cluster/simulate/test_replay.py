@@ -65,3 +65,14 @@ def test_a_log_is_fitted_and_replayed_beside_itself(tmp_path: Path, capsys: pyte
         assert found[share]["simulated_s"] >= COST.of_prompt(640, 0, 512)
         assert found[share]["ratio"] == pytest.approx(found[share]["simulated_s"] / TTFT_S)
         assert 0.7 < found[share]["ratio"] < 1.3
+
+
+def test_a_part_of_a_log_is_held_against_that_part(tmp_path: Path) -> None:
+    log, profile, written = tmp_path / "requests.log", tmp_path / "fleet.json", tmp_path / "out.json"
+    records = [worker("prefill-0", "prefill"), worker("decode-0", "decode"), *map(answer, range(20))]
+    log.write_text("".join(map(line_of, records)), encoding="utf-8")
+    assert main(["simulate", "--fit", str(log), "--profile", str(profile)]) == 0
+    arguments = ["--trace", str(log), "--profile", str(profile), "--policies", "round-robin", "--limit", "6"]
+    assert main(["simulate", *arguments, "--json", str(written)]) == 0
+    (found,) = json.loads(written.read_text(encoding="utf-8"))["replay"]
+    assert found["answers"] == 6
