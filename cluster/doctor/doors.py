@@ -61,30 +61,33 @@ class HttpDoor:
             raise ConfigError(f"--url must look like http://127.0.0.1:8000, got {url!r}", field="--url")
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(self._post("/tokenize", {"messages": _messages(text)})["tokens"])
+        return tuple(self._post("/tokenize", {"messages": _messages(text)}, "tokens"))
 
     def send(self, text: str, canary: Canary) -> Canary:
         body = {"messages": _messages(text), "max_tokens": ANSWER_TOKENS, "temperature": 0}
         if canary.salt:
             body["cache_salt"] = canary.salt
         try:
-            usage = self._post("/v1/chat/completions", body)["usage"]
+            usage = self._post("/v1/chat/completions", body, "usage")
         except PeerLost as error:
             return replace(canary, failure=error.message)
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return replace(canary, prompt_tokens=usage["prompt_tokens"], cached_tokens=cached)
+        return replace(canary, prompt_tokens=usage.get("prompt_tokens") or 0, cached_tokens=cached)
 
-    def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    def _post(self, path: str, body: dict[str, Any], wanted: str) -> Any:
+        """What the answer has under `wanted`."""
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-                told: dict[str, Any] = json.loads(answer.read())
+                told = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise PeerLost(f"{self._url}{path}: {error.code}: {error.read().decode(errors='replace')}") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise PeerLost(f"{self._url}{path}: {error}") from error
-        return told
+        if not isinstance(told, dict) or not told.get(wanted):
+            raise PeerLost(f"{self._url}{path}: the answer has no {wanted}; is this a router of twostroke?")
+        return told[wanted]
 
 
 def _chat(text: str) -> inference_pb2.Chat:

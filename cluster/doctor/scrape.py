@@ -16,14 +16,14 @@ Samples = Mapping[str, list[tuple[dict[str, str], float]]]
 
 
 def scrape(address: str) -> Samples:
-    """Empty where nobody answers."""
+    """Empty where nobody answers, or with something else."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
-            text = answer.read().decode()
+            families = list(text_string_to_metric_families(answer.read().decode()))
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     samples: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families:
         for sample in family.samples:
             samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     return samples

@@ -237,6 +237,16 @@ def test_a_server_that_is_not_there_and_flags_that_cannot_be_meant_end_with_stat
     assert main(["doctor", "--grpc", "127.0.0.1:1", *["--cache-salt", "x"] * 3]) == 2
 
 
+def test_a_door_of_another_server_and_a_page_that_is_no_metrics_are_said(
+    server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "page", lambda: "<html>")
+    assert visit(server, capsys)[1]["facts"]["policy"] is None
+    monkeypatch.setattr(Pages, "do_POST", lambda self: self._reply(b'["other"]'))
+    assert main(["doctor", "--grpc", server.grpc, "--url", f"http://{server.http}"]) == 2
+    assert "/tokenize: the answer has no tokens" in capsys.readouterr().err
+
+
 def test_what_a_process_elsewhere_calls_here_is_there() -> None:
     assert seen_from("10.0.0.1:50051", "127.0.0.1:9000") == "10.0.0.1:9000"
     assert seen_from("10.0.0.1:50051", "0.0.0.0:8000") == "10.0.0.1:8000"
