@@ -79,4 +79,5 @@ def next_rate(tried: Sequence[Tried], limits: Limits) -> float | None:
         return None if bracket.failing <= limits.lowest else max(limits.lowest, bracket.failing / STRIDE)
     if bracket.failing <= bracket.passing * (1 + limits.precision):
         return None
-    return math.sqrt(bracket.passing * bracket.failing)
+    middle = math.sqrt(bracket.passing * bracket.failing)
+    return middle if bracket.passing < middle < bracket.failing else None

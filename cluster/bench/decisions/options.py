@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 
 from cluster.bench.index.content import DEEP_BLOCKS
-from cluster.checks import file_can_be_made, positive
+from cluster.checks import file_can_be_made
 from router.policies import POLICIES, policy_named
 from twostroke.errors import ConfigError
 
@@ -22,7 +22,8 @@ class DecisionOptions:
 
     def __post_init__(self) -> None:
         policy_named(self.policy)
-        positive("--decisions", self.decisions)
+        if self.decisions < 2:
+            raise ConfigError(f"--decisions must be at least 2, got {self.decisions}", field="decisions")
         file_can_be_made("--json", self.json_path)
         if self.workers < 4:
             raise ConfigError(f"--workers must be at least 4, got {self.workers}", field="workers")

@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 
 from cluster.bench.index.content import DEEP_BLOCKS
-from cluster.checks import file_can_be_made, positive
+from cluster.checks import file_can_be_made
 from twostroke.errors import ConfigError
 
 
@@ -22,7 +22,8 @@ class IndexOptions:
     json_path: str | None
 
     def __post_init__(self) -> None:
-        positive("--lookups", self.lookups)
+        if self.lookups < 2:
+            raise ConfigError(f"--lookups must be at least 2, got {self.lookups}", field="lookups")
         file_can_be_made("--json", self.json_path)
         if self.workers < 3:
             raise ConfigError(f"--workers must be at least 3, got {self.workers}", field="workers")

@@ -23,7 +23,11 @@ def test_both_lengths_of_prompts_are_timed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
-    [(["--workers", "3"], "--workers must be at least 4"), (["--blocks", "10"], "--blocks must be at least")],
+    [
+        (["--workers", "3"], "--workers must be at least 4"),
+        (["--blocks", "10"], "--blocks must be at least"),
+        (["--decisions", "1"], "--decisions must be at least 2"),
+    ],
 )
 def test_what_cannot_be_measured_is_said(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, *flags]) == USAGE_ERROR

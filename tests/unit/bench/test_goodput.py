@@ -44,6 +44,10 @@ def test_the_truth_ends_up_in_a_bracket_as_narrow_as_asked_for(truth: float, pre
     assert len({each.rate for each in tried}) == len(tried), "no rate is tried twice"
 
 
+def test_a_precision_that_no_number_has_ends_between_neighbours() -> None:
+    assert len(search(3.3, Limits(start=0.5, lowest=0.02, highest=1000.0, precision=1e-18))) < 100
+
+
 def test_a_server_that_never_passes_ends_at_the_lowest_rate() -> None:
     tried = search(0.0)
     assert tried[-1] == Tried(0.02, False)

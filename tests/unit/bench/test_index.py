@@ -87,7 +87,7 @@ def test_a_subject_that_is_not_there_is_named_with_the_reason() -> None:
     [
         ({"workers": 2}, "--workers must be at least 3, got 2"),
         ({"blocks": 100}, "--blocks must be at least 7500, got 100"),
-        ({"lookups": 0}, "--lookups must be positive"),
+        ({"lookups": 1}, "--lookups must be at least 2, got 1"),
         ({"dynamo_python": "/nowhere/python"}, "--dynamo-python /nowhere/python: is no program"),
     ],
 )
