@@ -21,7 +21,3 @@ def rendered(package: str, **values: Any) -> str:
         loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template(PAGE).render(colours=COLOURS, **values)
-
-
-def _text(package: str, name: str) -> str:
-    return files(package).joinpath(name).read_text(encoding="utf-8")

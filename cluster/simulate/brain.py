@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from router import selector
 from router.admission import Admission
 from router.member import Member, Standing
-from router.policies import RECONSIDERING, policy_named
+from router.policies import RECONSIDERING
 from router.policy import Policy
 from router.prefix_index import Applied, PrefixIndex
 from router.reservations import Batch, Reservations, Watch
@@ -41,13 +41,6 @@ class Brains:
     def __call__(self, shape: FleetShape, router: int) -> Brain:
         rules = Rules(holds=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
         return LiveBrain(self.new_policy(), rules, shape, seed=shape.seed * 1000 + router)
-
-
-def brains_named(policy: str) -> Brains:
-    """Policies that may be asked again hold what their workers have no time for. Raises ConfigError, listing what there
-    is."""
-    policy_named(policy)
-    return Brains(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 
 from twostroke.rpc.v1 import worker_pb2
 
+ANSWER_S = 0.5
+"""A peer that lives has answered and sent its pages by then, however busy, or there are so many of them that computing
+them takes longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class PeerPrefix:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from twostroke.rpc.peer import ANSWER_S
 from twostroke.schedule.sequence import Sequence as Running
 from twostroke.simulate.host import Host
 from twostroke.simulate.pulls import Party, Pull, PullSpec
-
-ANSWER_S = 0.5
-"""As the live workers give a peer on top of what computing would take."""
 
 
 def pull_from_peer(

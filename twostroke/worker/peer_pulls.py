@@ -10,14 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pull_client import PullReport, PullSpec
-
-ANSWER_S = 0.5
-"""A peer that lives has answered and sent its pages by then, however busy, or there are so many of them that computing
-them takes longer."""
 
 
 class PeerPulls:

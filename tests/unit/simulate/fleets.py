@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from cluster.simulate.brain import Brains, brains_named
+from cluster.simulate.brain import Brains
+from router.policies import RECONSIDERING, policy_named
 from twostroke.schedule.cost import StepCost
 from twostroke.simulate.fleet import FleetShape
 from twostroke.simulate.results import Run
@@ -60,4 +61,8 @@ def chats(count: int = 120, seed: int = 0, every_s: float = 0.12) -> Trace:
 
 
 def run(of: Trace, shape: FleetShape = SMALL, brains: Brains | str = "kv") -> Run:
-    return simulate(of, shape, brains_named(brains) if isinstance(brains, str) else brains)
+    """Policies that may be asked again hold what their workers have no time for."""
+    if isinstance(brains, str):
+        name = brains
+        brains = Brains(name, lambda: policy_named(name), holds=name in RECONSIDERING)
+    return simulate(of, shape, brains)
