@@ -330,9 +330,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if value not in known:
             raise ConfigError(f"{where} must be one of {known}, got {value!r}", field=where)
         return hint(value)
-    if hint is float and isinstance(value, int):
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return _float(value, where)
-    if not isinstance(value, hint):
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} must be {hint.__name__}, got {value!r}", field=where)
     return value
 

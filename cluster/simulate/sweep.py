@@ -110,7 +110,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_session(args: argparse.Namespace) -> int:
     axes = _axes(args)
     output = output_from(args)
-    positive("--requests", args.requests)
+    if args.requests < 2:
+        raise ConfigError(f"--requests must be at least 2, got {args.requests}", field="requests")
     positive("--output-tokens", args.output_tokens)
     shape = _small(fleet_from(args, BLOCK_TOKENS), args)
     asked = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl)

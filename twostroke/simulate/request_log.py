@@ -129,7 +129,7 @@ def record_of(line: str, where: str) -> Record:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: not valid JSON: {error}", field="trace") from error
     kind = said.get("record") if isinstance(said, dict) else None
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(f"{where}: record must be one of {', '.join(_KINDS)}, got {kind!r}", field="record")
     try:
         record = from_values(_KINDS[kind], said)

@@ -27,6 +27,8 @@ WARM_UP_S = 0.1
 """Routers have met their workers before the first request comes."""
 QUIET_S = 2.0
 """After the last answer: indexes must be the workers' sets by then."""
+MOST_SPAN_S = 1e7
+"""Of a trace: more is a mistake in one of its times, and idle workers' heartbeats would go on for hours."""
 STUCK_S = 3600.0
 """No request of any trace takes that long after the one before it has ended."""
 
@@ -48,6 +50,7 @@ def simulate(trace: Trace, shape: FleetShape, brains: Brains) -> Run:
             field="block_size",
         )
     _check_lengths(trace, shape)
+    _check_span(trace)
     begun_s = time.thread_time()
     run = _Simulation(trace, shape, brains)
     run.play()
@@ -62,6 +65,15 @@ def _check_lengths(trace: Trace, shape: FleetShape) -> None:
             f"{trace.name} has a request of {longest.input_tokens} + {longest.output_tokens} tokens; all pages of a "
             f"decode worker hold {fits} (see --decode-pool-tokens)",
             field="decode_pages",
+        )
+
+
+def _check_span(trace: Trace) -> None:
+    span_s = trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s
+    if span_s > MOST_SPAN_S:
+        raise ConfigError(
+            f"{trace.name}: {span_s:.3g} s lie between its first and its last request; {MOST_SPAN_S:g} are the most",
+            field="timestamp",
         )
 
 

@@ -189,6 +189,7 @@ def test_answers_that_sent_nothing_are_no_rows() -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        ({"record": ["answer"]}, "record"),
         ({"arrival_s": "now"}, "arrival_s"),
         ({"arrival_s": -1.0}, "arrival_s"),
         ({"prompt_tokens": 0}, "prompt_tokens"),
