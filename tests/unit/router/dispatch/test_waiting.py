@@ -128,10 +128,10 @@ async def test_no_more_wait_than_may(fleet, soon, sampled):
 
 
 async def test_held_requests_wait_for_a_worker_that_is_gone_to_come_back(fleet, soon):
-    core, worker = await busy_core(fleet, soon, worker_wait_s=0.5)
+    core, worker = await busy_core(fleet, soon, worker_wait_s=2.0)
     answer = asking(core, "r")
     await soon(lambda: held(core) == 1)
-    await asyncio.sleep(0.6)  # as long as it has a worker, it does not wait for one
+    await asyncio.sleep(2.1)  # as long as it has a worker, it does not wait for one
     await fleet.remove("decode-0")
     await soon(lambda: held(core) == 0)
     assert not answer.task.done()
