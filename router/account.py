@@ -58,7 +58,7 @@ class Account:
         self._longest_gap_s = 0.0
 
     def placed(self, decision: Decision, decided_at_s: float) -> None:
-        """What arrives from now on comes of this decision."""
+        """What arrives from now on comes of this decision. Its time is by the clock that `arrived` is told."""
         self.attempts += 1
         self._decision, self._decided_at_s = decision, decided_at_s
 

@@ -181,7 +181,7 @@ class Answer:
         if arrival.tokens:
             self._around.placer.first_token(self.request_id)
         is_first = not self._emitted and bool(arrival.tokens)
-        self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.time())
+        self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.monotonic())
         if is_first:
             self._log_first_token(placed)
         for sampled in arrival.tokens:

@@ -45,7 +45,7 @@ class Placed:
     stream: AnswerStream
     decision: Decision
     decided_at_s: float
-    """Unix time, from which on the decision's forecast counts."""
+    """By the monotonic clock; from then on the decision's forecast counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Placer:
         now_s = time.monotonic()
         self._fleet.reservations.opened(request.request_id, now_s)
         self._room.opened(now_s - begun_s)
-        return Placed(link, stream, decision, time.time() - (now_s - released.decided_at_s))
+        return Placed(link, stream, decision, released.decided_at_s)
 
     def _wanting(self, request: Request, has_had_turn: bool) -> Wanting:
         now_s = time.monotonic()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from tests.unit.router.dispatch.asking import eventually
 from tests.unit.router.dispatch.conftest import BLOCK
 from twostroke.errors import ServeError
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
@@ -58,6 +60,22 @@ async def test_an_answer_that_failed_or_was_given_up_is_written_down_with_its_ou
     answers, _ = records(path)
     outcomes = {answer.request_id: (answer.outcome, answer.output_tokens, answer.decode) for answer in answers}
     assert outcomes == {"left#0": ("cancelled", 5, "decode-0"), "late#0": ("DeadlineExceeded", 0, None)}
+
+
+async def test_a_wall_clock_that_is_set_back_makes_no_time_negative(fleet, ask, tmp_path, monkeypatch):
+    worker = await fleet.add("decode-0", hold_at=0)
+    path = tmp_path / "log.jsonl"
+    core = await fleet.core(request_log=str(path))
+    answer = ask(core)
+    await eventually(lambda: worker.opens)
+    wall_s = time.time()
+    monkeypatch.setattr(time, "time", lambda: wall_s - 3600)
+    worker.hold_at = None
+    await answer.task
+    await core.close()
+    (record,), _ = records(path)
+    assert record.ttft_s > 0
+    assert record.itl_max_s > 0
 
 
 async def test_an_answer_that_moved_says_so(fleet, ask, tmp_path):
