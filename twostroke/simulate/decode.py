@@ -223,7 +223,7 @@ class Answers:
             journey.first_token_s = now_s
             blocks = answer.blocks - answer.missing_blocks + answer.reused_blocks
             journey.cached_tokens = min(blocks * size, journey.prompt_tokens)
-            journey.pulled_tokens = answer.peer_pages * size
+            journey.pulled_tokens = min(answer.peer_pages * size, journey.cached_tokens)
         answer.reader.began(journey)
 
     def _note_gap(self, journey: Journey, gap_s: float) -> None:

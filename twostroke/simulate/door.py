@@ -73,15 +73,16 @@ class Door:
         self._feeds[worker] = Feed(host, listener, self._draws, self._around.counts)
 
     def leave(self, host: Host) -> None:
-        """This life of a worker is over."""
+        """This life of a worker is over; one that has begun since is not."""
+        if self._around.lives.host(host.worker) is not host:
+            return
         self._close_feed(host.worker)
         self.brain.left(host.worker, self._agenda.now_s)
         self._drain()
 
-    def lost(self, journey: Journey, worker: WorkerId) -> None:
-        """Its decode worker died: it goes on elsewhere, from the last token that was sent."""
-        placement = journey.placement
-        if journey in self._open and placement is not None and placement.decode == worker:
+    def lost(self, journey: Journey, attempt: int) -> None:
+        """That attempt's decode worker died: it goes on elsewhere, from the last token that was sent."""
+        if journey in self._open and journey.attempts == attempt:
             journey.was_lost = journey.was_lost or journey.first_token_s is None
             self._again(journey)
 
@@ -104,7 +105,7 @@ class Door:
         for journey in lost:
             if journey.placement is not None:
                 self._around.lives.answers(journey.placement.decode).drop(journey)
-            journey.forget_answer()
+            journey.forget_answer(self._shape.block_size)
         self._open.clear()
         self._by_id.clear()
         self.brain = brain

@@ -39,8 +39,9 @@ class Journey:
     def known_tokens(self) -> int:
         return self.prompt_tokens + self.emitted
 
-    def forget_answer(self) -> None:
+    def forget_answer(self, block_size: int) -> None:
         """Its client asks again, from the beginning."""
+        del self.names[self.prompt_tokens // block_size :]
         self.placement = None
         self.emitted = 0
         self.first_token_s = self.last_token_s = None

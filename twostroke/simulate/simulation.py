@@ -168,17 +168,17 @@ class _Simulation:
 
     def _die(self, death: Death) -> None:
         host = self._lives.host(death.worker)
-        lost = self._lives.end(death.worker)
-        self._agenda.after(self._shape.delays.detection_s, lambda: self._notice(host, [a.journey for a in lost]))
+        attempts = [(lost.journey, lost.journey.attempts) for lost in self._lives.end(death.worker)]
+        self._agenda.after(self._shape.delays.detection_s, partial(self._notice, host, attempts))
         if death.back_at_s is not None:
             self._agenda.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
 
-    def _notice(self, host: Host, lost: list[Journey]) -> None:
+    def _notice(self, host: Host, lost: list[tuple[Journey, int]]) -> None:
         for door in self._doors:
             door.leave(host)
-        for journey in lost:
+        for journey, attempt in lost:
             for door in self._doors:
-                door.lost(journey, host.worker)
+                door.lost(journey, attempt)
 
     def _come_back(self, death: Death) -> None:
         host = self._lives.begin(death.worker)

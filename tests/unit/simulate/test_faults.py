@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 
-from tests.unit.simulate.fleets import SMALL, chats, run
-from twostroke.ids import WorkerId
+from tests.unit.simulate.fleets import BLOCK, SMALL, chats, run
+from twostroke.ids import RequestId, WorkerId
 from twostroke.simulate.fleet import Death, Delays, Faults, RouterRestart
+from twostroke.simulate.journey import Journey
 from twostroke.simulate.results import Run, Status, percentile, ttfts
+from twostroke.simulate.simulation import name_of
 
 
 def spoiled(share: float) -> Faults:
@@ -64,6 +66,29 @@ def test_a_request_that_goes_on_elsewhere_is_not_lost_again_with_the_worker_that
     done = run(chats(120, every_s=0.04), dataclasses.replace(SMALL, faults=faults, delays=Delays(detection_s=0.2)))
     asked = chats(120, every_s=0.04).rows
     assert [outcome.output_tokens for outcome in done.outcomes] == [row.output_tokens for row in asked]
+
+
+def test_a_worker_that_is_back_before_anybody_noticed_its_death_is_known_to_all() -> None:
+    deaths = (Death(worker=WorkerId("decode-0"), at_s=3.0, back_at_s=3.05),)
+    done = run(chats(120, every_s=0.05), dataclasses.replace(SMALL, faults=Faults(deaths=deaths)))
+    assert [outcome.status for outcome in done.outcomes] == [Status.DONE] * 120
+    assert done.unequal_indexes == ()
+
+
+def test_answers_that_lost_their_worker_and_then_their_router_begin_anew() -> None:
+    deaths = (Death(worker=WorkerId("decode-0"), at_s=3.0, back_at_s=3.02),)
+    faults = Faults(deaths=deaths, router_restarts=tuple(RouterRestart(router=0, at_s=at_s) for at_s in (3.05, 3.2)))
+    asked = chats(160, every_s=0.025)
+    done = run(asked, dataclasses.replace(SMALL, faults=faults))
+    assert [outcome.output_tokens for outcome in done.outcomes] == [row.output_tokens for row in asked.rows]
+
+
+def test_blocks_of_an_answer_are_forgotten_with_it() -> None:
+    """They would be asked for without their tokens, and queues would come out negative."""
+    names = [name_of(number) for number in range(3)]
+    journey = Journey(0, RequestId("0#0"), 0.0, prompt_tokens=2 * BLOCK + 1, answer_tokens=40, names=names, emitted=30)
+    journey.forget_answer(BLOCK)
+    assert (journey.known_tokens, journey.names) == (2 * BLOCK + 1, [name_of(0), name_of(1)])
 
 
 def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:
