@@ -23,8 +23,9 @@ from cluster.announce import Announcer, fetch_with_progress
 from cluster.home import Home
 from cluster.router_keeper import RouterKeeper
 from cluster.spec import LOOPBACK, fleet_spec, router_configs, router_ports
-from twostroke.config import ClusterConfig
+from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.cores import check_threads
+from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
@@ -192,6 +193,7 @@ def _model_dir(config: ClusterConfig) -> str:
     """Where the model's files are, fetched first if need be; empty for a paced model, which has none."""
     model = config.model
     if model.is_paced:
+        PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
         return ""
     return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
 

@@ -43,6 +43,7 @@ def size_text(size_bytes: int) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_fleet(parser.add_argument_group("fleet"))
+    _add_routing(parser.add_argument_group("routing"))
     _add_model(parser.add_argument_group("model"))
     _add_schedule(parser.add_argument_group("memory and scheduling"))
 
@@ -100,6 +101,15 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         help="how pages travel, best first, of cuda_ipc, shm, nixl, tcp (default: shm,tcp, or cuda_ipc,tcp on GPUs)",
     )
     group.add_argument(
+        "--address",
+        default=DEFAULTS.address,
+        metavar="HOST:PORT",
+        help="join this Ray cluster, with the token of RAY_AUTH_TOKEN (default: a local Ray that ends with it)",
+    )
+
+
+def _add_routing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--policy", choices=sorted(POLICIES), default=DEFAULTS.policy, help=_help("how requests find their workers")
     )
     group.add_argument(
@@ -128,12 +138,6 @@ def _add_fleet(group: argparse._ArgumentGroup) -> None:
         default=DEFAULTS.max_held,
         metavar="N",
         help=_help("requests that may wait in a router for their turn"),
-    )
-    group.add_argument(
-        "--address",
-        default=DEFAULTS.address,
-        metavar="HOST:PORT",
-        help="join this Ray cluster, with the token of RAY_AUTH_TOKEN (default: a local Ray that ends with it)",
     )
 
 

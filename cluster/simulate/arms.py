@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from cluster.checks import field_of
 from router.policies import POLICIES, policy_named
 from router.policies.priced import Priced, Prices
 from router.policies.seconds import MooncakeConductor
@@ -45,10 +46,14 @@ def arms_from(text: str) -> tuple[str, ...]:
     if not arms:
         raise ConfigError(f"--policies needs a name: {', '.join(POLICIES)}, or {EVERYTHING}", field="policies")
     for arm in arms:
-        if arm not in _OWN and arm not in POLICIES:
-            known = ", ".join((*POLICIES, *_OWN, EVERYTHING))
-            raise ConfigError(f"--policies must be of {known}; got {arm!r}", field="policies")
+        check_arm("--policies", arm)
     return tuple(dict.fromkeys(arms))
+
+
+def check_arm(flag: str, arm: str) -> None:
+    if arm not in _OWN and arm not in POLICIES:
+        known = ", ".join((*POLICIES, *_OWN))
+        raise ConfigError(f"{flag} must be of {known}; got {arm!r}", field=field_of(flag))
 
 
 def with_baseline(arms: Sequence[str]) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ class Source:
         else:
             assert self.trace is not None
             trace = read_trace(self.trace, self.limit)
+        if trace.block_tokens * self.length_scale < 1:
+            raise ConfigError(
+                f"--length-scale {self.length_scale:g} leaves less than a token of a block of {trace.block_tokens}",
+                field="length_scale",
+            )
         replay = Replay(jitter_s=self.jitter_s, length_scale=self.length_scale, seed=self.seed)
         return replayed(trace, replay)
 
@@ -152,9 +157,9 @@ def fleet_from(args: argparse.Namespace, block_tokens: int) -> FleetShape:
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Of a list with commas."""
+    """Of a list with commas; none where nothing is said."""
     try:
-        values = tuple(float(part) for part in text.split(",") if part.strip())
+        values = tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:
         values = (math.nan,)
     if not all(map(math.isfinite, values)):
@@ -178,6 +183,8 @@ def _with_events(shape: FleetShape, delay_s: float | None, faults: float | None)
         at_least_zero("--event-delay", delay_s)
         shape = dataclasses.replace(shape, delays=dataclasses.replace(shape.delays, event_s=delay_s))
     if faults is not None:
+        if not 0 <= faults < 1:
+            raise ConfigError(f"--event-faults must be a share from 0 to below 1, got {faults:g}", field="event_faults")
         shape = dataclasses.replace(
             shape, faults=Faults(event_drop=faults, event_duplicate=faults, event_reorder=faults)
         )

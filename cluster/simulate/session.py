@@ -13,7 +13,7 @@ from rich.console import Console
 from cluster.checks import positive
 from cluster.output import write_json, write_text
 from cluster.planner import Promise
-from cluster.simulate.arms import BASELINE, DEFAULT, arms_from, policy_of, with_baseline
+from cluster.simulate.arms import BASELINE, DEFAULT, arms_from, check_arm, with_baseline
 from cluster.simulate.demand import check_objectives
 from cluster.simulate.fitting import SINCE_DECISION, likeness, likeness_json, policies_of, print_likeness, real_answers
 from cluster.simulate.loads import FoundRate, highest_rates, pace_at
@@ -64,7 +64,7 @@ class Options:
             raise ConfigError("--rate-scale and --utilisation exclude each other", field="utilisation")
         if self.admits and self.promise.ttft_s is None:
             raise ConfigError("--admission refuses by --slo-ttft: how many seconds?", field="slo_ttft")
-        policy_of(self.of)
+        check_arm("--of", self.of)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

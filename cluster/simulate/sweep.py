@@ -22,7 +22,7 @@ from cluster.figures.charts import Line, Words, line_figure
 from cluster.output import write_json, write_text
 from cluster.planner import Promise, first_tokens_alone_s
 from cluster.simulate.arms import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS
-from cluster.simulate.demand import ability_of, load_of
+from cluster.simulate.demand import ability_of, check_objectives, load_of
 from cluster.simulate.options import GIGABYTE, Output, fleet_from, numbers, output_from
 from cluster.simulate.report import console_for
 from cluster.simulate.runs import Trial, runner
@@ -114,6 +114,8 @@ def run_session(args: argparse.Namespace) -> int:
         raise ConfigError(f"--requests must be at least 2, got {args.requests}", field="requests")
     positive("--output-tokens", args.output_tokens)
     shape = _small(fleet_from(args, BLOCK_TOKENS), args)
+    if not shape.prefill:
+        raise ConfigError("--prefill must be at least 1: who else should compute?", field="prefill")
     asked = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
     cells = sweep(axes, shape, asked, (args.requests, args.output_tokens), output.jobs)
     _show(cells, shape, output)
@@ -128,6 +130,7 @@ def sweep(axes: Axes, shape: FleetShape, asked: Promise, sizes: tuple[int, int],
     ]
     fleets = [dataclasses.replace(shape, link_bytes_per_s=place.bytes_per_s) for place in places]
     traces = [requests_at(place, fleet, *sizes) for place, fleet in zip(places, fleets, strict=True)]
+    _check_objectives(asked, traces, fleets)
     trials = [
         Trial(arm=arm, trace=trace, shape=fleet) for trace, fleet in zip(traces, fleets, strict=True) for arm in ARMS
     ]
@@ -136,6 +139,17 @@ def sweep(axes: Axes, shape: FleetShape, asked: Promise, sizes: tuple[int, int],
         _cell(place, trace, _promised(asked, trace, fleet), [next(runs) for _ in ARMS])
         for place, trace, fleet in zip(places, traces, fleets, strict=True)
     ]
+
+
+def _check_objectives(asked: Promise, traces: Sequence[Trace], fleets: Sequence[FleetShape]) -> None:
+    """Raises ConfigError where no cell's requests can meet them."""
+    refusals = []
+    for trace, fleet in zip(traces, fleets, strict=True):
+        try:
+            return check_objectives(trace, fleet, asked)
+        except ConfigError as refusal:
+            refusals.append(refusal)
+    raise refusals[0]
 
 
 def requests_at(place: Place, shape: FleetShape, requests: int, output_tokens: int) -> Trace:

@@ -13,6 +13,7 @@ from twostroke.errors import ConfigError
 from twostroke.lifetime import Instant
 from twostroke.schedule.cost import StepCost
 from twostroke.simulate.fleet import Delays, FleetShape
+from twostroke.simulate.lines import lines_of
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 
 PROMPT_TERMS = ("prompt_token_s", "prompt_step_s", "prompt_pair_s")
@@ -33,13 +34,7 @@ class Log:
 
 def read_log(path: Path) -> Log:
     """Raises ConfigError naming line and field of what is malformed."""
-    try:
-        with path.open(encoding="utf-8") as lines:
-            return parse_log(lines, str(path))
-    except OSError as error:
-        raise ConfigError(f"--fit {path}: {error.strerror}", field="fit") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--fit {path}: not UTF-8 text", field="fit") from error
+    return parse_log(lines_of(path, "--fit"), str(path))
 
 
 def parse_log(lines: Iterable[str], name: str) -> Log:

@@ -13,6 +13,7 @@ from typing import Any
 
 from twostroke.config import from_values
 from twostroke.errors import ConfigError
+from twostroke.simulate.lines import json_of
 
 NAME_BYTES = 8
 """Of a block's name that are logged: enough to tell apart all that one log holds."""
@@ -124,10 +125,7 @@ def is_record(said: dict[str, Any]) -> bool:
 
 def record_of(line: str, where: str) -> Record:
     """Raises ConfigError naming `where` and the field that is not as written above."""
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not valid JSON: {error}", field="trace") from error
+    said = json_of(line, where)
     kind = said.get("record") if isinstance(said, dict) else None
     if not isinstance(kind, str) or kind not in _KINDS:
         raise ConfigError(f"{where}: record must be one of {', '.join(_KINDS)}, got {kind!r}", field="record")

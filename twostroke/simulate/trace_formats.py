@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from twostroke.errors import ConfigError
+from twostroke.simulate.lines import json_of
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, is_record, record_of
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -106,8 +106,11 @@ class Azure:
     def row(self, line: str, where: str) -> TraceRow:
         values = [value.strip() for value in line.split(",")]
         if len(values) != len(self.columns):
+            missing = self.columns[len(values)] if len(values) < len(self.columns) else None
+            wrong = f"no {missing}" if missing else "too many values"
             raise ConfigError(
-                f"{where}: {len(values)} values under {len(self.columns)} columns: {_shown(line)}", field="trace"
+                f"{where}: {wrong}: {len(values)} values under {len(self.columns)} columns: {_shown(line)}",
+                field=missing or "trace",
             )
         said = dict(zip(self.columns, values, strict=True))
         input_tokens = _count(_integer(said["ContextTokens"]), "ContextTokens", where)
@@ -151,10 +154,7 @@ class RequestLog:
 
 
 def _json_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not valid JSON: {error}", field="trace") from error
+    said = json_of(line, where)
     if not isinstance(said, dict):
         raise ConfigError(f"{where}: a row must be an object, got {type(said).__name__}", field="trace")
     return said

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from twostroke.errors import ConfigError
+from twostroke.simulate.lines import lines_of
 from twostroke.simulate.trace_formats import TraceRow, format_of
 
 __all__ = ["Replay", "Trace", "TraceRow", "parse_trace", "read_trace", "replayed"]
@@ -47,13 +48,7 @@ class Replay:
 
 
 def read_trace(path: Path, limit: int | None = None) -> Trace:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            return parse_trace(lines, str(path), limit)
-    except OSError as error:
-        raise ConfigError(f"--trace {path}: {error.strerror}", field="trace") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--trace {path}: not UTF-8 text", field="trace") from error
+    return parse_trace(lines_of(path, "--trace"), str(path), limit)
 
 
 def parse_trace(lines: Iterable[str], name: str, limit: int | None = None) -> Trace:

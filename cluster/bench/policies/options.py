@@ -15,6 +15,8 @@ from twostroke.errors import ConfigError
 
 DEFAULT_POLICIES = "kv,round-robin,least-requests"
 DEFAULT_UTILISATIONS = (0.6, 0.85, 1.15)
+OWN_FLAGS = frozenset({"--policy", "--request-log", "--http-port", "--grpc-port", "--prefill", "--decode", "--seed"})
+"""Of `serve`: said for every trial. A second value would silently win, and the table would name the wrong thing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,9 @@ class Served:
     def __post_init__(self) -> None:
         positive("--prefill", self.prefill)
         positive("--decode", self.decode)
+        for flag in self.flags:
+            if flag.partition("=")[0] in OWN_FLAGS:
+                raise ConfigError(f"--serve-flags: {flag} is for `bench policies` to say", field="serve_flags")
 
     def arguments(self, policy: str, log: Path) -> list[str]:
         memory = [] if self.kv_cache_memory is None else ["--kv-cache-memory", self.kv_cache_memory]

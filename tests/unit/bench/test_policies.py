@@ -118,6 +118,8 @@ def test_what_was_simulated_stands_beside_the_median_of_real_rounds() -> None:
         ((*SMALL, "--rounds", "0"), "rounds"),
         ((*SMALL, "--log-dir", "/nowhere"), "log_dir"),
         ((*SMALL, "--prefill", "0"), "prefill"),
+        ((*SMALL, "--serve-flags=--policy kv"), "serve_flags"),
+        ((*SMALL, "--serve-flags=--seed=7"), "serve_flags"),
         (("--limit", "5"), "trace"),
     ],
 )

@@ -1,3 +1,5 @@
+"""What refused requests would have met, and how evenly tenants are served."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Whose turn it is: tenants share in proportion, whatever they ask for."""
+
 from __future__ import annotations
 
 import random
