@@ -9,6 +9,8 @@ from typing import Any
 
 import grpc.aio
 
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         is_router = bool(request.address)
         router = fleet_pb2.RouterMember(router_id=request.watcher, address=request.address)
         self._watchers[queue] = router if is_router else None
+        reach(Point.SUPERVISOR_WATCHED)
         log.info("fleet watched watcher=%s address=%s", request.watcher, request.address or "none")
         try:
             if is_router:

@@ -18,6 +18,8 @@ from cluster.plan import Create, Observed, Stage, backoff_s, plan
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from twostroke.config import WorkerConfig
 from twostroke.errors import ConfigError, InternalError, ServeError
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from twostroke.telemetry import configure_logging
@@ -152,6 +154,7 @@ class Supervisor:
                         await asyncio.wait_for(self._changed.wait(), pause_s)
 
     def _create(self, worker_id: str) -> None:
+        reach(Point.SUPERVISOR_CREATING)
         config = self._workers[worker_id].config
         found = self._ground.find(config)
         if found is not None:
@@ -166,6 +169,7 @@ class Supervisor:
         try:
             self._change(worker_id, place=await handle.place())
             incarnation = self._ground.next_incarnation(worker_id)
+            reach(Point.SUPERVISOR_STARTING)
             log.info("worker starts worker=%s incarnation=%d", worker_id, incarnation)
             readiness = asyncio.create_task(self._announce_when_ready(worker_id, handle))
             await handle.run(incarnation)
@@ -185,10 +189,12 @@ class Supervisor:
             # run() ends too, and it alone decides what happened.
             log.info("worker will not be ready worker=%s error=%s", worker_id, error)
             return
+        reach(Point.SUPERVISOR_ANNOUNCING)
         log.info("worker serves worker=%s address=%s epoch=%s", worker_id, serving.address, serving.epoch)
         self._change(worker_id, Stage.SERVING, serving=serving)
 
     def _end(self, worker_id: str, ending: ServeError) -> None:
+        reach(Point.SUPERVISOR_MOURNING)
         worker = self._workers[worker_id]
         observed = worker.observed.end(self._clock(), misconfigured=isinstance(ending, ConfigError))
         self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)

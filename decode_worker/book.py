@@ -14,8 +14,9 @@ from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
 from decode_worker.takeover import Takeover
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.faults import reach
 from twostroke.ids import RequestId
-from twostroke.lifetime import Instant
+from twostroke.lifetime import Instant, Point
 from twostroke.request import Request
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -50,6 +51,7 @@ class AnswerBook(RoleServices):
 
         Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing is left behind.
         """
+        reach(Point.DECODE_OPENING)
         host = self._host
         admission.check(request, host.facts, time.time())
         earlier = self._answers.get(request.request_id)
@@ -78,15 +80,18 @@ class AnswerBook(RoleServices):
             source.worker_id if source else "local", peer.worker.worker_id if peer else "none",
         )  # fmt: skip
         host.loop.wake()
+        reach(Point.DECODE_QUEUED)
 
     def close_request(self, request_id: RequestId, attempt: int) -> None:
         """Free everything a request holds; closing what is not there is no error."""
+        reach(Point.DECODE_CLOSING)
         answer = self._answers.get(request_id)
         if answer is not None and answer.request.attempt == attempt:
             self._drop(answer, Cancelled("closed by its router"))
 
     def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None:
         """Send an answer's tokens from a position on, over another (or the same) router's stream."""
+        reach(Point.DECODE_ATTACHING)
         answer = self._answers.get(request_id)
         if answer is None or answer.request.attempt != attempt:
             raise NotFound(f"request {request_id} attempt {attempt} is not here")
@@ -109,6 +114,7 @@ class AnswerBook(RoleServices):
     # What the scheduler tells
 
     def admitted(self, admission: Admission) -> None:
+        reach(Point.DECODE_ADMITTED)
         answer = self._by_sequence[admission.sequence]
         answer.move_to(Stage.RESERVED)
         answer.lifetime.mark(Instant.ADMITTED)
@@ -124,10 +130,13 @@ class AnswerBook(RoleServices):
             self._takeover.consider(self._by_sequence.values())
 
     def preempted(self, sequence: Sequence) -> None:
+        reach(Point.DECODE_PREEMPTED)
         self._by_sequence[sequence].move_to(Stage.WAITING)
         self._host.pulls.prune()
 
     def settled(self, emissions: list[Emission]) -> None:
+        if emissions:
+            reach(Point.DECODE_SAMPLED)
         for emission in emissions:
             answer = self._by_sequence[emission.sequence]
             answer.tokens.append(emission.token)

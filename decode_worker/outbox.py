@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from decode_worker.answer import Answer
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.rpc.v1 import worker_pb2
 
 
@@ -62,6 +64,7 @@ class Outbox:
                 if self._stream is not mine:
                     return
                 mine.clear()
+                reach(Point.DECODE_SENDING)
                 yield worker_pb2.TokenBatch(entries=[self._entry(answer) for answer in self._take_news()])
         finally:
             if self._stream is mine:

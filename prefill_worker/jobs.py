@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.faults import reach
 from twostroke.ids import PageId
+from twostroke.lifetime import Point
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence as BuildSequence
 from twostroke.schedule.sequence import building
@@ -75,6 +77,7 @@ class BuildJobs(RoleServices):
 
     def admitted(self, admission: Admission) -> None:
         """Runs before any block of the job is computed."""
+        reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]
         job.computed.update(admission.missing)
         if job.peer is not None:

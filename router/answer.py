@@ -20,9 +20,10 @@ from router.metrics import RouterMetrics
 from router.placement import Placed, Placer, may_go_elsewhere
 from router.request_log import RecordSink
 from twostroke.errors import DeadlineExceeded, InternalError, ServeError
+from twostroke.faults import reach
 from twostroke.ids import BlockName, RequestId
 from twostroke.kv_cache.block import name_block, root_name
-from twostroke.lifetime import Instant, Lifetime
+from twostroke.lifetime import Instant, Lifetime, Point
 from twostroke.request import FinishReason, Request, SampledToken
 
 log = logging.getLogger(__name__)
@@ -167,6 +168,7 @@ class Answer:
         try:
             while True:
                 arrival = await placed.stream.next()
+                reach(self._point(arrival))
                 self._take(arrival, placed)
                 if arrival.finish is not None:
                     return arrival.finish
@@ -175,6 +177,11 @@ class Answer:
             placed.link.forget(placed.stream)
             if not placed.stream.is_complete:
                 self._around.links.close_later(placed.link, placed.stream)
+
+    def _point(self, arrival: Arrival) -> Point:
+        if arrival.finish is not None:
+            return Point.ROUTER_FINISHED
+        return Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN
 
     def _take(self, arrival: Arrival, placed: Placed) -> None:
         self._lifetime.merge(arrival.lifetime)

@@ -17,6 +17,8 @@ from router.metrics import RouterMetrics
 from router.prefix_index import Applied, PrefixIndex
 from router.reservations import Reservations
 from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.v1 import control_pb2
@@ -113,6 +115,8 @@ class Feed:
                     raise PeerLost(f"{channel.address} sent no event batch for {SILENCE_S} s") from None
                 if not isinstance(message, control_pb2.KvEventBatch):
                     raise PeerLost(f"{channel.address} ended its event stream")
+                if reach(Point.ROUTER_EVENTS):
+                    continue
                 if not all(self._take(delivered) for delivered in self._deliver(message)):
                     return
         finally:

@@ -24,7 +24,9 @@ from router.reservation_feed import ReservationFeed
 from router.reservations import Reservations
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
+from twostroke.faults import reach
 from twostroke.ids import Epoch, WorkerId
+from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.v1 import fleet_pb2
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING, WORKER_STATE_STARTING
@@ -123,6 +125,7 @@ class Fleet:
         try:
             call = FleetStub(channel.channel).Watch(request, metadata=channel.metadata)
             async for view in call:
+                reach(Point.ROUTER_VIEW)
                 self._take(view, tasks)
             log.warning("fleet watch ended address=%s", channel.address)
         except grpc.aio.AioRpcError as error:

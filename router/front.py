@@ -27,6 +27,8 @@ from router.params import (
 )
 from router.text import Text, encode_off_loop
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.request import FinishReason, SampledToken
 
 log = logging.getLogger(__name__)
@@ -116,6 +118,7 @@ class Front:
             async with _until(ask.deadline_s):
                 with self._named(ask) as request_ids:
                     call = await self._prepare(ask, request_ids, received_s)
+                    reach(Point.ROUTER_RECEIVED)
                     await _Answer(self, call, sink).run()
             status = "ok"
         except asyncio.CancelledError:

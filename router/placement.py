@@ -24,8 +24,9 @@ from router.wanting import Released, Rules, Wanting, Workers
 from router.worker_link import WorkerLink
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
+from twostroke.faults import reach
 from twostroke.ids import RequestId, WorkerId
-from twostroke.lifetime import Instant, Lifetime
+from twostroke.lifetime import Instant, Lifetime, Point
 from twostroke.request import Request
 from twostroke.rpc.convert import request_to_message
 from twostroke.rpc.peer import PeerPrefix
@@ -136,6 +137,7 @@ class Placer:
     async def _open(self, request: Request, released: Released, lifetime: Lifetime) -> Placed | _Refusal:
         decision = released.decision
         self._note(request, decision)
+        reach(Point.ROUTER_PLACED)
         lifetime.mark(Instant.ROUTED)
         decode = self._member(decision.decode)
         link, stream = self._links.to(decode), AnswerStream(request.request_id, request.attempt, len(request.emitted))
@@ -169,6 +171,7 @@ class Placer:
                 link.forget(stream)
             if not is_open and may_be_open:
                 self._links.close_later(link, stream)
+        reach(Point.ROUTER_OPENED)
         lifetime.mark(Instant.OPENED)
         now_s = time.monotonic()
         self._fleet.reservations.opened(request.request_id, now_s)

@@ -18,7 +18,9 @@ from router.answer_stream import AnswerStream
 from router.member import Member
 from router.metrics import RouterMetrics
 from twostroke.errors import NotFound, PeerLost, ServeError, StaleEpoch
+from twostroke.faults import reach
 from twostroke.ids import RequestId
+from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
@@ -120,6 +122,7 @@ class WorkerLink:
         """Tell the worker that the answer is no longer wanted; one that cannot hear it finds out by itself."""
         if self.lost is not None:
             return
+        reach(Point.ROUTER_CLOSING)
         request = worker_pb2.CloseRequest(request_id=stream.request_id, attempt=stream.attempt)
         try:
             await self._answer_to(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
@@ -224,6 +227,7 @@ class WorkerLink:
     async def _attach(self, stream: AnswerStream) -> None:
         if self.lost is not None:
             raise self.lost
+        reach(Point.ROUTER_ATTACHING)
         request = worker_pb2.AttachRequest(
             request_id=stream.request_id,
             attempt=stream.attempt,

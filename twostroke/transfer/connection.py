@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from twostroke.errors import ServeError, TransferFailed
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Welcome, introduce
@@ -75,6 +77,7 @@ class Connection(abc.ABC):
         try:
             for start in range(0, len(pull.copies), MAX_PAGES):
                 sock = self._connected(pull.deadline)
+                reach(Point.TRANSPORT_ASKING)
                 self.copy_part(sock, pull.copies[start : start + MAX_PAGES], pull.deadline, tally)
             self.settle()
             return tally.result(Outcome.DONE)
@@ -123,6 +126,7 @@ class Connection(abc.ABC):
             self._use(self._sock)
             return self._sock
         try:
+            reach(Point.TRANSPORT_CONNECTING)
             sock = self._dial(deadline)
             self._welcome = introduce(sock, self._identity, self._endpoint, deadline)
             self.enter(sock, deadline)

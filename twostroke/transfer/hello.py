@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
+from twostroke.faults import reach
 from twostroke.ids import Epoch
+from twostroke.lifetime import Point
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send_frame
 
@@ -62,6 +64,7 @@ class Gate:
                 self._refused[type(refusal).__name__] += 1
             send_frame(sock, ["refused", type(refusal).__name__, refusal.message], deadline)
             raise
+        reach(Point.TRANSPORT_GREETED)
         me = self._identity
         send_frame(
             sock, ["welcome", me.worker_id, str(me.epoch), me.fingerprint, self._pages, self._page_bytes], deadline

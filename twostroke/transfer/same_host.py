@@ -21,6 +21,8 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from twostroke.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Gate, Welcome, introduce
@@ -89,6 +91,7 @@ class SameHostPeer(LanePeer, abc.ABC):
         try:
             if self._shut:
                 raise ConnectionAbortedError("the transport was closed")
+            reach(Point.TRANSPORT_CONNECTING)
             sock.settimeout(deadline.remaining_s())
             sock.connect(_abstract(socket_name(self.endpoint)))
             welcome = introduce(sock, self._identity, self.endpoint, deadline)
@@ -109,6 +112,7 @@ class SameHostPeer(LanePeer, abc.ABC):
                     return tally.result(Outcome.FAILED, "the transport was closed" if self._shut else "fenced")
                 if time.monotonic() >= pull.deadline.at:
                     return tally.result(Outcome.EXPIRED, "the deadline has passed")
+                reach(Point.TRANSPORT_ASKING)
                 copies = pull.copies[start : start + self.step]
                 self.copy(copies)
                 tally.copied_bytes += len(copies) * self.endpoint.page_bytes

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from twostroke.faults import reach
 from twostroke.kv_cache.memory import Pages, Window
+from twostroke.lifetime import Point
 from twostroke.transfer.connection import MAX_PAGES
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send, send_frame
 from twostroke.transfer.hello import Gate
@@ -49,11 +51,14 @@ def keep_alive(sock: socket.socket) -> None:
 
 def _answer(sock: socket.socket, request: PageRequest, memory: Pages, window: Window) -> None:
     """Send the pages; generations are looked at before a batch is sent and after its last byte was."""
+    reach(Point.TRANSPORT_SERVING)
     step, count = batch_pages(memory.page_bytes), len(request.pages)
     pages = request.pages.tolist()
     batches = window.read(pages[start : start + step] for start in range(0, count, step))
     sent_from = 0
     for start in [*range(0, count, step), count]:
+        if start:
+            reach(Point.TRANSPORT_SENT)
         views = next(batches, [])
         stop = min(start + step, count)
         if reason := request.changed(sent_from, stop, memory):

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc.aio
 
+from twostroke.faults import reach
 from twostroke.ids import WorkerId
+from twostroke.lifetime import Point
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.host import WorkerHost
@@ -43,6 +45,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.KvEventBatch]:
         host = self._host
         async for batch in host.feed.follow(request.epoch, request.start_sequence):
+            if reach(Point.WORKER_EVENTS):
+                continue
             yield batch_to_message(WorkerId(host.config.worker_id), host.epoch, batch, host.load_report())
 
     async def Drain(  # noqa: N802

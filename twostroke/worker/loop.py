@@ -11,6 +11,8 @@ import logging
 from typing import Protocol
 
 from twostroke.engine.loop import EngineThread
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import Step
 from twostroke.schedule.cost import Budget, StepTerms
@@ -72,7 +74,7 @@ class WorkLoop:
         while True:
             self._wake.clear()
             step = self._plan(role)
-            running = None if step is None else self._engine.start(step.batch)
+            running = None if step is None else self._start(step)
             # While the engine is at the next step already, the last one's tokens go out.
             role.settled(emissions)
             self._progress.tell()
@@ -81,6 +83,10 @@ class WorkLoop:
             else:
                 emissions = []
                 await self._wake.wait()
+
+    def _start(self, step: Step) -> asyncio.Future[StepResult]:
+        reach(Point.WORKER_STEP)
+        return self._engine.start(step.batch)
 
     def _plan(self, role: Role) -> Step | None:
         for admission in self._scheduler.admit():
@@ -102,6 +108,7 @@ class WorkLoop:
             log.exception("step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens))
             role.failed(self._scheduler.forsake(), error)
             return []
+        reach(Point.WORKER_COMPUTED)
         terms = StepTerms.of(step.batch)
         self.rates.observe(terms, result.seconds)
         prompt_share = self.rates.cost.prompt_share(terms)

@@ -15,8 +15,10 @@ from typing import Protocol
 import grpc.aio
 
 from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.faults import reach
 from twostroke.ids import BlockName, PageId, RequestId
 from twostroke.kv_cache.memory import Pages
+from twostroke.lifetime import Point
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -98,6 +100,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     async def Pull(  # noqa: N802
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
+        reach(Point.PAGES_ASKED)
         self._gate.check(request.fingerprint, request.source_epoch)
         wanted = self._checked(request)
         job: PageJob
@@ -107,6 +110,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             job = self._jobs.begin(wanted)
         self.open += 1
         try:
+            reach(Point.PAGES_ACCEPTED)
             accepted = worker_pb2.PullAccepted(epoch=str(self._gate.epoch), endpoints=self._endpoints)
             yield worker_pb2.PullResponse(accepted=accepted)
             async with contextlib.aclosing(self._announce(job, wanted.blocks)) as announcements:
@@ -114,6 +118,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                     yield worker_pb2.PullResponse(ready=ready)
             await asyncio.get_running_loop().create_future()
         finally:
+            reach(Point.PAGES_RELEASING)
             self.open -= 1
             job.close()
 
@@ -148,6 +153,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=checksum)
             for (block, page), (generation, checksum) in zip(ready.items(), known, strict=True)
         ]
+        reach(Point.PAGES_ANNOUNCING)
         self._metrics.served_pages.inc(len(pages))
         return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block in ready))
 

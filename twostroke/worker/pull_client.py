@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError, StaleEpoch, TransferFailed
+from twostroke.faults import reach
 from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
+from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
 from twostroke.rpc.peer import PeerPrefix
@@ -208,6 +210,7 @@ class PullClient:
         return report
 
     def _ended(self, session: _Session) -> None:
+        reach(Point.PULL_ENDED)
         del self._sessions[session]
         for page in session.remaining.values():
             self._pool.clear_writer(page)
@@ -249,6 +252,7 @@ class PullClient:
         )
         if spec.peer is not None:
             spec.peer.put(request)
+        reach(Point.PULL_ASKING)
         asked_s = _now_s()
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata)
         try:
@@ -288,6 +292,7 @@ class PullClient:
         self, session: _Session, transport: PageTransport, peer: Peer, ready: worker_pb2.PagesReady
     ) -> None:
         """Copy the announced pages, verify each on our own copy, and commit those that are right."""
+        reach(Point.PULL_ANNOUNCED)
         announced = [page for page in ready.pages if page.block in session.remaining]
         copies = [PageCopy(PageId(p.page), session.remaining[p.block], p.generation) for p in announced]
         started_s = _now_s()
@@ -301,6 +306,7 @@ class PullClient:
                 await _fence(transport, transfer)
         if not is_done:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
+        reach(Point.PULL_COPIED)
         self._metrics.pulled(transport.name, result.copied_bytes, result.seconds)
         report = session.report
         report.copied_bytes += result.copied_bytes
@@ -309,6 +315,7 @@ class PullClient:
         try:
             for page, arrived in zip(announced, digests, strict=True):
                 self._commit(session, page, arrived)
+            reach(Point.PULL_COMMITTED)
             now_s = _now_s()
             self.links.copied(WorkerId(session.spec.source.worker_id), result.copied_bytes, now_s - started_s, now_s)
         finally:

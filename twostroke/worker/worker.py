@@ -12,6 +12,8 @@ import os
 
 from twostroke.config import WorkerConfig
 from twostroke.errors import PeerLost
+from twostroke.faults import reach
+from twostroke.lifetime import Point
 from twostroke.rpc.v1 import control_pb2_grpc, worker_pb2_grpc
 from twostroke.telemetry import configure_logging
 from twostroke.worker.control import ControlService
@@ -78,6 +80,7 @@ class Worker(abc.ABC):
         """Take no new work; wait up to `deadline_s` for what is open. Returns how much still is."""
         if self._host is None or self._role is None or self._pages is None:
             raise PeerLost(f"{self._config.worker_id} is not serving")
+        reach(Point.WORKER_DRAINING)
         self._host.gate.is_draining = True
         await self._host.rpc.set_serving(False)
         self._host.feed.publish()

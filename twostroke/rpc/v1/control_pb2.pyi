@@ -222,10 +222,22 @@ class TierChange(_message.Message):
     def __init__(self, tier: _Optional[_Union[Tier, str]] = ..., stored: _Optional[bytes] = ..., removed: _Optional[bytes] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("deadline_s",)
+    __slots__ = ("deadline_s", "heirs")
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    HEIRS_FIELD_NUMBER: _ClassVar[int]
     deadline_s: float
-    def __init__(self, deadline_s: _Optional[float] = ...) -> None: ...
+    heirs: _containers.RepeatedCompositeFieldContainer[Heir]
+    def __init__(self, deadline_s: _Optional[float] = ..., heirs: _Optional[_Iterable[_Union[Heir, _Mapping]]] = ...) -> None: ...
+
+class Heir(_message.Message):
+    __slots__ = ("worker_id", "address", "epoch")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    address: str
+    epoch: str
+    def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class DrainResponse(_message.Message):
     __slots__ = ("open_requests",)

@@ -50,3 +50,19 @@ class Member(_message.Message):
     node: str
     metrics_address: str
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.WorkerState, str]] = ..., node: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id", "deadline_s", "restart")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    RESTART_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    deadline_s: float
+    restart: bool
+    def __init__(self, worker_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., restart: _Optional[bool] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ("open_requests",)
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    open_requests: int
+    def __init__(self, open_requests: _Optional[int] = ...) -> None: ...

@@ -40,6 +40,11 @@ class FleetStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.WatchRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.FleetView.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/twostroke.v1.Fleet/DrainWorker',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -53,6 +58,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """Let one worker finish or hand over what it has, then end its life. Returns when that is done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +72,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.WatchRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.FleetView.SerializeToString,
+            ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +107,33 @@ class Fleet:
             '/twostroke.v1.Fleet/Watch',
             twostroke_dot_rpc_dot_v1_dot_fleet__pb2.WatchRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_fleet__pb2.FleetView.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Fleet/DrainWorker',
+            twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class FleetStub:
     def __new__(cls, channel: _aio.Channel) -> FleetAsyncStub: ...
     Watch: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchRequest, _fleet_pb2.FleetView]
     """The whole view at once, then again after every change and at least every few seconds."""
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
+    """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -43,6 +45,8 @@ class FleetAsyncStub(FleetStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Watch: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchRequest, _fleet_pb2.FleetView]  # type: ignore[assignment]
     """The whole view at once, then again after every change and at least every few seconds."""
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     """Who is alive. Served by the supervisor."""
@@ -54,5 +58,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_fleet_pb2.FleetView], _abc.AsyncIterator[_fleet_pb2.FleetView]]:
         """The whole view at once, then again after every change and at least every few seconds."""
+
+    @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _fleet_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.DrainWorkerResponse, _abc.Awaitable[_fleet_pb2.DrainWorkerResponse]]:
+        """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

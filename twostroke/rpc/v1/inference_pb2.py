@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n twostroke/rpc/v1/inference.proto\x12\x0ctwostroke.v1\"\xc5\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.twostroke.v1.SamplingOptions\x12\'\n\x04stop\x18\x07 \x01(\x0b\x32\x19.twostroke.v1.StopOptions\x12\x0e\n\x01n\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x0e\n\x06tenant\x18\x0b \x01(\tB\x08\n\x06promptB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"S\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x9d\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.twostroke.v1.SamplingOptions.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x01\n\x0bStopOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\r\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xbf\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.twostroke.v1.Usage\"i\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\'\n\x03top\x18\x04 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"^\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xe5\x01\n\tInference\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12I\n\x08Tokenize\x12\x1d.twostroke.v1.TokenizeRequest\x1a\x1e.twostroke.v1.TokenizeResponse\x12@\n\x05\x41\x62ort\x12\x1a.twostroke.v1.AbortRequest\x1a\x1b.twostroke.v1.AbortResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n twostroke/rpc/v1/inference.proto\x12\x0ctwostroke.v1\"\xda\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12+\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.TokenIdsH\x00\x12\"\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.twostroke.v1.SamplingOptions\x12\'\n\x04stop\x18\x07 \x01(\x0b\x32\x19.twostroke.v1.StopOptions\x12\x0e\n\x01n\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x0e\n\x06tenant\x18\x0b \x01(\t\x12\x13\n\x0bresume_from\x18\x0c \x01(\tB\x08\n\x06promptB\x04\n\x02_n\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"S\n\x04\x43hat\x12+\n\x08messages\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.ChatMessage\x12\x1e\n\x16\x63ontinue_final_message\x18\x02 \x01(\x08\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x9d\x04\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12@\n\nlogit_bias\x18\t \x03(\x0b\x32,.twostroke.v1.SamplingOptions.LogitBiasEntry\x12\x15\n\x08logprobs\x18\n \x01(\rH\x08\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0b \x01(\rH\t\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xbb\x01\n\x0bStopOptions\x12\x0c\n\x04stop\x18\x01 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x02 \x03(\r\x12\x17\n\nmax_tokens\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x04 \x01(\rH\x01\x88\x01\x01\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\"\n\x1ainclude_stop_str_in_output\x18\x06 \x01(\x08\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokens\"\xd5\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\"\n\x05usage\x18\x07 \x01(\x0b\x32\x13.twostroke.v1.Usage\x12\x14\n\x0cresume_token\x18\x08 \x01(\t\"i\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07logprob\x18\x03 \x01(\x01\x12\'\n\x03top\x18\x04 \x03(\x0b\x32\x1a.twostroke.v1.TokenLogprob\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\"^\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\"\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x12.twostroke.v1.ChatH\x00\x42\x08\n\x06prompt\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\"\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"\x1e\n\rAbortResponse\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x32\xe5\x01\n\tInference\x12K\n\x08Generate\x12\x1d.twostroke.v1.GenerateRequest\x1a\x1e.twostroke.v1.GenerateResponse0\x01\x12I\n\x08Tokenize\x12\x1d.twostroke.v1.TokenizeRequest\x1a\x1e.twostroke.v1.TokenizeResponse\x12@\n\x05\x41\x62ort\x12\x1a.twostroke.v1.AbortRequest\x1a\x1b.twostroke.v1.AbortResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=51
-  _globals['_GENERATEREQUEST']._serialized_end=376
-  _globals['_TOKENIDS']._serialized_start=378
-  _globals['_TOKENIDS']._serialized_end=401
-  _globals['_CHAT']._serialized_start=403
-  _globals['_CHAT']._serialized_end=486
-  _globals['_CHATMESSAGE']._serialized_start=488
-  _globals['_CHATMESSAGE']._serialized_end=532
-  _globals['_SAMPLINGOPTIONS']._serialized_start=535
-  _globals['_SAMPLINGOPTIONS']._serialized_end=1076
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=874
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=922
-  _globals['_STOPOPTIONS']._serialized_start=1079
-  _globals['_STOPOPTIONS']._serialized_end=1266
-  _globals['_GENERATERESPONSE']._serialized_start=1269
-  _globals['_GENERATERESPONSE']._serialized_end=1460
-  _globals['_TOKENLOGPROB']._serialized_start=1462
-  _globals['_TOKENLOGPROB']._serialized_end=1567
-  _globals['_USAGE']._serialized_start=1569
-  _globals['_USAGE']._serialized_end=1649
-  _globals['_TOKENIZEREQUEST']._serialized_start=1651
-  _globals['_TOKENIZEREQUEST']._serialized_end=1745
-  _globals['_TOKENIZERESPONSE']._serialized_start=1747
-  _globals['_TOKENIZERESPONSE']._serialized_end=1784
-  _globals['_ABORTREQUEST']._serialized_start=1786
-  _globals['_ABORTREQUEST']._serialized_end=1820
-  _globals['_ABORTRESPONSE']._serialized_start=1822
-  _globals['_ABORTRESPONSE']._serialized_end=1852
-  _globals['_INFERENCE']._serialized_start=1855
-  _globals['_INFERENCE']._serialized_end=2084
+  _globals['_GENERATEREQUEST']._serialized_end=397
+  _globals['_TOKENIDS']._serialized_start=399
+  _globals['_TOKENIDS']._serialized_end=422
+  _globals['_CHAT']._serialized_start=424
+  _globals['_CHAT']._serialized_end=507
+  _globals['_CHATMESSAGE']._serialized_start=509
+  _globals['_CHATMESSAGE']._serialized_end=553
+  _globals['_SAMPLINGOPTIONS']._serialized_start=556
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1097
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=895
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=943
+  _globals['_STOPOPTIONS']._serialized_start=1100
+  _globals['_STOPOPTIONS']._serialized_end=1287
+  _globals['_GENERATERESPONSE']._serialized_start=1290
+  _globals['_GENERATERESPONSE']._serialized_end=1503
+  _globals['_TOKENLOGPROB']._serialized_start=1505
+  _globals['_TOKENLOGPROB']._serialized_end=1610
+  _globals['_USAGE']._serialized_start=1612
+  _globals['_USAGE']._serialized_end=1692
+  _globals['_TOKENIZEREQUEST']._serialized_start=1694
+  _globals['_TOKENIZEREQUEST']._serialized_end=1788
+  _globals['_TOKENIZERESPONSE']._serialized_start=1790
+  _globals['_TOKENIZERESPONSE']._serialized_end=1827
+  _globals['_ABORTREQUEST']._serialized_start=1829
+  _globals['_ABORTREQUEST']._serialized_end=1863
+  _globals['_ABORTRESPONSE']._serialized_start=1865
+  _globals['_ABORTRESPONSE']._serialized_end=1895
+  _globals['_INFERENCE']._serialized_start=1898
+  _globals['_INFERENCE']._serialized_end=2127
 # @@protoc_insertion_point(module_scope)

@@ -6,6 +6,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FetchRequest(_message.Message):
+    __slots__ = ("fingerprint", "worker_epoch", "source", "names", "root", "within_s")
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    fingerprint: str
+    worker_epoch: str
+    source: PageSource
+    names: bytes
+    root: bytes
+    within_s: float
+    def __init__(self, fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., names: _Optional[bytes] = ..., root: _Optional[bytes] = ..., within_s: _Optional[float] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
 class PullRequest(_message.Message):
     __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "names", "wanted", "peer", "peer_blocks", "resident_only")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
@@ -31,12 +53,18 @@ class PullRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., resident_only: _Optional[bool] = ...) -> None: ...
 
 class PullResponse(_message.Message):
-    __slots__ = ("accepted", "ready")
+    __slots__ = ("accepted", "ready", "alive")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
+    ALIVE_FIELD_NUMBER: _ClassVar[int]
     accepted: PullAccepted
     ready: PagesReady
-    def __init__(self, accepted: _Optional[_Union[PullAccepted, _Mapping]] = ..., ready: _Optional[_Union[PagesReady, _Mapping]] = ...) -> None: ...
+    alive: PullAlive
+    def __init__(self, accepted: _Optional[_Union[PullAccepted, _Mapping]] = ..., ready: _Optional[_Union[PagesReady, _Mapping]] = ..., alive: _Optional[_Union[PullAlive, _Mapping]] = ...) -> None: ...
+
+class PullAlive(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class PullAccepted(_message.Message):
     __slots__ = ("epoch", "endpoints")
@@ -113,7 +141,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "names", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "names", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +156,7 @@ class OpenRequest(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLIC_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     router_id: str
@@ -142,7 +171,8 @@ class OpenRequest(_message.Message):
     source: PageSource
     peer: PageSource
     peer_blocks: int
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ...) -> None: ...
+    public_blocks: int
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ()
@@ -244,3 +274,31 @@ class AttachRequest(_message.Message):
 class AttachResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class FindRequest(_message.Message):
+    __slots__ = ("stream",)
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    def __init__(self, stream: _Optional[str] = ...) -> None: ...
+
+class FindResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[FoundAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[FoundAnswer, _Mapping]]] = ...) -> None: ...
+
+class FoundAnswer(_message.Message):
+    __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    attempt: int
+    prompt: _containers.RepeatedScalarFieldContainer[int]
+    sampling: Sampling
+    tokens: _containers.RepeatedCompositeFieldContainer[Token]
+    finish_reason: str
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., prompt: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., tokens: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., finish_reason: _Optional[str] = ...) -> None: ...

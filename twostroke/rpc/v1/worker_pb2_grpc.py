@@ -40,6 +40,11 @@ class PagesStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.PullRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.PullResponse.FromString,
                 _registered_method=True)
+        self.Fetch = channel.unary_unary(
+                '/twostroke.v1.Pages/Fetch',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FetchResponse.FromString,
+                _registered_method=True)
 
 
 class PagesServicer:
@@ -54,6 +59,12 @@ class PagesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Fetch(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PagesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -61,6 +72,11 @@ def add_PagesServicer_to_server(servicer, server):
                     servicer.Pull,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.PullRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.PullResponse.SerializeToString,
+            ),
+            'Fetch': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FetchRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -91,6 +107,33 @@ class Pages:
             '/twostroke.v1.Pages/Pull',
             twostroke_dot_rpc_dot_v1_dot_worker__pb2.PullRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_worker__pb2.PullResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Pages/Fetch',
+            twostroke_dot_rpc_dot_v1_dot_worker__pb2.FetchRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_worker__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -132,6 +175,11 @@ class DecodeStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.AttachRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.AttachResponse.FromString,
                 _registered_method=True)
+        self.Find = channel.unary_unary(
+                '/twostroke.v1.Decode/Find',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FindRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FindResponse.FromString,
+                _registered_method=True)
 
 
 class DecodeServicer:
@@ -165,6 +213,13 @@ class DecodeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Find(self, request, context):
+        """What is known here of the choices of one stream, for a router that is to go on with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DecodeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -187,6 +242,11 @@ def add_DecodeServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.AttachRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.AttachResponse.SerializeToString,
+            ),
+            'Find': grpc.unary_unary_rpc_method_handler(
+                    servicer.Find,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FindRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_worker__pb2.FindResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -298,6 +358,33 @@ class Decode:
             '/twostroke.v1.Decode/Attach',
             twostroke_dot_rpc_dot_v1_dot_worker__pb2.AttachRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_worker__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Find(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Decode/Find',
+            twostroke_dot_rpc_dot_v1_dot_worker__pb2.FindRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_worker__pb2.FindResponse.FromString,
             options,
             channel_credentials,
             insecure,

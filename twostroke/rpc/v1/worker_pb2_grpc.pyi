@@ -37,6 +37,7 @@ class PagesStub:
     """Pages of the wanted blocks: those held at once, those lacking as soon as they are computed (where the role computes
     on demand). The open call is the lease: announced pages stay pinned until it ends.
     """
+    Fetch: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.FetchResponse]
 
 @_typing.type_check_only
 class PagesAsyncStub(PagesStub):
@@ -47,6 +48,7 @@ class PagesAsyncStub(PagesStub):
     """Pages of the wanted blocks: those held at once, those lacking as soon as they are computed (where the role computes
     on demand). The open call is the lease: announced pages stay pinned until it ends.
     """
+    Fetch: _aio.UnaryUnaryMultiCallable[_worker_pb2.FetchRequest, _worker_pb2.FetchResponse]  # type: ignore[assignment]
 
 class PagesServicer(metaclass=_abc_1.ABCMeta):
     """Every worker: a cache with a compute function."""
@@ -60,6 +62,13 @@ class PagesServicer(metaclass=_abc_1.ABCMeta):
         """Pages of the wanted blocks: those held at once, those lacking as soon as they are computed (where the role computes
         on demand). The open call is the lease: announced pages stay pinned until it ends.
         """
+
+    @_abc_1.abstractmethod
+    def Fetch(
+        self,
+        request: _worker_pb2.FetchRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FetchResponse, _abc.Awaitable[_worker_pb2.FetchResponse]]: ...
 
 def add_PagesServicer_to_server(servicer: PagesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -77,6 +86,8 @@ class DecodeStub:
     """One stream per router: every step sends one message with the tokens of all of that router's requests."""
     Attach: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AttachRequest, _worker_pb2.AttachResponse]
     """Continue a parked request from a position: tokens from there on are sent again over this router's stream."""
+    Find: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FindRequest, _worker_pb2.FindResponse]
+    """What is known here of the choices of one stream, for a router that is to go on with it."""
 
 @_typing.type_check_only
 class DecodeAsyncStub(DecodeStub):
@@ -90,6 +101,8 @@ class DecodeAsyncStub(DecodeStub):
     """One stream per router: every step sends one message with the tokens of all of that router's requests."""
     Attach: _aio.UnaryUnaryMultiCallable[_worker_pb2.AttachRequest, _worker_pb2.AttachResponse]  # type: ignore[assignment]
     """Continue a parked request from a position: tokens from there on are sent again over this router's stream."""
+    Find: _aio.UnaryUnaryMultiCallable[_worker_pb2.FindRequest, _worker_pb2.FindResponse]  # type: ignore[assignment]
+    """What is known here of the choices of one stream, for a router that is to go on with it."""
 
 class DecodeServicer(metaclass=_abc_1.ABCMeta):
     """Decode workers: owners of requests."""
@@ -124,5 +137,13 @@ class DecodeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AttachResponse, _abc.Awaitable[_worker_pb2.AttachResponse]]:
         """Continue a parked request from a position: tokens from there on are sent again over this router's stream."""
+
+    @_abc_1.abstractmethod
+    def Find(
+        self,
+        request: _worker_pb2.FindRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_worker_pb2.FindResponse, _abc.Awaitable[_worker_pb2.FindResponse]]:
+        """What is known here of the choices of one stream, for a router that is to go on with it."""
 
 def add_DecodeServicer_to_server(servicer: DecodeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,65 @@
+"""What can go wrong, where, and when: `point:kind:count[:seconds]`."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+from twostroke.errors import ConfigError
+from twostroke.lifetime import Point
+
+FROZEN_S = 10.0
+"""Of a process or a link, where a fault does not say how long."""
+ENVIRONMENT = "TWOSTROKE_FAULT"
+
+
+class Kind(enum.StrEnum):
+    KILL = "kill"
+    """SIGKILL."""
+    STOP = "stop"
+    """SIGSTOP, and SIGCONT after some seconds."""
+    PARTITION = "partition"
+    """Nothing comes into the process or leaves it through its ports for some seconds; connections stay open."""
+    SLOW = "slow"
+    """Bytes through its ports are late, for some seconds."""
+    CORRUPT = "corrupt"
+    """One bit of the next bytes out of its page port is flipped."""
+    TRUNCATE = "truncate"
+    """The next bytes out of its page port end half-way, and with them the connection."""
+    DUPLICATE = "duplicate"
+    """The next bytes out of its page port are sent twice."""
+    LOSE = "lose"
+    """What is at hand is dropped: a batch of the event log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    point: Point
+    kind: Kind
+    count: int = 1
+    """It happens when the point is reached for the count-th time."""
+    seconds: float = FROZEN_S
+
+    def __str__(self) -> str:
+        return f"{self.point}:{self.kind}:{self.count}:{self.seconds:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        """Raises ConfigError."""
+        parts = text.split(":")
+        if not 2 <= len(parts) <= 4:
+            raise ConfigError(f"a fault is point:kind:count[:seconds], got {text!r}", field=ENVIRONMENT)
+        points, kinds = [point.value for point in Point], [kind.value for kind in Kind]
+        if parts[0] not in points:
+            raise ConfigError(f"there is no point {parts[0]!r}; there are {', '.join(points)}", field=ENVIRONMENT)
+        if parts[1] not in kinds:
+            raise ConfigError(f"there is no fault {parts[1]!r}; there are {', '.join(kinds)}", field=ENVIRONMENT)
+        try:
+            count = int(parts[2]) if len(parts) > 2 else 1
+            seconds = float(parts[3]) if len(parts) > 3 else FROZEN_S
+        except ValueError as error:
+            raise ConfigError(f"count and seconds of a fault are numbers, got {text!r}", field=ENVIRONMENT) from error
+        if count < 1 or not 0 < seconds < math.inf:
+            raise ConfigError(f"count and seconds of a fault are positive, got {text!r}", field=ENVIRONMENT)
+        return cls(Point(parts[0]), Kind(parts[1]), count, seconds)
