@@ -85,6 +85,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             slo_ttft_s=config.slo_ttft_s,
             max_held=config.max_held,
             request_log=config.request_log,
+            public_prefixes=config.public_prefixes,
         )
         for index, (http_port, grpc_port) in enumerate(router_ports(config))
     ]

@@ -35,6 +35,11 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
     blocks = (prompt + len(request.emitted)) // facts.block_size
     if len(request.names) != blocks:
         raise InvalidRequest(f"{len(request.names)} block names for {blocks} full blocks", field="names")
+    if request.public_blocks > prompt // facts.block_size:
+        raise InvalidRequest(
+            f"{request.public_blocks} public blocks, but the prompt has {prompt // facts.block_size}",
+            field="public_blocks",
+        )
     if request.deadline_s is not None:
         if not math.isfinite(request.deadline_s):
             raise InvalidRequest(f"the deadline must be finite, got {request.deadline_s}", field="deadline_s")

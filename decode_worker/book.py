@@ -184,6 +184,7 @@ class AnswerBook(RoleServices):
             list(request.names),
             request.salt,
             request.sampling,
+            request.public_blocks,
         )
 
     def _start_pull(self, answer: Answer, missing: list[int]) -> asyncio.Task[PullReport] | None:

@@ -22,7 +22,7 @@ from router.request_log import RecordSink
 from twostroke.errors import DeadlineExceeded, InternalError, ServeError
 from twostroke.faults import reach
 from twostroke.ids import BlockName, RequestId
-from twostroke.kv_cache.block import name_block, root_name
+from twostroke.kv_cache.block import extend_names
 from twostroke.lifetime import Instant, Lifetime, Point
 from twostroke.request import FinishReason, Request, SampledToken
 
@@ -140,7 +140,9 @@ class Answer:
     def _request_now(self) -> Request:
         """What is known so far; placing numbers the attempt."""
         known = (*self._request.prompt, *(sampled.token for sampled in self._emitted))
-        self._extend_names(known)
+        extend_names(
+            self._names, known, self._around.block_size, self._request.salt, self._request.public_blocks
+        )  # those that the answer has filled since
         return Request(
             request_id=self.request_id,
             attempt=0,
@@ -148,20 +150,13 @@ class Answer:
             emitted=known[len(self._request.prompt) :],
             names=tuple(self._names),
             salt=self._request.salt,
+            public_blocks=self._request.public_blocks,
             sampling=self._request.sampling[self.index],
             deadline_s=self._request.deadline_s,
             router_id=self._around.router_id,
             priority=self._request.priority,
             tenant=self._request.tenant,
         )
-
-    def _extend_names(self, known: tuple[int, ...]) -> None:
-        """Blocks that the answer has filled since get their names."""
-        size = self._around.block_size
-        while (len(self._names) + 1) * size <= len(known):
-            parent = self._names[-1] if self._names else root_name(self._request.salt)
-            start = len(self._names) * size
-            self._names.append(name_block(parent, known[start : start + size]))
 
     async def _relay(self, placed: Placed) -> FinishReason:
         """Pass on what arrives until the worker's last word; whatever ends it earlier closes the attempt there."""

@@ -206,7 +206,7 @@ class RouterCore:
             metrics=self._metrics,
             request_log=self._request_log,
         )
-        names = tuple(name_blocks(request.prompt, facts.block_size, request.salt))
+        names = tuple(name_blocks(request.prompt, facts.block_size, request.salt, request.public_blocks))
         opened = _OpenRequest(request, names, around, self._tasks)
         self._open[request.request_id] = opened
         self._idle.clear()

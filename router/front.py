@@ -25,9 +25,11 @@ from router.params import (
     check_prompt,
     sampling_params,
 )
+from router.public_prefixes import PublicPrefixes
 from router.text import Text, encode_off_loop
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.faults import reach
+from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
 from twostroke.request import FinishReason, SampledToken
 
@@ -72,12 +74,20 @@ class Front:
     """Owns the names of open requests; everything else about them belongs to the dispatcher."""
 
     def __init__(
-        self, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, model: str, seed: int | None = None
+        self,
+        dispatcher: Dispatcher,
+        text: Text,
+        metrics: RouterMetrics,
+        *,
+        model: str,
+        seed: int | None = None,
+        public: PublicPrefixes | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.text = text
         self.metrics = metrics
         self.model = model
+        self._public = public or PublicPrefixes()
         self._seeds = random.Random(seed) if seed is not None else random.SystemRandom()
         self._life = secrets.token_hex(4)
         """Part of the dispatcher's ids: workers may still know a client's id from another router or an earlier one."""
@@ -142,7 +152,7 @@ class Front:
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
         facts = self.dispatcher.facts
-        requests = []
+        requests, salt = [], owner_salt(ask.tenant, ask.cache_salt)
         for request_id, prompt in zip(request_ids, ask.prompts, strict=True):
             tokens = await self.tokens_of(prompt)
             check_prompt(tokens, prompt, facts)
@@ -151,11 +161,12 @@ class Front:
                 GenerationRequest(
                     request_id=request_id,
                     prompt=tokens,
-                    salt=ask.salt,
+                    salt=salt,
+                    public_blocks=self._public.blocks_of(tokens, facts.block_size),
                     sampling=sampling_params(ask.options, length, facts, self._seeds),
                     deadline_s=ask.deadline_s,
                     priority=ask.priority,
-                    tenant=ask.tenant,
+                    tenant=ask.tenant or ask.user,
                 )
             )
         return Call(ask, tuple(requests), facts, received_s)

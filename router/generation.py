@@ -18,6 +18,9 @@ class GenerationRequest:
     """Begins with the id that the client knows; unique among the requests that any worker may still remember."""
     prompt: tuple[int, ...]
     salt: bytes = b""
+    """Of whoever may share the prompt's blocks, past the public ones."""
+    public_blocks: int = 0
+    """The first of the prompt's blocks, which everybody shares."""
     sampling: tuple[SamplingParams, ...]
     """One per choice; they differ in `choice` only."""
     deadline_s: float | None

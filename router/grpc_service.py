@@ -200,7 +200,7 @@ def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> 
         model=request.model or None,
         prompts=(_parse_prompt(request),),
         options=_parse_options(request),
-        salt=request.cache_salt.encode(),
+        cache_salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + left_s,
         priority=priority_class(request.priority),
         tenant=check_request_id(request.tenant, "tenant"),

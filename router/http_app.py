@@ -52,6 +52,7 @@ LINGER_BYTES = 64 << 20
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 TENANT_HEADER = "x-tenant-id"
+"""Set by gateways that know their clients, which must not be able to choose it."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -143,10 +144,11 @@ class HttpDoors:
             model=wanted.model,
             prompts=wanted.prompts,
             options=wanted.options,
-            salt=wanted.salt,
+            cache_salt=wanted.cache_salt,
             deadline_s=_deadline(request, wanted),
             priority=wanted.priority,
-            tenant=_tenant(request, wanted),
+            tenant=check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER),
+            user=wanted.user,
         )
         reply = Reply(wanted, ask.request_id, self._front.model, self._front.text)
         return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
@@ -224,11 +226,6 @@ def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:
         except ValueError as error:
             raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number, got {shown!r}", field=TIMEOUT_HEADER) from error
     return None if timeout_s is None else time.time() + timeout_s
-
-
-def _tenant(request: Request, wanted: OpenAIRequest) -> str:
-    """The header wins: gateways that know their clients set it. Without one, OpenAI's `user` keeps end users apart."""
-    return check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER) or wanted.user
 
 
 def _funnel(handler: Handler) -> Handler:

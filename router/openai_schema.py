@@ -34,7 +34,7 @@ class OpenAIRequest:
     model: str | None
     prompts: tuple[Prompt, ...]
     options: AnswerOptions
-    salt: bytes
+    cache_salt: bytes
     stream: bool
     include_usage: bool
     return_token_ids: bool
@@ -141,7 +141,7 @@ def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logpro
         model=fields.string("model"),
         prompts=prompts,
         options=_options(fields, logprobs),
-        salt=(fields.string("cache_salt") or "").encode(),
+        cache_salt=(fields.string("cache_salt") or "").encode(),
         stream=fields.flag("stream"),
         include_usage=stream_options.flag("include_usage"),
         return_token_ids=fields.flag("return_token_ids"),

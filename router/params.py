@@ -103,12 +103,16 @@ class Ask:
     model: str | None = None
     prompts: tuple[Prompt, ...]
     options: AnswerOptions = AnswerOptions()
-    salt: bytes = b""
+    cache_salt: bytes = b""
+    """The client's own: its requests share prefixes only with those of its tenant that bring the same."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     priority: int = 0
     """Class: higher goes first."""
     tenant: str = ""
+    """Whom the gateway says it is for: nobody else shares its prefixes."""
+    user: str = ""
+    """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
 
     def __post_init__(self) -> None:
         answers = len(self.prompts) * self.options.n

@@ -17,6 +17,7 @@ from router.generation import Dispatcher
 from router.grpc_service import SERVICE_NAMES, ControlService, InferenceService
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.public_prefixes import read_public_prefixes
 from router.reservations import Reservations
 from router.routing_service import RoutingService
 from router.text import Text
@@ -45,6 +46,7 @@ class RouterServer:
         self, config: RouterConfig, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, router_id: str
     ) -> None:
         self._dispatcher = dispatcher
+        public = read_public_prefixes(config.public_prefixes, text)
         self._listener = bind_listener(config.host, config.http_port)
         self.http_address = host_port(config.host, self._listener.getsockname()[1])
         try:
@@ -53,7 +55,7 @@ class RouterServer:
             self._listener.close()
             raise
         self.grpc_address = self._rpc.address
-        front = Front(dispatcher, text, metrics, model=config.served_model_name, seed=config.seed)
+        front = Front(dispatcher, text, metrics, model=config.served_model_name, seed=config.seed, public=public)
         self._http = _HttpServer(
             uvicorn.Config(
                 build_http_app(front, max_body_bytes=config.max_message_bytes),

@@ -204,6 +204,8 @@ class RouterConfig:
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
     served_model_name: str = DEFAULT_MODEL
+    public_prefixes: tuple[str, ...] = ()
+    """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
     policy: str = "kv"
     seed: int | None = None
     """Of tie draws and of seeds drawn for requests that bring none. None: from the operating system."""
@@ -253,6 +255,8 @@ class ClusterConfig:
     max_held: int = MOST_HELD
     """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
     request_log: str | None = None
+    public_prefixes: tuple[str, ...] = ()
+    """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

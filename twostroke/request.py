@@ -113,6 +113,9 @@ class Request:
     names: tuple[BlockName, ...]
     """Of all full blocks of prompt + emitted, computed once at the front door."""
     salt: bytes = b""
+    """Of whoever may share its blocks, past the public ones."""
+    public_blocks: int = 0
+    """The first of the prompt's blocks, whose names carry no salt."""
     sampling: SamplingParams
     deadline_s: float | None = None
     """Seconds since the epoch (time.time)."""

@@ -139,6 +139,14 @@ def _add_routing(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=_help("requests that may wait in a router for their turn"),
     )
+    group.add_argument(
+        "--public-prefix",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help='a beginning of prompts that tenants may share: text, or FILE.json with {"messages": [...]}; may be given '
+        "several times (default: tenants share nothing)",
+    )
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -239,6 +247,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         slo_ttft_s=args.slo_ttft,
         max_held=args.max_held,
         request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
+        public_prefixes=tuple(str(Path(file).absolute()) for file in args.public_prefix),
         model=ModelConfig(
             model=args.model,
             dtype=args.dtype,

@@ -14,7 +14,7 @@ from cluster.doctor.scrape import Samples, scrape, seen_from, value
 from cluster.doctor.watch import IndexWatch
 from router.policies import CACHE_BLIND
 from twostroke.errors import PeerLost
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import name_blocks, owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
@@ -35,7 +35,7 @@ def examine(channel: grpc.Channel, address: str, door: Door, salts: tuple[str, s
         raise PeerLost(f"{address}: {describe(error)}") from error
     text = _chat_of(door, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
     first = Canary(salt=salts[0], tokens=door.tokenize(text))
-    names = name_blocks(first.tokens, model.block_size, salts[0].encode())
+    names = name_blocks(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
     router = seen_from(address, server.metrics_address)
     before = scrape(router)
     with IndexWatch(channel, names) as watch:

@@ -47,10 +47,12 @@ class ProcessCluster:
         schedule: ScheduleConfig,
         policy: str,
         event_faults: str = "",
+        public_prefixes: tuple[str, ...] = (),
     ) -> None:
         self.folder = folder
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.event_faults = event_faults
+        self.public_prefixes = public_prefixes
         self.workers: dict[str, WorkerProcess] = {}
         self.http = ""
         self.grpc = ""
@@ -80,6 +82,7 @@ class ProcessCluster:
             policy=self.policy,
             seed=7,
             event_faults=self.event_faults,
+            public_prefixes=self.public_prefixes,
         )
         self._router = await self._spawn("router", to_json(config))
         addresses = await self._first_line(self._router)
@@ -232,6 +235,7 @@ async def running_cluster(
     schedule: ScheduleConfig | None = None,
     policy: str = "kv",
     event_faults: str = "",
+    public_prefixes: tuple[str, ...] = (),
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -242,6 +246,7 @@ async def running_cluster(
             schedule or ScheduleConfig(),
             policy,
             event_faults,
+            public_prefixes,
         )
         try:
             await cluster.start(prefill, decode, model_dir)

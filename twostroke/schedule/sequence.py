@@ -10,7 +10,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
 
 from twostroke.ids import BlockName, PageId, RequestId, SessionId
-from twostroke.kv_cache.block import name_block, root_name
+from twostroke.kv_cache.block import extend_names, root_name
 from twostroke.request import SamplingParams
 
 
@@ -29,6 +29,8 @@ class Sequence:
     salt: bytes = b""
     sampling: SamplingParams | None = None
     """None: build pages only (a prefill job)."""
+    public_blocks: int = 0
+    """How many of the first blocks have names without the salt."""
     computed: int = 0
     pages: list[PageId] = field(default_factory=list)
     hit_blocks: int = 0
@@ -44,7 +46,7 @@ class Sequence:
 
     @property
     def root(self) -> BlockName:
-        return root_name(self.salt)
+        return root_name()
 
     @property
     def answer_tokens(self) -> int:
@@ -66,10 +68,7 @@ class Sequence:
 
     def extend_names(self, block_size: int) -> None:
         """Name the blocks that have become full of known tokens."""
-        while (len(self.names) + 1) * block_size <= len(self.known):
-            start = len(self.names) * block_size
-            parent = self.names[-1] if self.names else self.root
-            self.names.append(name_block(parent, self.known[start : start + block_size]))
+        extend_names(self.names, self.known, block_size, self.salt, self.public_blocks)
 
     def parent_of(self, block: int) -> BlockName:
         return self.names[block - 1] if block else self.root

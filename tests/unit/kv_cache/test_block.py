@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twostroke.kv_cache.block import NAME_BYTES, name_block, name_blocks, root_name
+from twostroke.kv_cache.block import NAME_BYTES, extend_names, name_block, name_blocks, owner_salt, root_name
 
 tokens = st.lists(st.integers(0, 2**32 - 1), max_size=70)
 salts = st.binary(max_size=8)
@@ -16,14 +16,14 @@ salts = st.binary(max_size=8)
 
 def test_names_never_change_from_one_release_to_the_next() -> None:
     assert root_name().hex() == "a90bfdbccdcbe76e2af4fc4e9a92c343"
-    assert root_name(b"tenant").hex() == "0f7939a6205cc523a470fa22e90a1678"
     assert [name.hex() for name in name_blocks(range(40), 16)] == [
         "683d5e8b874006a1a47b3c335b269931",
         "dbef94081c4ec78fc8d8eaed69428b92",
     ]
-    assert [name.hex() for name in name_blocks([2**32 - 1, 1, 2, 3], 2, b"tenant")] == [
-        "caddaff21f60cb22f7c6f7fff6c3734a",
-        "33a962d8b65600da00fbd3b9c481dc03",
+    assert owner_salt("tenant", b"salt").hex() == "32615d888dfa586f82100492bcaef1c0"
+    assert [name.hex() for name in name_blocks([2**32 - 1, 1, 2, 3], 2, b"salt", 1)] == [
+        "5afb95f0f3177428b8678880095a8910",
+        "0e741a5b31caca5d20659e3e3e9eb96d",
     ]
 
 
@@ -66,14 +66,43 @@ def test_salts_share_no_name(known: list[int], one: bytes, other: bytes) -> None
 
 
 def test_a_salt_cannot_be_lengthened_into_another() -> None:
-    assert len({root_name(salt) for salt in (b"", b"\0", b"\0\0", b"a", b"a\0", b"\1\0\0\0a")}) == 6
+    salts = (b"", b"\0", b"\0\0", b"a", b"a\0", b"\1\0\0\0a")
+    assert len({name_blocks([1], 1, salt)[0] for salt in salts}) == len(salts)
 
 
-def test_a_salt_that_spells_out_a_block_does_not_get_its_name() -> None:
-    parent = (76).to_bytes(4, "little") + bytes(12)  # a parent whose first bytes read as that salt's length
-    spelled = parent[4:] + b"".join(token.to_bytes(4, "little") for token in range(16))
-    assert len(spelled) == 76
-    assert root_name(spelled) != name_block(parent, range(16))  # type: ignore[arg-type]  # forged
+owners = st.tuples(st.text(max_size=3), st.binary(max_size=6))
+
+
+@given(owners, owners)
+def test_no_choice_of_a_cache_salt_makes_another_tenants_salt(one: tuple[str, bytes], other: tuple[str, bytes]) -> None:
+    assert (owner_salt(*one) == owner_salt(*other)) == (one == other)
+
+
+def test_what_one_tenant_appends_to_its_name_is_not_what_another_brings_as_its_salt() -> None:
+    pairs = [("ab", b"c"), ("a", b"bc"), ("abc", b""), ("", b"abc"), ("a", b"\1\0\0\0b"), ("a\1\0\0\0b", b"")]
+    assert len({owner_salt(*pair) for pair in pairs}) == len(pairs)
+    assert owner_salt("", b"") == b""
+
+
+@given(st.lists(st.integers(0, 9), min_size=12, max_size=40), st.integers(0, 3), st.integers(0, 40))
+def test_public_blocks_are_everybodys_and_all_others_their_tenants(known: list[int], public: int, first: int) -> None:
+    """Also where the answer fills the first block that is not public: naming may stop and go on anywhere."""
+    everybodys = name_blocks(known, 4)
+    mine, yours = (name_blocks(known, 4, owner_salt(tenant, b""), public) for tenant in ("me", "you"))
+    assert mine[:public] == yours[:public] == everybodys[:public]
+    assert len({*mine[public:], *yours[public:], *everybodys[public:]}) == 3 * len(mine[public:])
+    grown = name_blocks(known[:first], 4, owner_salt("me", b""), public)
+    extend_names(grown, known, 4, owner_salt("me", b""), public)
+    assert grown == mine
+
+
+def test_a_salt_that_spells_out_tokens_does_not_get_a_blocks_name() -> None:
+    """Salted parents are set apart from blocks: nobody's salt makes the parent of somebody else's third block."""
+    first = name_blocks([1], 1)[0]
+    framed = (12).to_bytes(4, "little")  # as the salt's length goes in, and so would this token
+    spelled = b"".join(token.to_bytes(4, "little") for token in (7, 8, 9))
+    theirs = name_block(first, [int.from_bytes(framed, "little"), 7, 8, 9])
+    assert name_blocks([1, 5], 1, spelled, 1)[1] != name_block(theirs, [5])
 
 
 def test_a_block_in_another_place_has_another_name() -> None:

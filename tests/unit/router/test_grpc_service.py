@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from twostroke.errors import Overloaded
+from twostroke.kv_cache.block import owner_salt
 from twostroke.request import SampledToken
 from twostroke.rpc.channel import error_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -69,7 +70,7 @@ async def test_chats_token_ids_and_all_options_reach_the_worker(doors):
     await answers(doors, request)
     seen = doors.dispatcher.requests[0]
     params = seen.sampling[0]
-    assert (seen.prompt, seen.salt) == ((1, 2, 3), b"tenant")
+    assert (seen.prompt, seen.salt) == ((1, 2, 3), owner_salt("", b"tenant"))
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 7, 0.9, 0.1)
     assert (params.seed, params.logit_bias, params.logprobs) == (2**64 - 1, ((5, 3.0),), 2)
     assert (params.stop_token_ids, params.max_tokens, params.min_tokens, params.ignore_eos) == ((9,), 8, 2, True)

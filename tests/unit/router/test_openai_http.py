@@ -12,6 +12,7 @@ from router.front import Front
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
 from router.text import ByteText
+from twostroke.kv_cache.block import owner_salt
 from twostroke.request import FinishReason, SampledToken
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -186,7 +187,7 @@ async def test_sampling_fields_reach_the_worker(doors):
     assert params.seed == 2**64 - 1
     assert params.logit_bias == ((5, 3.0),)
     assert params.ignore_eos
-    assert request.salt == b"tenant"
+    assert request.salt == owner_salt("", b"tenant")
 
 
 async def test_a_top_k_past_the_vocabulary_is_the_vocabulary(doors):

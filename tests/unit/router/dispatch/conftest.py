@@ -319,10 +319,14 @@ def all_serving(core: RouterCore) -> bool:
 
 @pytest.fixture
 def ask():
-    def begin(core: RouterCore, tokens: int = 20, *, n: int = 1, prompt=None, request_id="r", deadline_s=None) -> Ask:
+    def begin(
+        core: RouterCore, tokens: int = 20, *, n: int = 1, prompt=None, request_id="r", deadline_s=None, **owner
+    ) -> Ask:
         prompt = tuple(range(100)) if prompt is None else tuple(prompt)
         sampling = tuple(SamplingParams(seed=1, max_tokens=tokens, choice=choice) for choice in range(n))
-        request = GenerationRequest(request_id=request_id, prompt=prompt, sampling=sampling, deadline_s=deadline_s)
+        request = GenerationRequest(
+            request_id=request_id, prompt=prompt, sampling=sampling, deadline_s=deadline_s, **owner
+        )
         return Ask(core, request)
 
     return begin

@@ -17,7 +17,7 @@ from twostroke.rpc.v1 import worker_pb2
 async def test_an_answer_goes_on_elsewhere_when_its_decode_worker_dies(fleet, ask, soon, sampled):
     first, second = await fleet.add("decode-0", hold_at=30), await fleet.add("decode-1", hold_at=30)
     core = await fleet.core()
-    answer = ask(core, tokens=60)
+    answer = ask(core, tokens=60, salt=b"mine", public_blocks=6)
     await answer.has(30)
     dying, other = (first, second) if first.opens else (second, first)
     other.hold_at = None
@@ -27,7 +27,8 @@ async def test_an_answer_goes_on_elsewhere_when_its_decode_worker_dies(fleet, as
     again = other.opens[0]
     assert len(again.emitted) == 30
     assert again.attempt == 1
-    assert again.names == b"".join(name_blocks([*range(100), *answer.tokens[0][:30]], 16))
+    assert again.names == b"".join(name_blocks([*range(100), *answer.tokens[0][:30]], 16, b"mine", 6))
+    assert (again.salt, again.public_blocks) == (b"mine", 6)
     assert sampled(core, "reopened_requests_total") == 1
 
 

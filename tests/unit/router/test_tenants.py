@@ -1,0 +1,69 @@
+"""Whose prefixes are whose: salts are made of what the gateway says and the client's own; some are everybody's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from router.public_prefixes import PublicPrefixes, read_public_prefixes
+from router.text import ByteText
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.block import owner_salt
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
+
+TEXT = "/v1/completions"
+
+
+async def test_a_salt_is_made_of_the_gateways_tenant_and_the_clients_salt_but_not_of_its_user(doors) -> None:
+    acme = {"X-Tenant-Id": "acme"}
+    await doors.http.post(TEXT, json={"prompt": "a", "cache_salt": "s"}, headers=acme)
+    await doors.http.post(TEXT, json={"prompt": "a", "user": "jo"}, headers=acme)
+    await doors.http.post(TEXT, json={"prompt": "a", "user": "jo"})
+    request = inference_pb2.GenerateRequest(text="a", tenant="acme", cache_salt="s")
+    async for _ in inference_pb2_grpc.InferenceStub(doors.channel).Generate(request):
+        pass
+    both = owner_salt("acme", b"s")
+    assert [each.salt for each in doors.dispatcher.requests] == [both, owner_salt("acme", b""), b"", both]
+    assert [each.tenant for each in doors.dispatcher.requests] == ["acme", "acme", "jo", "acme"]
+
+
+def test_blocks_wholly_in_what_a_prompt_shares_with_a_public_prefix_are_public() -> None:
+    public = PublicPrefixes([range(40), [0, 1, 2, 3, 9]])
+    assert public.blocks_of([*range(40), 7], 16) == 2
+    assert public.blocks_of([*range(33), 7, 7], 16) == 2
+    assert public.blocks_of(range(15), 16) == 0
+    assert public.blocks_of([0, 1, 2, 3, 9, 9], 4) == 1
+    assert public.blocks_of([1, *range(40)], 1) == 0
+    assert PublicPrefixes().blocks_of(range(40), 16) == 0
+
+
+async def test_a_prefix_is_a_text_or_a_chat_that_prompts_begin_with(tmp_path: Path, doors) -> None:
+    text, chat = tmp_path / "text.txt", tmp_path / "chat.json"
+    text.write_text("You are a ship.")
+    chat.write_text(json.dumps({"messages": [{"role": "system", "content": "Be brief and kind."}]}))
+    public = read_public_prefixes([str(text), str(chat)], ByteText())
+    messages = [{"role": "system", "content": "Be brief and kind."}, {"role": "user", "content": "hi"}]
+    await doors.http.post("/v1/chat/completions", json={"messages": messages})
+    assert public.blocks_of(doors.dispatcher.requests[0].prompt, 1) == len("system: Be brief and kind.\n")
+    assert public.blocks_of(list(b"You are a ship. Sail!"), 1) == len("You are a ship.")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("a.json", b"[]", "must be a JSON object"),
+        ("a.json", b"{}", "messages must be a list"),
+        ("a.txt", b"\xff", "can't decode"),
+        ("a.txt", None, "No such file"),
+    ],
+)
+def test_a_prefix_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, why: str) -> None:
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=why) as refused:
+        read_public_prefixes([str(file)], ByteText())
+    assert name in refused.value.message
+    assert refused.value.field == "--public-prefix"
