@@ -47,6 +47,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             pin=config.pin,
             borrow=config.borrow,
             transports=config.transports,
+            patience=config.patience,
         )
         for role, count in counts
         for index in range(count)
@@ -86,6 +87,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             max_held=config.max_held,
             request_log=config.request_log,
             public_prefixes=config.public_prefixes,
+            patience=config.patience,
         )
         for index, (http_port, grpc_port) in enumerate(router_ports(config))
     ]

@@ -155,6 +155,34 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PatienceConfig:
+    """With processes that say nothing. Time in which whoever listens was late itself does not count as silence."""
+
+    heartbeat_s: float = 0.5
+    """Longest silence of a process that is well."""
+    suspect_after_s: float = 1.0
+    """A worker that is silent for so long gets no new work."""
+    dead_after_s: float = 2.0
+    """What a worker has that is silent for so long goes on elsewhere."""
+
+    def __post_init__(self) -> None:
+        _positive("patience.heartbeat_s", self.heartbeat_s)
+        _positive("--suspect-after", self.suspect_after_s)
+        _positive("--dead-after", self.dead_after_s)
+        if self.suspect_after_s <= self.heartbeat_s:
+            raise ConfigError(
+                f"--suspect-after ({self.suspect_after_s:g}) must be more than the {self.heartbeat_s:g} s between two "
+                "heartbeats",
+                field="suspect_after",
+            )
+        if self.dead_after_s <= self.suspect_after_s:
+            raise ConfigError(
+                f"--dead-after ({self.dead_after_s:g}) must be more than --suspect-after ({self.suspect_after_s:g})",
+                field="dead_after",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
     role: Role
     worker_id: str
@@ -181,9 +209,9 @@ class WorkerConfig:
     orphan_grace_s: float = 5.0
     """How long requests of a broken token stream wait for a router to attach again."""
     pull_timeout_s: float = 30.0
-    """A pull with no new page for this long has failed; what is missing is computed locally."""
-    heartbeat_s: float = 0.5
-    """Longest silence on the event log."""
+    """Copying the pages that were announced together takes no longer: what is missing then is computed locally."""
+    patience: PatienceConfig = field(default_factory=PatienceConfig)
+    """With sources of pages; and how often this worker is heard itself."""
 
     def __post_init__(self) -> None:
         _positive("--threads", self.threads)
@@ -218,6 +246,8 @@ class RouterConfig:
     it has a deadline of its own."""
     max_held: int = MOST_HELD
     """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
+    patience: PatienceConfig = field(default_factory=PatienceConfig)
+    """With workers."""
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
     event_faults: str = ""
@@ -257,6 +287,7 @@ class ClusterConfig:
     request_log: str | None = None
     public_prefixes: tuple[str, ...] = ()
     """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
+    patience: PatienceConfig = field(default_factory=PatienceConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)

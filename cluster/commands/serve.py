@@ -16,6 +16,7 @@ from twostroke.config import (
     CacheConfig,
     ClusterConfig,
     ModelConfig,
+    PatienceConfig,
     ScheduleConfig,
 )
 
@@ -133,6 +134,20 @@ def _add_routing(group: argparse._ArgumentGroup) -> None:
         help="refuse requests (429 with Retry-After) whose first token is predicted later than this (default: none)",
     )
     group.add_argument(
+        "--suspect-after",
+        type=float,
+        default=DEFAULTS.patience.suspect_after_s,
+        metavar="SECONDS",
+        help=_help("a worker that is silent for so long gets no new work"),
+    )
+    group.add_argument(
+        "--dead-after",
+        type=float,
+        default=DEFAULTS.patience.dead_after_s,
+        metavar="SECONDS",
+        help=_help("what a worker has that is silent for so long goes on elsewhere"),
+    )
+    group.add_argument(
         "--max-held",
         type=int,
         default=DEFAULTS.max_held,
@@ -248,6 +263,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         max_held=args.max_held,
         request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
         public_prefixes=tuple(str(Path(file).absolute()) for file in args.public_prefix),
+        patience=PatienceConfig(suspect_after_s=args.suspect_after, dead_after_s=args.dead_after),
         model=ModelConfig(
             model=args.model,
             dtype=args.dtype,

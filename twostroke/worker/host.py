@@ -34,7 +34,7 @@ from twostroke.worker.gate import Gate
 from twostroke.worker.loop import WorkLoop
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.news import News
-from twostroke.worker.pull_client import PullClient
+from twostroke.worker.pull_client import PullClient, PullLimits
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class WorkerHost:
         self.facts = facts
         self.memory = built.memory
         self.metrics = WorkerMetrics(config.role, facts.block_size)
-        self.feed = EventFeed(EventLog(epoch), config.heartbeat_s)
+        self.feed = EventFeed(EventLog(epoch), config.patience.heartbeat_s)
         self.pool = BlockPool(facts.pages, _PoolListener(self.feed.log, built.memory))
         self.scheduler = Scheduler(
             self.pool,
@@ -106,7 +106,7 @@ class WorkerHost:
             self.transports,
             self.metrics,
             cluster_token=config.cluster_token,
-            timeout_s=config.pull_timeout_s,
+            limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=config.patience.dead_after_s),
             wake=self.loop.wake,
         )
         self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)

@@ -1,7 +1,8 @@
 """Serves Pull: those blocks held at once, those lacking as soon as they are computed, where the role computes.
 
 The open call is the lease. Announced pages stay pinned until it ends, by whatever way: the puller has what it wanted
-and cancels, its process dies, its deadline passes.
+and cancels, its process dies, its deadline passes. As long as it is open something is said at every heartbeat, so that
+a puller can tell a long queue from a source that is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
@@ -25,6 +26,10 @@ from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.resident import ResidentJob
+
+News = TypeVar("News")
+
+_ALIVE = worker_pb2.PullResponse(alive=worker_pb2.PullAlive())
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self._block_size = host.facts.block_size
         self._digests = KnownDigests(host.memory, host.digests)
         self._endpoints = [endpoint.pack() for endpoint in host.endpoints]
+        self._heartbeat_s = host.config.patience.heartbeat_s
         self.open = 0
         """Pulls being served."""
 
@@ -113,10 +119,11 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             reach(Point.PAGES_ACCEPTED)
             accepted = worker_pb2.PullAccepted(epoch=str(self._gate.epoch), endpoints=self._endpoints)
             yield worker_pb2.PullResponse(accepted=accepted)
-            async with contextlib.aclosing(self._announce(job, wanted.blocks)) as announcements:
-                async for ready in announcements:
-                    yield worker_pb2.PullResponse(ready=ready)
-            await asyncio.get_running_loop().create_future()
+            async with contextlib.aclosing(
+                with_heartbeats(self._announce(job, wanted.blocks), self._heartbeat_s)
+            ) as said:
+                async for ready in said:
+                    yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
         finally:
             reach(Point.PAGES_RELEASING)
             self.open -= 1
@@ -146,6 +153,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                 raise failure
             if pending:
                 await ticket.wait()
+        await asyncio.get_running_loop().create_future()  # the puller ends the lease
 
     async def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
         known = await self._digests.of(list(ready.values()))
@@ -156,6 +164,23 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         reach(Point.PAGES_ANNOUNCING)
         self._metrics.served_pages.inc(len(pages))
         return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block in ready))
+
+
+async def with_heartbeats(news: AsyncGenerator[News, None], heartbeat_s: float) -> AsyncGenerator[News | None, None]:
+    """The news as they come, and None wherever there were none for `heartbeat_s`."""
+    following = asyncio.ensure_future(anext(news))
+    try:
+        while True:
+            done, _ = await asyncio.wait((following,), timeout=heartbeat_s)
+            if not done:
+                yield None
+                continue
+            yield following.result()
+            following = asyncio.ensure_future(anext(news))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await news.aclose()
 
 
 def _readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:

@@ -7,10 +7,9 @@ that a transfer may still write to keep their writer until the transport has fen
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -30,6 +29,7 @@ from twostroke.worker.digests import PageDigests
 from twostroke.worker.gate import Gate
 from twostroke.worker.links import LinkRates
 from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pull_call import hearing
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,14 @@ class PullSpec:
     @property
     def is_from_peer(self) -> bool:
         return self.resident_within_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullLimits:
+    copy_s: float
+    """For the pages that were announced together."""
+    silence_s: float
+    """Of a source; a process that has just been connected to must answer as soon."""
 
 
 @dataclass(slots=True)
@@ -119,7 +127,7 @@ class PullClient:
         metrics: WorkerMetrics,
         *,
         cluster_token: str,
-        timeout_s: float,
+        limits: PullLimits,
         wake: Callable[[], None],
     ) -> None:
         self._gate = gate
@@ -128,7 +136,7 @@ class PullClient:
         self._transports = transports
         self._metrics = metrics
         self._token = cluster_token
-        self._timeout_s = timeout_s
+        self._limits = limits
         self._wake = wake
         self._links: dict[str, _Link] = {}
         self._sessions: dict[_Session, asyncio.Task[PullReport]] = {}
@@ -255,38 +263,20 @@ class PullClient:
         reach(Point.PULL_ASKING)
         asked_s = _now_s()
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata)
-        try:
-            async with contextlib.aclosing(self._responses(call, spec.source.worker_id)) as responses:
-                accepted = (await anext(responses)).accepted
-                transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
-                async for response in responses:
-                    if not session.has_begun and not response.ready.computed and spec.peer is None:
-                        now_s = _now_s()
-                        self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
-                    session.has_begun = True
-                    await self._copy(session, transport, peer, response.ready)
-                    if not session.remaining:
-                        return
-        finally:
-            call.cancel()
-
-    async def _responses(
-        self, call: grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullResponse], source: str
-    ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
-        """The call's messages, each within `timeout_s` of the one before. Never ends: a source keeps the call open."""
-        while True:
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    message = await call.read()
-            except TimeoutError:
-                raise TransferFailed(f"{source} announced no page within {self._timeout_s} s") from None
-            if not isinstance(message, worker_pb2.PullResponse):
-                raise TransferFailed(f"{source} ended the pull before all pages were announced")
-            yield message
+        async with hearing(call, spec.source.worker_id, self._limits.silence_s) as responses:
+            accepted = (await responses.next()).accepted
+            transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
+            while session.remaining:
+                ready = (await responses.next()).ready
+                if not session.has_begun and not ready.computed and spec.peer is None:
+                    now_s = _now_s()
+                    self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
+                session.has_begun = True
+                await self._copy(session, transport, peer, ready)
 
     async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[PageTransport, Peer]:
         transport, endpoint = choose(endpoints, self._transports)
-        return transport, await transport.connect(endpoint, self._timeout_s)
+        return transport, await transport.connect(endpoint, self._limits.silence_s)
 
     async def _copy(
         self, session: _Session, transport: PageTransport, peer: Peer, ready: worker_pb2.PagesReady
@@ -296,7 +286,7 @@ class PullClient:
         announced = [page for page in ready.pages if page.block in session.remaining]
         copies = [PageCopy(PageId(p.page), session.remaining[p.block], p.generation) for p in announced]
         started_s = _now_s()
-        transfer = transport.pull(peer, copies, self._timeout_s)
+        transfer = transport.pull(peer, copies, self._limits.copy_s)
         is_done = False
         try:
             result = await transport.wait(transfer)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 
 from tests.unit.worker.rig import TOKEN, decode, eventually, prefill, prompt_of, router_to
+from twostroke.config import PatienceConfig
 from twostroke.ids import BlockName, Epoch
 from twostroke.kv_cache.block import name_blocks
 from twostroke.kv_cache.events import RING_BATCHES, EventBatch, EventLog
@@ -18,6 +19,7 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.events import EventFeed
 
 EPOCH = Epoch(3, 77)
+OFTEN, SELDOM = PatienceConfig(heartbeat_s=0.05), PatienceConfig(heartbeat_s=60, suspect_after_s=120, dead_after_s=240)
 A, B, C = (BlockName(bytes([letter] * 16)) for letter in b"abc")
 
 
@@ -118,7 +120,7 @@ async def test_nothing_is_published_where_nothing_changed(feed: EventFeed) -> No
 
 async def test_a_subscriber_over_rpc_can_prove_that_it_knows_the_workers_blocks() -> None:
     prompt = prompt_of(150)
-    async with prefill() as source, decode(pages=12, heartbeat_s=0.05) as worker, router_to(worker) as router:
+    async with prefill() as source, decode(pages=12, patience=OFTEN) as worker, router_to(worker) as router:
         channel = PeerChannel(worker.info.address, TOKEN)
         request = control_pb2.SubscribeKvEventsRequest(start_sequence=0)
         call = control_pb2_grpc.ControlStub(channel.channel).SubscribeKvEvents(request, metadata=channel.metadata)
@@ -147,7 +149,7 @@ async def test_a_subscriber_over_rpc_can_prove_that_it_knows_the_workers_blocks(
 
 
 async def test_a_worker_told_to_forget_says_so_in_one_word() -> None:
-    async with decode(heartbeat_s=60) as worker, router_to(worker) as router:
+    async with decode(patience=SELDOM) as worker, router_to(worker) as router:
         channel = PeerChannel(worker.info.address, TOKEN)
         control = control_pb2_grpc.ControlStub(channel.channel)
         await router.answer(prompt_of(100), 3)

@@ -24,7 +24,7 @@ from tests.unit.worker.rig import (
     router_to,
     with_epoch,
 )
-from twostroke.config import ScheduleConfig
+from twostroke.config import PatienceConfig, ScheduleConfig
 from twostroke.errors import TransferFailed
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.v1 import worker_pb2
@@ -176,14 +176,21 @@ async def test_a_source_that_shuts_down_during_the_pull_ends_in_local_computatio
         assert sum(target.metric("pull_failures_total", reason=r) for r in ("PeerLost", "Cancelled")) == 1
 
 
-async def test_a_source_that_announces_nothing_for_too_long_is_given_up() -> None:
+IMPATIENT = PatienceConfig(heartbeat_s=0.05, suspect_after_s=0.2, dead_after_s=0.4)
+
+
+@pytest.mark.parametrize(("source_s", "failures"), [(0.05, 0), (60.0, 1)], ids=["slow", "silent"])
+async def test_a_source_that_takes_long_is_waited_for_as_long_as_it_is_heard(source_s: float, failures: int) -> None:
+    """All blocks come at once, after two and a half times the silence that is borne."""
+    heard = PatienceConfig(heartbeat_s=source_s, suspect_after_s=2 * source_s, dead_after_s=4 * source_s)
     async with (
-        prefill(model=paced(prefill_tokens_per_s=200)) as source,
-        decode(pull_timeout_s=0.1) as target,
+        prefill(model=paced(prefill_tokens_per_s=200), patience=heard) as source,
+        decode(patience=IMPATIENT) as target,
         router_to(target) as router,
     ):
         await right_answer(router, source)
-        assert target.metric("pull_failures_total", reason="TransferFailed") == 1
+        assert target.metric("pull_failures_total", reason="PeerLost") == failures
+        assert (pulled_pages(target) == 0) == bool(failures)
 
 
 async def test_an_overloaded_source_ends_in_local_computation() -> None:

@@ -1,0 +1,72 @@
+"""The puller's end of one Pull call: it is read all the time, so that a source that falls silent is noticed even while
+its pages are copied, or wait for others' to be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import grpc.aio
+
+from twostroke.errors import PeerLost, TransferFailed
+from twostroke.rpc.silence import within
+from twostroke.rpc.v1 import worker_pb2
+
+PullCall = grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullResponse]
+
+
+@contextlib.asynccontextmanager
+async def hearing(call: PullCall, source: str, silence_s: float) -> AsyncGenerator[Responses, None]:
+    """The call's responses. What runs inside ends as PeerLost when the source has been silent for `silence_s`, and the
+    call, which is the lease, ends with it.
+    """
+    limit = asyncio.timeout(None)
+    responses = Responses(source)
+    reader = asyncio.create_task(_read(call, responses, silence_s, limit), name=f"pull from {source}")
+    try:
+        async with limit:
+            yield responses
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise PeerLost(f"{source} was silent for {silence_s:g} s during a pull") from None
+    finally:
+        call.cancel()
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+
+
+class Responses:
+    """What the source has said and nobody has looked at yet: at most one message for each block."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self._queue: asyncio.Queue[worker_pb2.PullResponse | BaseException] = asyncio.Queue()
+
+    def put(self, said: worker_pb2.PullResponse | BaseException) -> None:
+        self._queue.put_nowait(said)
+
+    async def next(self) -> worker_pb2.PullResponse:
+        """Raises what ended the call: a source keeps it open."""
+        said = await self._queue.get()
+        if isinstance(said, asyncio.CancelledError):
+            raise PeerLost(f"{self.source}: the connection was closed")
+        if isinstance(said, BaseException):
+            raise said
+        return said
+
+
+async def _read(call: PullCall, responses: Responses, silence_s: float, limit: asyncio.Timeout) -> None:
+    try:
+        while True:
+            message = await within(call.read(), silence_s)
+            if not isinstance(message, worker_pb2.PullResponse):
+                raise TransferFailed(f"{responses.source} ended the pull before all pages were announced")
+            if not message.HasField("alive"):
+                responses.put(message)
+    except TimeoutError:
+        limit.reschedule(asyncio.get_running_loop().time())
+    except (Exception, asyncio.CancelledError) as error:
+        responses.put(error)
