@@ -18,8 +18,9 @@ from cluster.plan import Create, Observed, Stage, backoff_s, plan
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from twostroke.config import WorkerConfig
 from twostroke.errors import ConfigError, InternalError, ServeError
-from twostroke.faults import reach
+from twostroke.faults import install, reach
 from twostroke.lifetime import Point
+from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from twostroke.telemetry import configure_logging
@@ -75,6 +76,7 @@ class Supervisor:
         self, spec: FleetSpec, ground: Ground | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         configure_logging("supervisor")
+        self._injector = install("supervisor")
         self._spec = spec
         self._ground = ground or RayGround(worker_count=len(spec.workers))
         self._clock = clock
@@ -114,14 +116,13 @@ class Supervisor:
         self._ground.forget()
 
     async def _run(self) -> None:
-        server = RpcServer(self._own_host(), self._spec.port, token=self._spec.token or None)
+        server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
         self._publish()
         await server.start()
         await server.set_serving(True)
-        self._address = server.address
         self._listening.set()
-        log.info("supervisor up address=%s workers=%d", server.address, len(self._workers))
+        log.info("supervisor up address=%s workers=%d", self._address, len(self._workers))
         keeper = asyncio.create_task(self._keep())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -133,6 +134,18 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(keeper, stopping, return_exceptions=True)
             await server.stop(0)
+
+    def _server(self) -> RpcServer:
+        """Bound; where faults can be armed, a proxy has the port that routers know."""
+        host, port, token = self._own_host(), self._spec.port, self._spec.token
+        if self._injector is None:
+            server = RpcServer(host, port, token=token or None)
+            self._address = server.address
+            return server
+        server = RpcServer(host, 0, token=token or None)
+        serve_faults(self._injector, server.server, token)
+        self._address = self._injector.links.announce(server.address, port=port)
+        return server
 
     def _own_host(self) -> str:
         return str(ray.util.get_node_ip_address()) if self._spec.host == NODE_ADDRESS else self._spec.host

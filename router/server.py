@@ -23,7 +23,9 @@ from router.routing_service import RoutingService
 from router.text import Text
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
+from twostroke.faults import install
 from twostroke.ids import Epoch
+from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.server import RpcServer, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, inference_pb2_grpc, routing_pb2_grpc
 
@@ -55,6 +57,9 @@ class RouterServer:
             self._listener.close()
             raise
         self.grpc_address = self._rpc.address
+        # By its port: that is the same in the router's next life.
+        injector = install(f"router-{self.grpc_address.rpartition(':')[2]}")
+        serve_faults(injector, self._rpc.server, config.cluster_token)
         front = Front(dispatcher, text, metrics, model=config.served_model_name, seed=config.seed, public=public)
         self._http = _HttpServer(
             uvicorn.Config(

@@ -4,10 +4,11 @@ Off unless the process was started with TWOSTROKE_FAULT: "control" lets faults b
 else is a fault itself, "point:kind:count" with an optional ":seconds" (see `plan`).
 
     plan        what a fault is: pure
+    points      which faults make sense where: pure
     injector    counts how often points are reached, and lets the armed fault happen
-    links       proxies in front of this process's ports, whose traffic can be spoilt
+    links       proxies around this process's connections, whose traffic can be spoilt
 """
 
-from twostroke.faults.injector import reach
+from twostroke.faults.injector import announced, carried, dialled, hang_up, install, links, reach
 
-__all__ = ["reach"]
+__all__ = ["announced", "carried", "dialled", "hang_up", "install", "links", "reach"]

@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
+from twostroke.faults.links import Links
 from twostroke.faults.plan import ENVIRONMENT, Fault, Kind
 from twostroke.lifetime import Point
 
@@ -22,36 +24,35 @@ BY_CALL = "control"
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
 
-LinkFault = Callable[[Fault], None]
-
 
 class Injector:
-    """Of one process. Points are reached on any thread."""
+    """Of one process. Points are reached on any thread; no lock is held while a fault happens."""
 
     def __init__(self, process: str, journal: str | None = None) -> None:
         self.process = process
         """Its name in the journal."""
+        self.links = Links()
         self._journal = journal
         self._lock = threading.Lock()
         self._reached: Counter[Point] = Counter()
         self._armed: Fault | None = None
         self._left = 0
-        self._link_faults: list[LinkFault] = []
 
     @property
     def reached(self) -> Mapping[str, int]:
         with self._lock:
             return {point.value: count for point, count in self._reached.items()}
 
-    def arm(self, fault: Fault | None) -> None:
+    def arm(self, fault: Fault) -> None:
         """Counts from now on; it replaces what was armed before."""
         with self._lock:
-            self._armed = fault
-            self._left = 0 if fault is None else fault.count
+            self._armed, self._left = fault, fault.count
 
-    def on_link_fault(self, happen: LinkFault) -> None:
-        """`happen` is called, on whichever thread, with every fault that is not the process's own end or sleep."""
-        self._link_faults.append(happen)
+    def heal(self) -> None:
+        """Nothing is armed any more, and links are as they were."""
+        with self._lock:
+            self._armed = None
+        self.links.heal()
 
     def reach(self, point: Point) -> bool:
         """True where the caller is to drop what it has at hand."""
@@ -70,27 +71,40 @@ class Injector:
     def _happen(self, fault: Fault) -> None:
         log.warning("fault happens fault=%s", fault)
         self._write_down(fault)
-        if fault.kind is Kind.KILL:
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif fault.kind is Kind.STOP:
-            freeze(fault.seconds)
-        else:
-            for happen in self._link_faults:
-                happen(fault)
+        match fault.kind:
+            case Kind.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Kind.STOP:
+                freeze(fault.seconds)
+            case Kind.LOSE:
+                pass  # by whoever came to the point
+            case _:
+                self.links.spoil(fault)
 
     def _write_down(self, fault: Fault) -> None:
         if self._journal is None:
             return
         line = {"process": self.process, "pid": os.getpid(), "fault": str(fault), "at_s": time.time()}
+        # One write of one line: processes share the file. What the kernel has outlives SIGKILL.
         with open(self._journal, "ab", buffering=0) as journal:
             journal.write(json.dumps(line).encode() + b"\n")
 
 
 def freeze(seconds: float) -> None:
-    """Stop this process; a child that outlives it wakes it up."""
-    pid = os.getpid()
-    subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"], start_new_session=True)
-    os.kill(pid, signal.SIGSTOP)
+    """Stop this process; a grandchild that outlives it wakes it up."""
+    # Without our stdout, which others read to its end; reparented at once, so that nobody has to wait for it.
+    waker = f"(sleep {seconds:.3f}; kill -CONT {os.getpid()}) &"
+    subprocess.run(
+        ["/bin/sh", "-c", waker],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        check=True,
+    )
+    # To this thread: it takes the signal before its next instruction, where os.kill might wake another one first and
+    # let this one do what the point is before.
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
 _injector: Injector | None = None
@@ -106,8 +120,34 @@ def install(process: str) -> Injector | None:
     fault = None if wanted == BY_CALL else Fault.parse(wanted)
     if _injector is None or _injector.process != process:
         _injector = Injector(process, os.environ.get(JOURNAL))
-        _injector.arm(fault)
+        if fault is not None:
+            _injector.arm(fault)
     return _injector
+
+
+def announced(address: str, *, pages: bool = False) -> str:
+    """What peers are told of this process's port at `address`. `pages`: it is where they read pages."""
+    return address if _injector is None else _injector.links.announce(address, pages=pages)
+
+
+def dialled(address: str) -> str:
+    """What to connect to in order to reach a peer at `address`; `hang_up` when it is no longer needed."""
+    return address if _injector is None else _injector.links.dial(address)
+
+
+def hang_up(dialled_address: str) -> None:
+    if _injector is not None:
+        _injector.links.hang_up(dialled_address)
+
+
+def carried(connected: socket.socket) -> socket.socket:
+    """What to use instead of a socket that is connected to a peer's pages."""
+    return connected if _injector is None else _injector.links.carry(connected)
+
+
+def links() -> Links | None:
+    """Of this process; None where nothing can go wrong with them on purpose."""
+    return None if _injector is None else _injector.links
 
 
 def reach(point: Point) -> bool:

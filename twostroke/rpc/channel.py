@@ -8,6 +8,7 @@ import grpc
 import grpc.aio
 
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
+from twostroke.faults import dialled, hang_up
 from twostroke.rpc.convert import rebuild_error
 from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
 
@@ -43,11 +44,13 @@ class PeerChannel:
 
     def __init__(self, address: str, token: str) -> None:
         self.address = address
-        self.channel = grpc.aio.insecure_channel(address, options=list(_OPTIONS))
+        self._dialled = dialled(address)
+        self.channel = grpc.aio.insecure_channel(self._dialled, options=list(_OPTIONS))
         self.metadata: Metadata = ((TOKEN_KEY, token),)
 
     async def close(self) -> None:
         await self.channel.close()
+        hang_up(self._dialled)
 
 
 def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:

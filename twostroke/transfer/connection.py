@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from twostroke.errors import ServeError, TransferFailed
-from twostroke.faults import reach
+from twostroke.faults import carried, reach
 from twostroke.lifetime import Point
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline
@@ -150,6 +150,8 @@ class Connection(abc.ABC):
                 failure = error
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock = carried(sock)
+                self._use(sock)
                 return sock
         raise failure
 

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Sequence
 
 from twostroke.errors import ConfigError
+from twostroke.faults import announced
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.connection import Connection, ConnectionPeer
@@ -48,7 +49,8 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         listening = await off_loop(self._listen)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"
-        return address, Listener(f"pages-{self.name}", listening, lambda sock: self.serve(sock, gate, memory))
+        listener = Listener(f"pages-{self.name}", listening, lambda sock: self.serve(sock, gate, memory))
+        return announced(address, pages=True), listener
 
     async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:
         known = self._peers.find(endpoint)

@@ -15,17 +15,20 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.engine.loop import EngineThread
 from twostroke.errors import ConfigError
+from twostroke.faults import announced, install
 from twostroke.ids import Epoch, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.models.catalog import locate
+from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
+from twostroke.transfer.spoilt import spoilable
 from twostroke.worker import calibration
 from twostroke.worker.calibration import Reach, calibrate
 from twostroke.worker.digests import PageDigests
@@ -72,6 +75,7 @@ class WorkerHost:
     """Owns pool, engine, transports and servers of one life; `open` before use, `close` at the end."""
 
     def __init__(self, config: WorkerConfig, epoch: Epoch, built: BuiltEngine) -> None:
+        injector = install(config.worker_id)
         facts = built.model
         self.config = config
         self.epoch = epoch
@@ -96,7 +100,7 @@ class WorkerHost:
         self.engine = EngineThread(built.runner)
         self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s)
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        self.transports = open_transports(config.transports or default_names(built.memory), config.host)
+        self.transports = spoilable(open_transports(config.transports or default_names(built.memory), config.host))
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(built.memory)
         self.pulls = PullClient(
@@ -110,6 +114,8 @@ class WorkerHost:
             wake=self.loop.wake,
         )
         self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)
+        serve_faults(injector, self.rpc.server, config.cluster_token)
+        self._address = announced(self.rpc.address)
         self._metrics_server = MetricsServer(self.metrics.registry, config.host)
         self._sessions = itertools.count(1)
 
@@ -154,7 +160,7 @@ class WorkerHost:
         return ReadyInfo(
             worker_id=self.config.worker_id,
             role=self.config.role.value,
-            address=self.rpc.address,
+            address=self._address,
             epoch=str(self.epoch),
             fingerprint=self.facts.fingerprint,
             metrics_address=self._metrics_server.address,

@@ -1,0 +1,106 @@
+"""Which faults make sense where: what the matrix runs, and in one line each why it leaves out the rest. Pure."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from twostroke.faults.plan import Kind
+from twostroke.lifetime import Point
+
+
+class Process(enum.StrEnum):
+    """Kinds of processes that come to points."""
+
+    ROUTER = "router"
+    DECODE = "decode"
+    PREFILL = "prefill"
+    SUPERVISOR = "supervisor"
+
+
+_WORKERS = frozenset({Process.DECODE, Process.PREFILL})
+_BY_PREFIX = {
+    "router": frozenset({Process.ROUTER}),
+    "decode": frozenset({Process.DECODE}),
+    "prefill": frozenset({Process.PREFILL}),
+    "supervisor": frozenset({Process.SUPERVISOR}),
+    "pull": _WORKERS,  # prefill workers pull too: from the peer that holds a prompt's first blocks
+    "pages": _WORKERS,  # decode workers serve too: as that peer
+    "worker": _WORKERS,
+    "transport": _WORKERS,
+}
+REACHED_BY: Mapping[Point, frozenset[Process]] = {point: _BY_PREFIX[point.value.partition(".")[0]] for point in Point}
+
+EVENTS = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS})
+"""A batch of an event log is at hand."""
+BEFORE_READING = frozenset(
+    {Point.PULL_ASKING, Point.PULL_ANNOUNCED, Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING}
+)
+"""Pages are about to come into the process."""
+BEFORE_SERVING = frozenset(
+    {
+        Point.PAGES_ASKED,
+        Point.PAGES_ACCEPTED,
+        Point.PAGES_ANNOUNCING,
+        Point.PREFILL_ADMITTED,
+        Point.TRANSPORT_GREETED,
+        Point.TRANSPORT_SERVING,
+    }
+)
+"""Pages are about to leave the process."""
+OVER_SOCKETS = frozenset({Point.TRANSPORT_SERVING, Point.TRANSPORT_SENT})
+"""Only owners that send pages come here."""
+SPOILING = frozenset({Kind.CORRUPT, Kind.TRUNCATE, Kind.DUPLICATE})
+"""What can be done to pages on their way."""
+SAME_HOST = frozenset({"shm", "cuda_ipc"})
+"""Transports whose readers copy out of the owner's memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One fault at one point in one kind of process."""
+
+    process: Process
+    point: Point
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.process}/{self.point}/{self.kind}"
+
+
+def cells(transport: str = "tcp") -> list[Cell]:
+    """All that make sense where pages travel over `transport`."""
+    everything = (Cell(*each) for each in itertools.product(Process, Point, Kind))
+    return [cell for cell in everything if why_not(cell, transport) is None]
+
+
+def why_not(cell: Cell, transport: str = "tcp") -> str | None:
+    """Why this makes no sense; None where it does."""
+    process, point, kind = cell.process, cell.point, cell.kind
+    if process not in REACHED_BY[point]:
+        return f"a {process} never comes to {point}"
+    if point in OVER_SOCKETS and transport in SAME_HOST:
+        return f"over {transport} nothing of the owner runs while its pages are read"
+    if kind is Kind.LOSE and point not in EVENTS:
+        return "no batch of an event log is at hand"
+    if kind in SPOILING:
+        return _why_not_spoilt(cell, transport)
+    return None
+
+
+def _why_not_spoilt(cell: Cell, transport: str) -> str | None:
+    if not REACHED_BY[cell.point] <= _WORKERS:
+        return f"no pages pass through a {cell.process}"
+    if cell.point not in BEFORE_READING | BEFORE_SERVING:
+        return (
+            "no page of what is at hand is about to travel: it would hit some other request, as at pull.* and pages.*"
+        )
+    if transport not in SAME_HOST:
+        return None
+    if cell.kind is not Kind.CORRUPT:
+        return f"over {transport} there are no frames"
+    if cell.point in BEFORE_SERVING:
+        return f"over {transport} the reader makes the copy that can be spoilt: see pull.* and transport.asking"
+    return None

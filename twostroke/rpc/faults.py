@@ -1,0 +1,53 @@
+"""twostroke.v1.Faults: arms faults in the process that serves it. Only where TWOSTROKE_FAULT was set."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import grpc.aio
+
+from twostroke.faults.injector import Injector
+from twostroke.faults.plan import Fault
+from twostroke.rpc.server import check_token
+from twostroke.rpc.v1 import faults_pb2, faults_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class FaultsService(faults_pb2_grpc.FaultsServicer):
+    """A router serves it on the port that clients use, so it asks for the cluster's token itself."""
+
+    def __init__(self, injector: Injector, cluster_token: str) -> None:
+        self._injector = injector
+        self._cluster_token = cluster_token
+
+    async def Arm(  # noqa: N802
+        self, request: faults_pb2.ArmRequest, context: Context
+    ) -> faults_pb2.ArmResponse:
+        check_token(context, self._cluster_token)
+        fault = Fault.parse(request.fault)
+        self._injector.arm(fault)
+        log.warning("fault armed fault=%s", fault)
+        return faults_pb2.ArmResponse()
+
+    async def Heal(  # noqa: N802
+        self, request: faults_pb2.HealRequest, context: Context
+    ) -> faults_pb2.HealResponse:
+        check_token(context, self._cluster_token)
+        self._injector.heal()
+        return faults_pb2.HealResponse(reached=self._injector.reached)
+
+
+def serve_faults(injector: Injector | None, server: grpc.aio.Server, cluster_token: str) -> None:
+    """Let faults be armed by rpc where there is an injector; without one, nothing is served."""
+    if injector is None:
+        return
+    faults_pb2_grpc.add_FaultsServicer_to_server(FaultsService(injector, cluster_token), server)
+    log.warning(
+        "THIS PROCESS CAN BE BROKEN ON PURPOSE: TWOSTROKE_FAULT is set. Never do that to a cluster that serves people. "
+        "process=%s",
+        injector.process,
+    )
