@@ -50,9 +50,8 @@ async def test_armed_faults_happen_and_streams_go_on_with_the_same_tokens(journa
         client = Client(cluster.grpc)
 
         async def answers() -> list[list[int]]:
-            return await asyncio.gather(
-                *(client.tokens([i, *PROMPT], max_tokens=40, ignore_eos=True) for i in range(6))
-            )
+            options = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.9, "seed": 3}
+            return await asyncio.gather(*(client.tokens([i, *PROMPT], **options) for i in range(6)))
 
         await arm(cluster, "router", "router.events:lose:1")
         await arm(cluster, "prefill-0", "worker.events:lose:1")
