@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass
 from typing import NewType
@@ -25,6 +26,9 @@ SessionId = NewType("SessionId", int)
 """One writer of pages within one worker's life: a pull, or a sequence that computes."""
 
 
+_EPOCH = re.compile(r"([0-9]{1,18})\.([0-9a-f]{1,16})")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Epoch:
     """One life of a worker process. A higher incarnation wins; the random half tells two lives apart for sure."""
@@ -41,5 +45,8 @@ class Epoch:
 
     @classmethod
     def parse(cls, text: str) -> Epoch:
-        incarnation, _, nonce = text.partition(".")
-        return cls(int(incarnation), int(nonce, 16))
+        """Raises ValueError."""
+        found = _EPOCH.fullmatch(text)
+        if found is None:
+            raise ValueError(f"not an epoch: {text[:64]!r}")
+        return cls(int(found[1]), int(found[2], 16))

@@ -45,6 +45,9 @@ def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:
 
 
 def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
+    tokens, values = message.bias_tokens, message.bias_values
+    if len(tokens) != len(values):
+        raise InvalidRequest(f"{len(tokens)} tokens have {len(values)} biases", field="sampling.bias_tokens")
     return SamplingParams(
         seed=message.seed,
         max_tokens=message.max_tokens,
@@ -56,7 +59,7 @@ def sampling_from_message(message: worker_pb2.Sampling) -> SamplingParams:
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty,
-        logit_bias=tuple(zip(message.bias_tokens, message.bias_values, strict=True)),
+        logit_bias=tuple(zip(tokens, values, strict=True)),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         min_tokens=message.min_tokens,
         ignore_eos=message.ignore_eos,

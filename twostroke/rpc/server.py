@@ -17,7 +17,15 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from twostroke.errors import ConfigError, InternalError, InvalidRequest, Overloaded, ServeError, Unauthenticated
+from twostroke.errors import (
+    ConfigError,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    ServeError,
+    Unauthenticated,
+    UnsupportedFeature,
+)
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +132,8 @@ def _decoded(handler: Any, raw: bytes) -> Any:
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+    if isinstance(error, NotImplementedError):  # as generated servicers answer
+        error = UnsupportedFeature(f"{method} is not offered by this process")
     if not isinstance(error, ServeError):
         log.exception("internal error method=%s", method, exc_info=error)
         error = InternalError(f"internal error: {type(error).__name__}: {error}")

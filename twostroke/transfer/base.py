@@ -65,8 +65,14 @@ class Endpoint:
 
     @classmethod
     def unpack(cls, data: bytes) -> Endpoint:
+        """Raises InvalidRequest."""
         try:
-            transport, address, host_id, epoch, fingerprint, pages, page_bytes = msgpack.unpackb(data)
+            fields = msgpack.unpackb(data)
+            if not isinstance(fields, list) or [type(value) for value in fields] != [str] * 5 + [int] * 2:
+                raise ValueError("it does not hold five texts and two numbers")
+            transport, address, host_id, epoch, fingerprint, pages, page_bytes = fields
+            if min(pages, page_bytes) < 0:
+                raise ValueError(f"{pages} pages of {page_bytes} bytes")
             return cls(transport, address, host_id, Epoch.parse(epoch), fingerprint, pages, page_bytes)
         except (ValueError, TypeError) as error:
             raise InvalidRequest(f"page endpoint cannot be read: {error}", field="endpoint") from error
