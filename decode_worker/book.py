@@ -202,6 +202,7 @@ class AnswerBook(RoleServices):
             list(sequence.names),
             {block: sequence.pages[block] for block in missing},
             peer,
+            deadline_s=answer.request.deadline_s,
         )
         return self._host.pulls.start(spec, self._tasks)
 

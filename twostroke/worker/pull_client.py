@@ -49,6 +49,9 @@ class PullSpec:
     resident_within_s: float | None = None
     """Only what the source holds at once is pulled, and all of it within this time. None: the source computes the
     rest, and the pull takes as long as pages keep coming."""
+    deadline_s: float | None = None
+    """Of the request, in seconds since the Unix epoch: from then on its source computes nothing for it, even if this
+    worker can no longer say so. Whoever else waits for the blocks computes them."""
     arrived: Callable[[int], None] | None = None
     """Told of each block as it becomes readable."""
 
@@ -262,7 +265,9 @@ class PullClient:
             spec.peer.put(request)
         reach(Point.PULL_ASKING)
         asked_s = _now_s()
-        call = worker_pb2_grpc.PagesStub(channel.channel).Pull(request, metadata=channel.metadata)
+        call = worker_pb2_grpc.PagesStub(channel.channel).Pull(
+            request, metadata=channel.metadata, timeout=_left_s(spec.deadline_s)
+        )
         async with hearing(call, spec.source.worker_id, self._limits.silence_s) as responses:
             accepted = (await responses.next()).accepted
             transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
@@ -347,6 +352,10 @@ class PullClient:
 
 def _now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else max(0.0, deadline_s - time.time())
 
 
 async def _fence(transport: PageTransport, transfer: Transfer) -> None:

@@ -8,10 +8,13 @@ import time
 import grpc.aio
 import pytest
 
+from decode_worker.book import AnswerBook
+from decode_worker.stage import Stage
 from tests.unit.worker.rig import (
     BLOCK,
     Router,
     Running,
+    answers_of,
     decode,
     eventually,
     expected_tokens,
@@ -30,6 +33,7 @@ from twostroke.errors import (
     StaleEpoch,
     Unauthenticated,
 )
+from twostroke.ids import RequestId
 
 PROMPT = prompt_of(100)
 STEADY = paced(step_ms=10)
@@ -189,6 +193,40 @@ async def test_close_frees_everything_at_once(when: str) -> None:
             await router.attach(from_position=0)
 
 
+@pytest.mark.parametrize("when", [Stage.WAITING, Stage.PULLING, Stage.RUNNING, "preempted"])
+async def test_what_a_closed_request_held_is_back_when_the_step_that_runs_has_ended(when: Stage | str) -> None:
+    by_block = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=BLOCK)
+    async with (
+        prefill(model=paced(prefill_tokens_per_s=400), schedule=by_block) as source,
+        decode(pages=12, model=STEADY) as worker,
+        router_to(worker) as router,
+    ):
+        book, other = answers_of(worker), "first"
+        if when in (Stage.WAITING, "preempted"):
+            await router.open(prompt_of(9 * BLOCK, seed=2), 40, request_id=other)
+            await eventually(lambda: worker.host.scheduler.running == 1)
+        prompt = prompt_of(BLOCK, seed=3) if when == "preempted" else PROMPT
+        await router.open(prompt, 30, source=source if when is Stage.PULLING else None)
+        answer = book._answers[RequestId("r")]
+        stage = Stage.WAITING if when == "preempted" else when
+        await eventually(lambda: answer.stage is stage and bool(answer.sequence.preemptions) == (when == "preempted"))
+        if when is Stage.PULLING:
+            await eventually(lambda: worker.metric("pull_bytes_total", transport="shm") > 0)
+        for request_id in ("r", other):
+            book.close_request(RequestId(request_id), 0)
+        steps = ran_steps(worker)
+        await worker.idle()
+        assert ran_steps(worker) <= steps + 1
+        await eventually(lambda: not source.worker._open_work())
+        steps = ran_steps(source)
+        await source.idle()
+        assert ran_steps(source) <= steps + 1
+
+
+def ran_steps(worker: Running) -> float:
+    return sum(worker.metric("step_seconds_count", kind=kind) for kind in ("prefill", "decode"))
+
+
 async def test_closing_an_earlier_attempt_or_nothing_at_all_is_no_error_and_changes_nothing() -> None:
     async with decode(model=STEADY) as worker, router_to(worker) as router:
         got = await router.open(PROMPT, 10, attempt=1)
@@ -233,6 +271,25 @@ async def test_a_deadline_that_passes_while_pulling_frees_both_sides() -> None:
         assert got.last.error.kind == "DeadlineExceeded"
         await worker.idle()
         await eventually(lambda: source.worker._open_work() == 0)
+
+
+async def test_a_pull_ends_at_its_source_by_its_requests_deadline_whoever_forgets_to_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As if the decode worker stood still: nothing here closes the call."""
+    monkeypatch.setattr(AnswerBook, "_expire", lambda book, answer: None)
+    prompt = prompt_of(50 * BLOCK)
+    slow = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=BLOCK)
+    async with (
+        prefill(model=paced(prefill_tokens_per_s=400), schedule=slow) as source,
+        decode() as worker,
+        router_to(worker) as router,
+    ):
+        got = await router.answer(prompt, 5, source=source, deadline_s=time.time() + 0.5)
+        assert worker.metric("pull_failures_total", reason="DeadlineExceeded") == 1
+        assert got.tokens == expected_tokens(prompt, 5), "what is missing is computed by whoever still wants it"
+        await source.idle()
+        assert source.metric("computed_tokens_total") < len(prompt) / 2, "computing went on for nobody"
 
 
 # When pages or the engine fail
