@@ -12,7 +12,7 @@ from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageT
 from twostroke.transfer.shm import ShmTransport
 
 
-def spoilable(transports: Sequence[PageTransport]) -> Sequence[PageTransport]:
+def spoilable(transports: list[PageTransport]) -> list[PageTransport]:
     """As they are, unless faults can be armed in this process."""
     mine = links()
     if mine is None:

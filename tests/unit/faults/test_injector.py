@@ -1,0 +1,150 @@
+"""Faults that happen to processes of their own: killed, frozen, counted, written down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from twostroke.errors import ConfigError
+from twostroke.faults import injector
+from twostroke.faults.injector import Injector, install
+from twostroke.faults.plan import Fault
+from twostroke.lifetime import Point
+
+Start = Callable[[str, str], subprocess.Popen[str]]
+
+SETUP = """
+import threading, time
+from twostroke.faults import install, reach
+from twostroke.lifetime import Point
+install("child")
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    """A child that runs `code`, with TWOSTROKE_FAULT as given."""
+
+    def started(fault: str, code: str) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "TWOSTROKE_FAULT": fault,
+            "TWOSTROKE_FAULT_JOURNAL": str(tmp_path / "journal"),
+        }
+        command = [sys.executable, "-c", SETUP + code]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+    return started
+
+
+def journal(tmp_path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (tmp_path / "journal").read_text().splitlines()]
+
+
+def test_a_point_is_counted_from_when_the_fault_was_armed_and_hit_once() -> None:
+    counting = Injector("here")
+    assert not counting.reach(Point.ROUTER_EVENTS)
+    counting.arm(Fault.parse("router.events:lose:3"))
+    met = [counting.reach(point) for point in [Point.WORKER_EVENTS, *[Point.ROUTER_EVENTS] * 5]]
+    assert met == [False, False, False, True, False, False]
+    assert counting.reached == {"router.events": 6, "worker.events": 1}
+
+
+def test_what_was_armed_is_replaced_and_healed() -> None:
+    counting = Injector("here")
+    counting.arm(Fault.parse("router.events:lose:1"))
+    counting.arm(Fault.parse("worker.events:lose:1"))
+    assert not counting.reach(Point.ROUTER_EVENTS)
+    counting.heal()
+    assert not counting.reach(Point.WORKER_EVENTS)
+
+
+def test_of_many_threads_at_a_point_one_meets_the_fault() -> None:
+    counting = Injector("here")
+    counting.arm(Fault.parse("router.events:lose:4000"))
+    gate = threading.Barrier(8)
+
+    def reach_often() -> int:
+        gate.wait()
+        return sum(counting.reach(Point.ROUTER_EVENTS) for _ in range(1000))
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sum(run.result() for run in [threads.submit(reach_often) for _ in range(8)]) == 1
+    assert counting.reached == {"router.events": 8000}
+
+
+def test_without_the_variable_there_is_no_injector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injector, "_injector", None)
+    monkeypatch.delenv("TWOSTROKE_FAULT", raising=False)
+    assert install("here") is None
+    assert not injector.reach(Point.ROUTER_EVENTS)
+    assert injector.announced("127.0.0.1:1") == injector.dialled("127.0.0.1:1") == "127.0.0.1:1"
+    monkeypatch.setenv("TWOSTROKE_FAULT", "nowhere:kill:1")
+    with pytest.raises(ConfigError, match="there is no point 'nowhere'"):
+        install("here")
+
+
+def test_a_killed_process_has_written_down_why_and_does_nothing_more(start: Start, tmp_path: Path) -> None:
+    child = start(
+        "worker.step:kill:3",
+        """
+def run():
+    for turn in range(10):
+        print(turn, flush=True)
+        reach(Point.WORKER_STEP)
+threading.Thread(target=run).start()
+""",
+    )
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == -signal.SIGKILL
+    assert said.split() == ["0", "1", "2"]
+    (line,) = journal(tmp_path)
+    assert (line["process"], line["pid"], line["fault"]) == ("child", child.pid, "worker.step:kill:3:10")
+
+
+def test_a_frozen_process_stands_still_with_all_its_threads_and_wakes_up(start: Start, tmp_path: Path) -> None:
+    """The thread that came to the point does not take one more step before."""
+    child = start(
+        "worker.step:stop:1:0.4",
+        """
+longest, is_over, started, passed = 0.0, threading.Event(), threading.Event(), []
+def tick():
+    global longest
+    last = time.monotonic()
+    while not is_over.is_set():
+        now = time.monotonic()
+        if now - last > longest:
+            longest = now - last
+        last = now
+        started.set()
+        time.sleep(0.001)
+def run():
+    before = time.monotonic()
+    reach(Point.WORKER_STEP)
+    passed.append(time.monotonic() - before)
+ticking = threading.Thread(target=tick)
+ticking.start()
+started.wait()
+running = threading.Thread(target=run)
+running.start()
+running.join()
+is_over.set()
+ticking.join()
+print(longest, passed[0])
+""",
+    )
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    gap_s, passed_s = map(float, said.split())
+    assert gap_s > 0.3
+    assert passed_s > 0.39
+    assert len(journal(tmp_path)) == 1

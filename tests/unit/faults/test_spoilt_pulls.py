@@ -1,0 +1,51 @@
+"""Pages that are spoilt on their way between two real workers: noticed, and made up for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, prompt_of, router_to
+from twostroke.faults import injector
+from twostroke.faults.injector import Injector
+from twostroke.faults.plan import Fault
+
+
+@pytest.fixture
+def armable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
+    """Of both workers and the router, which are in this process."""
+    made = Injector("everybody")
+    monkeypatch.setattr(injector, "_injector", made)
+    yield made
+    made.heal()
+    made.links.close()
+
+
+@pytest.mark.parametrize(
+    ("transport", "fault", "failures"),
+    [
+        ("tcp", "pages.announcing:corrupt", 1),
+        ("tcp", "transport.serving:truncate", 1),
+        ("tcp", "transport.asking:duplicate", 1),
+        ("shm", "pull.announced:corrupt", 1),
+        ("tcp", "pull.announced:partition:1:0.2", 0),
+        ("tcp", "transport.connecting:slow:1:0.2", 0),
+    ],
+)
+async def test_what_a_link_does_to_pages_changes_no_token(
+    transport: str, fault: str, failures: int, armable: Injector
+) -> None:
+    async with (
+        prefill(transports=(transport,)) as source,
+        decode(transports=(transport,)) as target,
+        router_to(target) as router,
+    ):
+        armable.arm(Fault.parse(fault))
+        for seed in range(2):
+            prompt = prompt_of(8 * BLOCK + 5, seed=seed)
+            got = await router.answer(prompt, 5, source=source, request_id=str(seed))
+            assert got.tokens == expected_tokens(prompt, 5)
+        reasons = ("TransferFailed", "PeerLost")
+        assert sum(target.metric("pull_failures_total", reason=reason) for reason in reasons) == failures
+        assert target.metric("pull_bytes_total", transport=transport) > 0
