@@ -17,11 +17,12 @@ from router.answer_stream import Arrival
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
 from router.link_pool import LinkPool
 from router.metrics import RouterMetrics
+from router.moving import Moved, Movement
 from router.placement import Placed, Placer, may_go_elsewhere
 from router.request_log import RecordSink
 from twostroke.errors import DeadlineExceeded, InternalError, ServeError
 from twostroke.faults import reach
-from twostroke.ids import BlockName, RequestId
+from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
 from twostroke.lifetime import Instant, Lifetime, Point
 from twostroke.request import FinishReason, Request, SampledToken
@@ -41,6 +42,7 @@ class Surroundings:
     policy: str
     placer: Placer
     links: LinkPool
+    movement: Movement
     metrics: RouterMetrics
     request_log: RecordSink
 
@@ -114,14 +116,18 @@ class Answer:
 
     async def _over_attempts(self) -> FinishReason:
         losses = 0
+        next_worker: WorkerId | None = None
         while len(self._emitted) < self._request.sampling[self.index].max_tokens:
             before = len(self._emitted)
             placed = await self._around.placer.place(
-                self._request_now(), self._lifetime, has_had_turn=self._account.attempts > 0
+                self._request_now(), self._lifetime, has_had_turn=self._account.attempts > 0, at=next_worker
             )
+            next_worker = None
             self._account.placed(placed.decision, placed.decided_at_s)
             try:
                 return await self._relay(placed)
+            except Moved as moved:
+                next_worker = moved.to
             except ServeError as error:
                 losses = losses + 1 if len(self._emitted) == before else 1
                 if not may_go_elsewhere(error) or losses > MAX_LOSSES:
@@ -161,12 +167,13 @@ class Answer:
     async def _relay(self, placed: Placed) -> FinishReason:
         """Pass on what arrives until the worker's last word; whatever ends it earlier closes the attempt there."""
         try:
-            while True:
-                arrival = await placed.stream.next()
-                reach(self._point(arrival))
-                self._take(arrival, placed)
-                if arrival.finish is not None:
-                    return arrival.finish
+            with self._around.movement.watching(placed, self._request_now):
+                while True:
+                    arrival = await placed.stream.next()
+                    reach(self._point(arrival))
+                    self._take(arrival, placed)
+                    if arrival.finish is not None:
+                        return arrival.finish
         finally:
             self._around.placer.left(self.request_id)
             placed.link.forget(placed.stream)

@@ -16,6 +16,7 @@ from router.generation import FinishEvent, GenerationRequest, ServingFacts, Toke
 from router.link_pool import LinkPool
 from router.member import Member
 from router.metrics import RouterMetrics
+from router.moving import Movement
 from router.placement import Placer
 from router.policies import policy_named
 from router.request_log import ready_made, request_log, worker_record
@@ -50,6 +51,7 @@ class RouterCore:
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
         self._placer: Placer | None = None
+        self._movement: Movement | None = None
         self._running: asyncio.Task[None] | None = None
         self._open: dict[str, _OpenRequest] = {}
         self._is_draining = False
@@ -160,6 +162,7 @@ class RouterCore:
             self._tasks = tasks
             self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
+            self._movement = Movement(self._fleet, self._links, self._placer, self._metrics, tasks)
             side_tasks = (
                 tasks.create_task(self._record_workers(), name="worker records"),
                 tasks.create_task(self._placer.run(), name="waiting room"),
@@ -197,12 +200,14 @@ class RouterCore:
         assert self._tasks is not None, "generate() before start()"
         assert self._links is not None
         assert self._placer is not None
+        assert self._movement is not None
         around = Surroundings(
             router_id=self.router_id,
             block_size=facts.block_size,
             policy=self._config.policy,
             placer=self._placer,
             links=self._links,
+            movement=self._movement,
             metrics=self._metrics,
             request_log=self._request_log,
         )

@@ -75,6 +75,9 @@ class RouterMetrics:
         self.reopened_requests_total = self._counter(
             "reopened_requests", "Answers that went on at another decode worker (or another life of it)."
         )
+        self.moved_requests_total = self._counter(
+            "moved_requests", "Answers that left a decode worker because it drains; not among the reopened ones."
+        )
         self.attached_requests_total = self._counter(
             "attached_requests", "Answers that went on at the same decode worker after its token stream broke."
         )

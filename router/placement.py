@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from router.admission import Admission
@@ -79,9 +80,12 @@ class Placer:
         """Let those that wait for their turn go, until cancelled."""
         await self._room.run()
 
-    async def place(self, request: Request, lifetime: Lifetime, *, has_had_turn: bool) -> Placed:
+    async def place(
+        self, request: Request, lifetime: Lifetime, *, has_had_turn: bool, at: WorkerId | None = None
+    ) -> Placed:
         """Returns once a worker has it; every worker asked counts as an attempt and gets its own number. One that has
-        had its turn, and lost its worker, does not wait for another.
+        had its turn, and lost its worker, does not wait for another turn; nor is it refused, it waits for a worker.
+        `at`: that one has its pages, and computes the rest, if it takes it.
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, and what a worker says about the request itself. What was
@@ -94,16 +98,19 @@ class Placer:
         while True:
             serving = [m for m in self._fleet.serving(Role.DECODE) if m.worker not in unusable]
             free = [m for m in serving if m.worker not in full]
-            if serving and not free:
+            if serving and not free and not has_had_turn:
                 raise Overloaded(f"all {len(serving)} decode workers that serve are full; try again later")
-            if not free and self._fleet.is_leaving:
+            if not free and self._fleet.is_leaving and not has_had_turn:
                 raise Draining("every decode worker drains and takes no new requests; try again later")
             if not free:
                 await self._wait(give_up_s)
                 unusable.clear()
+                full.clear()
                 continue
             asked_s = time.monotonic()
-            released = await self._room.turn(wanting, self._workers(free))
+            prepared = [m for m in free if m.worker == at]
+            workers = dataclasses.replace(self._workers(prepared), prefill=()) if prepared else self._workers(free)
+            released = await self._room.turn(wanting, workers)
             give_up_s += time.monotonic() - asked_s  # who waits for a turn has workers
             if released is None:
                 continue
@@ -122,6 +129,18 @@ class Placer:
         if left_s <= 0:
             raise PeerLost(f"no decode worker could take the request within {self._worker_wait_s} s; try again later")
         await self._fleet.wait_for_change(min(left_s, LOOK_AGAIN_S))
+
+    @contextlib.contextmanager
+    def refuge(self, request: Request, others: Sequence[Member]) -> Iterator[Member]:
+        """Where an open answer would best go on, by what these decode workers hold and have to do. Inside, its room
+        there is taken."""
+        ask = dataclasses.replace(self._ask(request), request_id=RequestId(f"{request.request_id} moves"))
+        shape = self._workers().shape
+        decision = self._selector.select(ask, shape, others, (), time.monotonic())
+        try:
+            yield self._member(decision.decode)
+        finally:
+            self._fleet.reservations.end(ask.request_id)
 
     def first_token(self, request_id: RequestId) -> None:
         self._room.first_token(request_id)
@@ -180,19 +199,21 @@ class Placer:
 
     def _wanting(self, request: Request, has_had_turn: bool) -> Wanting:
         now_s = time.monotonic()
-        ask = Ask(
-            request_id=request.request_id,
-            known_tokens=len(request.prompt) + len(request.emitted),
-            names=request.names,
-            most_answer_tokens=request.sampling.max_tokens - len(request.emitted),
-        )
         return Wanting(
-            ask=ask,
+            ask=self._ask(request),
             priority=request.priority,
             tenant=request.tenant,
             arrived_s=now_s,
             deadline_s=None if request.deadline_s is None else now_s + request.deadline_s - time.time(),
             is_urgent=has_had_turn,
+        )
+
+    def _ask(self, request: Request) -> Ask:
+        return Ask(
+            request_id=request.request_id,
+            known_tokens=len(request.prompt) + len(request.emitted),
+            names=request.names,
+            most_answer_tokens=request.sampling.max_tokens - len(request.emitted),
         )
 
     def _workers(self, decode: Sequence[Member] | None = None) -> Workers:

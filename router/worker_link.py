@@ -25,7 +25,7 @@ from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
-from twostroke.rpc.v1.worker_pb2_grpc import DecodeStub
+from twostroke.rpc.v1.worker_pb2_grpc import DecodeStub, PagesStub
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +128,13 @@ class WorkerLink:
             await self._answer_to(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
         except ServeError as error:
             log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker, error)
+
+    async def fetch(self, message: worker_pb2.FetchRequest) -> int:
+        """Let the worker bring blocks into its cache; how many of those named it has then."""
+        call = PagesStub(self._channel.channel).Fetch(
+            message, metadata=self._channel.metadata, timeout=message.within_s + REACH_TIMEOUT_S
+        )
+        return (await self._answer_to(call)).blocks
 
     async def _until_up(self) -> None:
         try:

@@ -15,8 +15,11 @@ class Gate:
         self.is_draining = False
         self._metrics = metrics
 
-    def check(self, fingerprint: str, epoch: str) -> None:
-        """Raises FingerprintMismatch (with both values), StaleEpoch or Draining. An empty epoch means any life."""
+    def check(self, fingerprint: str, epoch: str, *, is_work: bool = True) -> None:
+        """Raises FingerprintMismatch (with both values), StaleEpoch or Draining. An empty epoch means any life.
+
+        What is not work, reading what is here already, goes on while the worker drains: that is how it leaves.
+        """
         if epoch and epoch != str(self.epoch):
             self._metrics.stale_epochs.inc()
             raise StaleEpoch(f"{self.worker_id} lives in epoch {self.epoch}, the call is for {epoch}")
@@ -25,5 +28,5 @@ class Gate:
                 f"{self.worker_id} has fingerprint {self.fingerprint!r}, the caller has {fingerprint!r}; "
                 "all workers and routers of a cluster must serve the same model, dtype and block size"
             )
-        if self.is_draining:
+        if self.is_draining and is_work:
             raise Draining(f"{self.worker_id} is draining and takes no new work")

@@ -1,4 +1,5 @@
-"""Serves Pull: those blocks held at once, those lacking as soon as they are computed, where the role computes.
+"""Serves Pull: those blocks held at once, those lacking as soon as they are computed, where the role computes. And
+Fetch, a pull by this worker that somebody else asks for.
 
 The open call is the lease. Announced pages stay pinned until it ends, by whatever way: the puller has what it wanted
 and cancels, its process dies, its deadline passes. As long as it is open something is said at every heartbeat, so that
@@ -24,6 +25,7 @@ from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.digests import PageDigests
+from twostroke.worker.fetch import Fetches
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.resident import ResidentJob
 
@@ -38,7 +40,7 @@ class Wanted:
 
     request_id: RequestId
     tokens: list[int]
-    """Up to the last wanted block."""
+    """Up to the last wanted block; not needed of blocks that are only read."""
     names: list[BlockName]
     """Of all blocks up to there."""
     blocks: list[int]
@@ -89,8 +91,9 @@ class KnownDigests:
 
 
 class PagesService(worker_pb2_grpc.PagesServicer):
-    def __init__(self, host: WorkerHost, jobs: PageJobs) -> None:
+    def __init__(self, host: WorkerHost, jobs: PageJobs, tasks: asyncio.TaskGroup) -> None:
         self._jobs = jobs
+        self._fetches = Fetches(host, tasks)
         self._pool = host.pool
         self._wake = host.loop.wake
         self._gate = host.gate
@@ -107,7 +110,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
     ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
         reach(Point.PAGES_ASKED)
-        self._gate.check(request.fingerprint, request.source_epoch)
+        self._gate.check(request.fingerprint, request.source_epoch, is_work=not request.resident_only)
         wanted = self._checked(request)
         job: PageJob
         if request.resident_only:
@@ -129,6 +132,12 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             self.open -= 1
             job.close()
 
+    async def Fetch(  # noqa: N802
+        self, request: worker_pb2.FetchRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.FetchResponse:
+        self._gate.check(request.fingerprint, request.worker_epoch)
+        return worker_pb2.FetchResponse(blocks=await self._fetches.fetch(request))
+
     def _checked(self, request: worker_pb2.PullRequest) -> Wanted:
         names = names_from_bytes(request.names)
         wanted = list(request.wanted)
@@ -138,7 +147,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
             raise InvalidRequest(f"block {wanted[-1]} is wanted but only {len(names)} are named", field="wanted")
         blocks = wanted[-1] + 1
         tokens = list(request.tokens[: blocks * self._block_size])
-        if len(tokens) < blocks * self._block_size:
+        if len(tokens) < blocks * self._block_size and not request.resident_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
         return Wanted(RequestId(request.request_id), tokens, names[:blocks], wanted, PeerPrefix.of(request))
 

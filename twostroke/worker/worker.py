@@ -111,7 +111,7 @@ class Worker(abc.ABC):
         await host.open()
         async with asyncio.TaskGroup() as tasks:
             role = self.mount(host, tasks)
-            self._host, self._role, self._pages = host, role, self._mount_services(host, role)
+            self._host, self._role, self._pages = host, role, self._mount_services(host, role, tasks)
             await host.rpc.start()
             running = [
                 tasks.create_task(host.loop.run(role)),
@@ -131,8 +131,8 @@ class Worker(abc.ABC):
                 role.close()
                 host.pulls.stop()
 
-    def _mount_services(self, host: WorkerHost, role: RoleServices) -> PagesService:
-        pages = PagesService(host, role)
+    def _mount_services(self, host: WorkerHost, role: RoleServices, tasks: asyncio.TaskGroup) -> PagesService:
+        pages = PagesService(host, role, tasks)
         worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
         control_pb2_grpc.add_ControlServicer_to_server(ControlService(host, self.drain), host.rpc.server)
         role.register(host)

@@ -42,7 +42,7 @@ class OpenAnswer:
     task: asyncio.Task[None] | None = None
 
 
-class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlServicer):
+class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, control_pb2_grpc.ControlServicer):
     """One worker over its lives. `begin` a life, `kill` it, or only `break_tokens`."""
 
     def __init__(self, worker_id: str, role: str, fleet: FakeFleet) -> None:
@@ -63,6 +63,9 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         self.opens: list[worker_pb2.OpenRequest] = []
         self.closed: list[tuple[str, int]] = []
         self.attached: list[tuple[str, int]] = []
+        self.fetches: list[worker_pb2.FetchRequest] = []
+        self.may_fetch = asyncio.Event()
+        self.may_fetch.set()
         self.log = EventLog(Epoch(0, 0))
         self.epoch = Epoch(0, 0)
         self.address = ""
@@ -77,6 +80,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         self._server = RpcServer("127.0.0.1", port, token=TOKEN)
         control_pb2_grpc.add_ControlServicer_to_server(self, self._server.server)
         worker_pb2_grpc.add_DecodeServicer_to_server(self, self._server.server)
+        worker_pb2_grpc.add_PagesServicer_to_server(self, self._server.server)
         await self._server.start()
         self.address = self._server.address
         self._pulse = asyncio.create_task(self._heartbeat())
@@ -190,6 +194,13 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, control_pb2_grpc.ControlService
         if request.from_position < answer.first + len(answer.tokens):
             self._send(answer, self.entry(answer, request.from_position))
         return worker_pb2.AttachResponse()
+
+    async def Fetch(self, request, context):  # noqa: N802
+        self.fetches.append(request)
+        await self.may_fetch.wait()
+        if self.refusal is not None:
+            raise self.refusal
+        return worker_pb2.FetchResponse(blocks=len(request.names) // 16)
 
     @property
     def log_names(self) -> set[bytes]:

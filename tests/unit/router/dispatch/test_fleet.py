@@ -135,20 +135,6 @@ async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, s
     assert len(worker.opens) == 6
 
 
-async def test_a_draining_worker_finishes_what_it_has_and_gets_nothing_new(fleet, ask, standing, soon):
-    first, second = await fleet.add("decode-0", hold_at=5), await fleet.add("decode-1", hold_at=5)
-    core = await fleet.core()
-    answer = ask(core)
-    await answer.has(5)
-    draining, other = (first, second) if first.opens else (second, first)
-    draining.load.state = control_pb2.WORKER_STATE_DRAINING
-    await soon(lambda: standing(core)[draining.worker_id] == "draining")
-    draining.hold_at = other.hold_at = None
-    await ask(core, request_id="new").task
-    assert len(other.opens) == 1
-    assert (await answer.task).is_right
-
-
 async def test_a_router_outlives_its_supervisor(fleet, ask, soon, standing):
     await fleet.add("decode-0")
     core = await fleet.core()

@@ -1,0 +1,63 @@
+"""Workers that leave while they are used: nobody notices but by one slow token."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.cluster.processes import PATIENCE_S, TOKEN, Client, ProcessCluster, running_cluster
+from tests.unit.worker.rig import BLOCK, paced, prompt_of
+from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+STREAMS, TOKENS = 6, 160
+STEP_MS = 10.0
+
+
+async def drain(cluster: ProcessCluster, worker_id: str, *heirs: str) -> int:
+    """What was open when it returned."""
+    channel = PeerChannel(str(cluster.workers[worker_id].info["address"]), TOKEN)
+    inherit = [cluster.workers[heir].info for heir in heirs]
+    request = control_pb2.DrainRequest(
+        deadline_s=PATIENCE_S,
+        heirs=[
+            control_pb2.Heir(worker_id=str(info["worker_id"]), address=str(info["address"]), epoch=str(info["epoch"]))
+            for info in inherit
+        ],
+    )
+    try:
+        answer = await control_pb2_grpc.ControlStub(channel.channel).Drain(request, metadata=channel.metadata)
+        return answer.open_requests
+    finally:
+        await channel.close()
+
+
+async def read_all(client: Client, prompts: list[tuple[int, ...]], answers: list[list[int]]) -> list[list[int]]:
+    """Fills the answers as their tokens come."""
+
+    async def read(prompt: tuple[int, ...], tokens: list[int]) -> None:
+        async for response in client.stream(prompt, max_tokens=TOKENS, temperature=0, ignore_eos=True, seed=1):
+            tokens += response.token_ids
+
+    await asyncio.gather(*map(read, prompts, answers))
+    return answers
+
+
+async def test_streams_move_off_a_draining_decode_worker_with_their_pages() -> None:
+    prompts = [prompt_of(400 + 7 * number, seed=number) for number in range(STREAMS)]
+    async with running_cluster(prefill=1, decode=2, model=paced(step_ms=STEP_MS)) as cluster:
+        client = Client(cluster.grpc)
+        expected = await read_all(client, prompts, [[] for _ in prompts])
+        control = control_pb2_grpc.ControlStub(client.channel)
+        await control.ForgetCached(control_pb2.ForgetCachedRequest())
+        answers: list[list[int]] = [[] for _ in prompts]
+        reading = asyncio.create_task(read_all(client, prompts, answers))
+        while min(map(len, answers)) < TOKENS // 4:
+            await asyncio.sleep(0.01)
+        running = {worker_id: (await cluster.load(worker_id)).running for worker_id in ("decode-0", "decode-1")}
+        leaving, staying = sorted(running, key=lambda worker_id: -running[worker_id])
+        assert await drain(cluster, leaving) == 0
+        assert not reading.done(), "they were moved, not waited for"
+        assert await reading == expected
+        blocks = cluster.metric(staying, "twostroke_peer_pulled_blocks_total")
+        assert blocks >= running[leaving] * (400 // BLOCK), "their pages came along"
+        await client.close()

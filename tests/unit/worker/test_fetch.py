@@ -1,0 +1,126 @@
+"""Fetch: somebody asks a worker to bring named blocks of another one into its cache."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc.aio
+import pytest
+
+from tests.unit.worker.peers import fetched, warm
+from tests.unit.worker.rig import (
+    BLOCK,
+    Puller,
+    Running,
+    decode,
+    eventually,
+    expected_tokens,
+    prefill,
+    prompt_of,
+    router_to,
+)
+from twostroke.errors import Draining, InvalidRequest, StaleEpoch
+from twostroke.ids import BlockName
+from twostroke.kv_cache.block import name_blocks, root_name
+from twostroke.kv_cache.pool import PageState
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.transfer.fake import Delay, FaultPlan
+
+BLOCKS = 8
+PROMPT = prompt_of(BLOCKS * BLOCK + 5)
+NAMES = name_blocks(PROMPT, BLOCK)
+
+
+async def fetch(at: Running, source: Running, names: list[BlockName] = NAMES, **changes: object) -> int:
+    """What the worker answers. Raises the ServeError that it answered with."""
+    fields: dict = {
+        "fingerprint": at.info.fingerprint,
+        "worker_epoch": at.info.epoch,
+        "source": source.source,
+        "names": names_to_bytes(names),
+        "root": root_name(),
+        "within_s": 10.0,
+    }
+    peer = PeerChannel(at.info.address, at.host.config.cluster_token)
+    try:
+        stub = worker_pb2_grpc.PagesStub(peer.channel)
+        return (await stub.Fetch(worker_pb2.FetchRequest(**fields | changes), metadata=peer.metadata)).blocks
+    except grpc.aio.AioRpcError as error:
+        raise error_of(error, at.info.address) from error
+    finally:
+        await peer.close()
+
+
+async def test_blocks_that_were_fetched_are_cached_and_nobody_computes_them() -> None:
+    async with decode("leaving") as leaving, decode("heir") as heir, router_to(leaving) as old, router_to(heir) as new:
+        await old.answer(PROMPT, 1)
+        leaving.host.gate.is_draining = True
+        assert await fetch(heir, leaving, NAMES[:3]) == 3
+        assert await fetch(heir, leaving) == BLOCKS
+        assert fetched(heir) == BLOCKS
+        assert heir.host.pool.count(PageState.CACHED) == BLOCKS
+        got = await new.answer(PROMPT, 6)
+        assert got.tokens == expected_tokens(PROMPT, 6)
+        assert got.last.local_tokens == BLOCKS * BLOCK
+
+
+async def test_what_the_source_lacks_or_does_not_send_in_time_stays_away_and_nothing_is_held() -> None:
+    plan = FaultPlan()
+    async with prefill("holder") as holder, prefill("heir", plan=plan) as heir:
+        assert await fetch(heir, holder) == 0
+        await warm(holder, PROMPT[: 3 * BLOCK])
+        assert await fetch(heir, holder) == 3
+        await heir.idle()
+        await warm(holder, PROMPT)
+        plan.every_transfer = Delay(30.0)
+        assert await fetch(heir, holder, within_s=0.2) == 3
+
+
+async def test_blocks_that_are_coming_for_somebody_else_are_waited_for_and_fetched_once() -> None:
+    async with prefill("holder") as holder, prefill("heir", plan=FaultPlan(every_transfer=Delay(0.2))) as heir:
+        await warm(holder, PROMPT)
+        assert await asyncio.gather(*(fetch(heir, holder) for _ in range(3))) == [BLOCKS] * 3
+        assert fetched(heir) == BLOCKS
+
+
+async def test_what_is_in_use_is_not_evicted() -> None:
+    async with (
+        prefill("holder") as holder,
+        decode("heir", pages=12) as heir,
+        router_to(heir) as router,
+    ):
+        await warm(holder, PROMPT)
+        got = await router.open(prompt_of(6 * BLOCK, seed=5), 60)
+        await eventually(lambda: len(got.tokens) > 1)
+        assert await fetch(heir, holder) == 4, "half of what was asked for: there is no room for all"
+        await router.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"worker_epoch": "7.0000000000000000"}, StaleEpoch),
+        ({"root": b"short"}, InvalidRequest),
+        ({"within_s": float("nan")}, InvalidRequest),
+        ({"names": [NAMES[0], NAMES[0]]}, InvalidRequest),
+    ],
+    ids=["epoch", "root", "time", "names"],
+)
+async def test_what_makes_no_sense_is_refused(changes: dict, error: type[Exception]) -> None:
+    async with prefill("holder") as holder, prefill("heir") as heir:
+        with pytest.raises(error):
+            await fetch(heir, holder, **changes)
+
+
+async def test_a_draining_worker_gives_what_it_has_and_takes_nothing() -> None:
+    async with prefill("holder") as holder, prefill("heir") as heir:
+        await warm(holder, PROMPT)
+        holder.host.gate.is_draining = True
+        assert await fetch(heir, holder) == BLOCKS
+        with pytest.raises(Draining):
+            await fetch(holder, heir)
+        async with contextlib.aclosing(Puller(holder.info)) as puller:
+            assert isinstance(await puller.refusal(puller.pull(PROMPT)), Draining)
