@@ -107,8 +107,10 @@ class AnswerBook(RoleServices):
     def outbox(self, router_id: str) -> Outbox:
         outbox = self._outboxes.get(router_id)
         if outbox is None:
-            grace_s = self._host.config.orphan_grace_s
-            outbox = self._outboxes[router_id] = Outbox(grace_s, lambda answers: self._abandon(router_id, answers))
+            config = self._host.config
+            outbox = self._outboxes[router_id] = Outbox(
+                config.orphan_grace_s, config.patience.heartbeat_s, lambda answers: self._abandon(router_id, answers)
+            )
         return outbox
 
     # What the scheduler tells

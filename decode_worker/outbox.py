@@ -19,8 +19,9 @@ class Outbox:
     and with all of them where no stream has begun by then.
     """
 
-    def __init__(self, grace_s: float, on_abandoned: Callable[[list[Answer]], None]) -> None:
+    def __init__(self, grace_s: float, heartbeat_s: float, on_abandoned: Callable[[list[Answer]], None]) -> None:
         self._grace_s = grace_s
+        self._heartbeat_s = heartbeat_s
         self._on_abandoned = on_abandoned
         self._positions: dict[Answer, int] = {}
         """The next to be sent, of every answer that is not parked."""
@@ -55,12 +56,15 @@ class Outbox:
         self._news.pop(answer, None)
 
     async def stream(self) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
-        """Batches as they come. A newer stream of the same router ends this one."""
+        """Batches as they come, an empty one where none has for a heartbeat. A newer stream of the same router ends
+        this one."""
         mine = self._begin_stream()
         try:
             yield worker_pb2.TokenBatch()
             while True:
-                await mine.wait()
+                if not await _is_set_within(mine, self._heartbeat_s):
+                    yield worker_pb2.TokenBatch()
+                    continue
                 if self._stream is not mine:
                     return
                 mine.clear()
@@ -108,3 +112,11 @@ class Outbox:
     def _abandon(self) -> None:
         unheard = [] if self.is_connected else list(self._positions)
         self._on_abandoned([*self._parked, *unheard])
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

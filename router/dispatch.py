@@ -47,7 +47,7 @@ class RouterCore:
         self._config = config
         self._metrics = metrics
         self._request_log = request_log(config.request_log, metrics)
-        self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone)
+        self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone, self._worker_back)
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
         self._placer: Placer | None = None
@@ -160,7 +160,7 @@ class RouterCore:
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, tasks)
+            self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, self._fleet.vigil, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
             self._movement = Movement(self._fleet, self._links, self._placer, self._metrics, tasks)
             side_tasks = (
@@ -229,6 +229,10 @@ class RouterCore:
     def _worker_gone(self, member: Member, reason: str) -> None:
         if self._links is not None:
             self._links.drop(member, reason)
+
+    def _worker_back(self, member: Member) -> None:
+        if self._links is not None:
+            self._links.settle_with(member)
 
 
 class _OpenRequest:

@@ -12,14 +12,16 @@ import grpc.aio
 
 from router.event_faults import Deliver, undisturbed
 from router.event_relay import EventRelay
+from router.liveness import Life, Signal
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.prefix_index import Applied, PrefixIndex
 from router.reservations import Reservations
+from router.vigil import Vigil
 from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
 from twostroke.faults import reach
 from twostroke.lifetime import Point
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
@@ -28,8 +30,6 @@ log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
 """Of the calls by which a worker introduces itself; they compute nothing."""
-SILENCE_S = 3.0
-"""Several heartbeats of the event log: whoever is silent for longer gets no new work."""
 RETRY_PAUSE_S = 0.2
 """Between two attempts to reach a worker."""
 REPLAY_PAUSE_S = 0.02
@@ -44,6 +44,7 @@ class Ledger:
     relay: EventRelay
     reservations: Reservations
     metrics: RouterMetrics
+    vigil: Vigil
     introduced: Callable[[Member], None]
     """The member has said what it is; may refuse it."""
     changed: Callable[[], None]
@@ -73,12 +74,15 @@ class Feed:
                     await self._follow(channel)
                     await asyncio.sleep(REPLAY_PAUSE_S)
             except grpc.aio.AioRpcError as error:
-                self._suspect(error_of(error, channel.address))
+                self._broke(error_of(error, channel.address))
             except ServeError as error:
-                self._suspect(error)
+                self._broke(error)
+            except TimeoutError:
+                # Whether the worker is, or this process was late, is the vigil's to judge.
+                log.warning("events silent worker=%s epoch=%s", self._member.worker, self._member.epoch)
             except Exception as error:
                 log.exception("feed failed worker=%s", self._member.worker)
-                self._suspect(InternalError(f"{type(error).__name__}: {error}"))
+                self._broke(InternalError(f"{type(error).__name__}: {error}"))
             finally:
                 await channel.close()
             await asyncio.sleep(RETRY_PAUSE_S)
@@ -98,27 +102,25 @@ class Feed:
         self._ledger.introduced(self._member)
 
     async def _follow(self, channel: PeerChannel) -> None:
-        """Apply batches; returns where the log has to be asked for again. A broken stream raises."""
+        """Apply batches; returns where the log has to be asked for again. A stream that broke, or is silent, raises."""
         member, index = self._member, self._ledger.index
         following = index.next_sequence(member.worker, member.epoch)
         request = control_pb2.SubscribeKvEventsRequest()
         if following is not None:
             request = control_pb2.SubscribeKvEventsRequest(epoch=str(member.epoch), start_sequence=following)
-        control = ControlStub(channel.channel)
+        control, silence_s = ControlStub(channel.channel), self._ledger.vigil.patience.dead_after_s
         call = control.SubscribeKvEvents(request, metadata=channel.metadata)
         try:
-            while True:
-                try:
-                    async with asyncio.timeout(SILENCE_S):
-                        message = await call.read()
-                except TimeoutError:
-                    raise PeerLost(f"{channel.address} sent no event batch for {SILENCE_S} s") from None
-                if not isinstance(message, control_pb2.KvEventBatch):
-                    raise PeerLost(f"{channel.address} ended its event stream")
-                if reach(Point.ROUTER_EVENTS):
-                    continue
-                if not all(self._take(delivered) for delivered in self._deliver(message)):
-                    return
+            async with asyncio.timeout(silence_s) as limit:
+                while True:
+                    message = await call.read()
+                    limit.reschedule(asyncio.get_running_loop().time() + silence_s)
+                    if not isinstance(message, control_pb2.KvEventBatch):
+                        raise PeerLost(f"{channel.address} ended its event stream")
+                    if reach(Point.ROUTER_EVENTS):
+                        continue
+                    if not all(self._take(delivered) for delivered in self._deliver(message)):
+                        return
         finally:
             call.cancel()
 
@@ -150,20 +152,24 @@ class Feed:
         before = member.standing
         self._ledger.reservations.reported(member.worker, now_s)
         member.report(load, now_s)
-        member.is_live = True
+        self._ledger.vigil.heard(member, Signal.EVENTS)
         if member.standing is not before:
             log.info("member is worker=%s epoch=%s standing=%s", member.worker, member.epoch, member.standing)
             self._ledger.changed()
         self._ledger.heard()
 
-    def _suspect(self, error: ServeError) -> None:
-        if self._member.is_live or self._member.reported_at_s is None:
+    def _broke(self, error: ServeError) -> None:
+        member, vigil = self._member, self._ledger.vigil
+        if member.life is Life.ALIVE or member.reported_at_s is None:
             log.warning(
                 "events broken worker=%s epoch=%s error=%s: %s",
-                self._member.worker,
-                self._member.epoch,
+                member.worker,
+                member.epoch,
                 type(error).__name__,
                 error,
             )
-        self._member.is_live = False
-        self._ledger.changed()
+        vigil.broke(member)
+        if isinstance(error, StaleEpoch):
+            vigil.replaced(member)
+        elif is_refusal(error):
+            vigil.refused(member)

@@ -17,11 +17,14 @@ from router.event_faults import Deliver, EventFaults, FaultRates, undisturbed
 from router.event_relay import EventRelay
 from router.feed import Feed, Ledger
 from router.generation import ServingFacts
+from router.liveness import Change, Life
+from router.liveness_metrics import LivenessMetrics
 from router.member import Member, Standing
-from router.metrics import RouterMetrics, WorkerReading
+from router.metrics import ROLE, RouterMetrics, WorkerReading
 from router.prefix_index import PrefixIndex
 from router.reservation_feed import ReservationFeed
 from router.reservations import Reservations
+from router.vigil import Vigil
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
 from twostroke.faults import reach
@@ -42,8 +45,14 @@ class Fleet:
     """Owner of the members and of what is known from their events."""
 
     def __init__(
-        self, config: RouterConfig, router_id: str, metrics: RouterMetrics, on_gone: Callable[[Member, str], None]
+        self,
+        config: RouterConfig,
+        router_id: str,
+        metrics: RouterMetrics,
+        on_gone: Callable[[Member, str], None],
+        on_back: Callable[[Member], None],
     ) -> None:
+        """`on_gone` is told of lives that are over, or thought to be; `on_back`, of those that were thought to be."""
         self.index = PrefixIndex()
         self.relay = EventRelay(self.index)
         self.reservations = Reservations()
@@ -52,7 +61,8 @@ class Fleet:
         self._config = config
         self._router_id = router_id
         self._metrics = metrics
-        self._on_gone = on_gone
+        self._on_gone, self._on_back = on_gone, on_back
+        self.vigil = Vigil(config.patience, LivenessMetrics(metrics.registry, ROLE), self._judged)
         self._members: dict[WorkerId, Member] = {}
         self._latest: dict[WorkerId, Epoch] = {}
         """Also of workers that are gone: an earlier life must not come back as a new member."""
@@ -67,6 +77,7 @@ class Fleet:
             relay=self.relay,
             reservations=self.reservations,
             metrics=metrics,
+            vigil=self.vigil,
             introduced=self._accept,
             changed=self._note_change,
             heard=self._tell_listeners,
@@ -82,6 +93,7 @@ class Fleet:
         """Watch and follow until cancelled. `address` is where other routers reach this one; empty: nowhere."""
         request = fleet_pb2.WatchRequest(watcher=self._router_id, address=address)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.vigil.run(), name="vigil")
             while True:
                 await self._watch(request, tasks)
                 await asyncio.sleep(RECONNECT_PAUSE_S)
@@ -170,6 +182,7 @@ class Fleet:
         log.info("member joins worker=%s epoch=%s address=%s", member.worker, member.epoch, member.address)
         self._latest[member.worker] = member.epoch
         self._members[member.worker] = member
+        self.vigil.begin(member)
         feed = Feed(member, self._config.cluster_token, self._ledger, self._delivery(member))
         self._followers[member.worker] = tasks.create_task(feed.run(), name=f"feed {member.worker}")
 
@@ -179,13 +192,22 @@ class Fleet:
         return EventFaults(self._event_faults, f"{member.worker} {member.epoch.incarnation}").deliver
 
     def _leave(self, member: Member, reason: str) -> None:
-        log.info("member leaves worker=%s epoch=%s reason=%s", member.worker, member.epoch, reason)
+        log.info("member leaves worker=%s epoch=%s life=%s reason=%s", member.worker, member.epoch, member.life, reason)
+        self.vigil.end(member)
         self._followers.pop(member.worker).cancel()
         del self._members[member.worker]
         self.relay.left(member.worker)
         self.index.forget(member.worker)
         self._restate_facts()
         self._on_gone(member, reason)
+
+    def _judged(self, member: Member, change: Change) -> None:
+        member.life = change.life
+        if change.life is Life.DEAD:
+            self._on_gone(member, f"{change.cause}: {change.signals}")
+        elif change.before is Life.DEAD:
+            self._on_back(member)
+        self._note_change()
 
     def _note_change(self) -> None:
         """Wake whoever waits for the fleet to be another one."""

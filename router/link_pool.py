@@ -10,20 +10,26 @@ from functools import partial
 from router.answer_stream import AnswerStream
 from router.member import Member
 from router.metrics import RouterMetrics
+from router.vigil import Vigil
 from router.worker_link import WorkerLink
-from twostroke.ids import WorkerId
+from twostroke.ids import Epoch, WorkerId
 
 log = logging.getLogger(__name__)
 
 
 class LinkPool:
-    def __init__(self, router_id: str, token: str, metrics: RouterMetrics, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, router_id: str, token: str, metrics: RouterMetrics, vigil: Vigil, tasks: asyncio.TaskGroup
+    ) -> None:
         self._router_id = router_id
         self._token = token
         self._metrics = metrics
+        self._vigil = vigil
         self._tasks = tasks
         self._links: dict[WorkerId, tuple[WorkerLink, asyncio.Task[None]]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._owed: dict[WorkerId, dict[AnswerStream, Epoch]] = {}
+        """Attempts that a worker could not be told to close, and may be computing still."""
         self._is_closed = False
 
     def to(self, member: Member) -> WorkerLink:
@@ -33,12 +39,20 @@ class LinkPool:
             if link.lost is None and link.epoch == member.epoch:
                 return link
             self.drop(member, "it is replaced")
-        link = WorkerLink(member, self._router_id, self._token, self._metrics)
+        link = WorkerLink(member, self._router_id, self._token, self._metrics, self._vigil)
         self._links[member.worker] = (
             link,
             self._tasks.create_task(_contained(link, link.run), name=f"link {member.worker}"),
         )
+        for stream, epoch in self._owed.pop(member.worker, {}).items():
+            if epoch == member.epoch:
+                self.close_later(link, stream)
         return link
+
+    def settle_with(self, member: Member) -> None:
+        """That worker was thought dead and is heard again: what it still has of this router's is closed there."""
+        if member.worker in self._owed:
+            self.to(member)
 
     def drop(self, member: Member, reason: str) -> None:
         """That worker is gone: its answers fail now, so that they can go on elsewhere."""
@@ -49,12 +63,16 @@ class LinkPool:
 
     def close_later(self, link: WorkerLink, stream: AnswerStream) -> None:
         """Tell the worker without making anyone wait: whoever cancelled may be gone already."""
-        if link.lost is None and not self._is_closed:
-            closing = self._tasks.create_task(
-                _contained(link, partial(link.close, stream)), name=f"close {stream.request_id}"
-            )
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+        if self._is_closed:
+            return
+        if link.lost is not None:
+            self._owe(link, stream)
+            return
+        closing = self._tasks.create_task(
+            _contained(link, partial(self._close, link, stream)), name=f"close {stream.request_id}"
+        )
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     async def settle(self) -> None:
         """Until every worker has been told (each call has its own deadline)."""
@@ -64,6 +82,15 @@ class LinkPool:
     def close(self) -> None:
         """From here on nobody is told anything: the tasks that would do it are ending."""
         self._is_closed = True
+
+    async def _close(self, link: WorkerLink, stream: AnswerStream) -> None:
+        if not await link.close(stream):
+            self._owe(link, stream)
+
+    def _owe(self, link: WorkerLink, stream: AnswerStream) -> None:
+        owed = self._owed.setdefault(link.worker, {})
+        self._owed[link.worker] = {other: epoch for other, epoch in owed.items() if epoch == link.epoch}
+        self._owed[link.worker][stream] = link.epoch
 
 
 async def _contained(link: WorkerLink, work: Callable[[], Awaitable[None]]) -> None:

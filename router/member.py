@@ -6,6 +6,7 @@ import enum
 import math
 from dataclasses import dataclass, field
 
+from router.liveness import Life
 from router.policy import LinkRate
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
@@ -23,7 +24,9 @@ class Standing(enum.StrEnum):
     """The supervisor knows it; it has not introduced itself yet."""
     SERVING = "serving"
     SUSPECT = "suspect"
-    """Its event stream broke: no new work until it is back or gone."""
+    """Silent, or its event stream broke: no new work until it is heard again."""
+    DEAD = "dead"
+    """Silent for longer, or it refuses connections: what it had goes on elsewhere. A member again once it is heard."""
     DRAINING = "draining"
     """It finishes what it has."""
     REFUSED = "refused"
@@ -53,8 +56,7 @@ class Member:
     prefilled_at_s: float | None = None
     """When it last told of prompt tokens that it had computed: what it says of its costs is as old."""
     _busy_share: float = field(default=0.0, init=False)
-    is_live: bool = False
-    """Its event stream flows."""
+    life: Life = Life.SUSPECT
     refusal: str | None = None
 
     @property
@@ -63,8 +65,8 @@ class Member:
             return Standing.REFUSED
         if self.model is None or self.reported_at_s is None:
             return Standing.JOINING
-        if not self.is_live:
-            return Standing.SUSPECT
+        if self.life is not Life.ALIVE:
+            return Standing(self.life)
         if WORKER_STATE_DRAINING in (self.state, self.load.state):
             return Standing.DRAINING
         return Standing.SERVING

@@ -1,8 +1,8 @@
 """The router's connection to one life of one decode worker: opens and closes answers, shares one token stream.
 
 When only the token stream breaks, the same life is asked to go on from the next position of every open answer. When
-that life cannot be reached again, the link is lost and all of its answers fail as PeerLost; their owner opens them
-elsewhere.
+that life is dead (see `liveness`), or the stream cannot be had again for as long as silence is borne, the link is lost
+and all of its answers fail as PeerLost; their owner opens them elsewhere.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import Protocol, TypeVar
 import grpc.aio
 
 from router.answer_stream import AnswerStream
+from router.liveness import Signal
 from router.member import Member
 from router.metrics import RouterMetrics
+from router.vigil import Vigil
 from twostroke.errors import NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.faults import reach
 from twostroke.ids import RequestId
 from twostroke.lifetime import Point
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
@@ -37,10 +39,8 @@ CLOSE_TIMEOUT_S = 2.0
 """A worker that cannot be told drops the answer by itself when its grace period ends."""
 REACH_TIMEOUT_S = 1.0
 """Of one attempt to reach the same life again."""
-REACH_ATTEMPTS = 3
 REACH_PAUSE_S = 0.15
-"""Longer than the channel's first backoff, so that every attempt really dials; all together well under a worker's
-grace period for answers whose stream is broken."""
+"""Longer than the channel's first backoff, so that every attempt really dials."""
 RESTREAM_PAUSE_S = 0.02
 """A worker that ends its token stream again and again must not keep the router busy."""
 
@@ -62,7 +62,9 @@ class _Call(Awaitable[Answered_co], Protocol):
 
 
 class WorkerLink:
-    def __init__(self, member: Member, router_id: str, token: str, metrics: RouterMetrics) -> None:
+    def __init__(self, member: Member, router_id: str, token: str, metrics: RouterMetrics, vigil: Vigil) -> None:
+        self._member = member
+        self._vigil = vigil
         self.worker = member.worker
         self.epoch = member.epoch
         self.lost: PeerLost | None = None
@@ -76,14 +78,19 @@ class WorkerLink:
         self._connections = 0
         """Token streams begun so far."""
         self._up = asyncio.Event()
+        self._down_since_s = vigil.awake_s
 
     async def run(self) -> None:
         """Keep the token stream open until this life is lost; then (or when cancelled) fail what is open."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                while self.lost is None and await self._reach():
-                    await self._stream(tasks)
-                    await asyncio.sleep(RESTREAM_PAUSE_S)
+                while self.lost is None:
+                    if await self._reach():
+                        await self._stream(tasks)
+                        await asyncio.sleep(RESTREAM_PAUSE_S)
+                    else:
+                        await asyncio.sleep(REACH_PAUSE_S)
+                    self._lose_if_down_for_long()
         finally:
             self.lose("link closed")
             await self._channel.close()
@@ -118,16 +125,18 @@ class WorkerLink:
         """No more tokens are wanted; whether the worker has to be told is the caller's business."""
         self._streams.pop((stream.request_id, stream.attempt), None)
 
-    async def close(self, stream: AnswerStream) -> None:
-        """Tell the worker that the answer is no longer wanted; one that cannot hear it finds out by itself."""
+    async def close(self, stream: AnswerStream) -> bool:
+        """Tell the worker that the answer is no longer wanted; False where it could not be told."""
         if self.lost is not None:
-            return
+            return False
         reach(Point.ROUTER_CLOSING)
         request = worker_pb2.CloseRequest(request_id=stream.request_id, attempt=stream.attempt)
         try:
             await self._answer_to(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
         except ServeError as error:
             log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker, error)
+            return False
+        return True
 
     async def fetch(self, message: worker_pb2.FetchRequest) -> int:
         """Let the worker bring blocks into its cache; how many of those named it has then."""
@@ -146,21 +155,23 @@ class WorkerLink:
             raise self.lost
 
     async def _reach(self) -> bool:
-        """True once the worker has answered as the life that is meant."""
-        for attempt in range(REACH_ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(REACH_PAUSE_S)
-            try:
-                await self._check_life()
-            except PeerLost as error:
-                log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker, self.epoch, error)
-            except ServeError as error:
-                self.lose(f"{type(error).__name__}: {error}")
-                return False
-            else:
-                return True
-        self.lose("it cannot be reached any more")
-        return False
+        """True once the worker has answered as the life that is meant; False where it is to be tried again, or lost."""
+        try:
+            await self._check_life()
+        except PeerLost as error:
+            log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker, self.epoch, error)
+            if is_refusal(error):
+                self._vigil.refused(self._member)
+            return False
+        except ServeError as error:
+            self.lose(f"{type(error).__name__}: {error}")
+            return False
+        return True
+
+    def _lose_if_down_for_long(self) -> None:
+        patience_s = self._vigil.patience.dead_after_s
+        if not self._up.is_set() and self._vigil.awake_s - self._down_since_s >= patience_s:
+            self.lose(f"it has had no token stream for {patience_s:g} s")
 
     async def _check_life(self) -> None:
         control = ControlStub(self._channel.channel)
@@ -188,13 +199,14 @@ class WorkerLink:
                     batch = await call.read()
             log.warning("token stream ended worker=%s epoch=%s", self.worker, self.epoch)
         except TimeoutError:
-            self.lose(f"it began no token stream within {REACH_TIMEOUT_S} s")
+            log.warning("no token stream begun worker=%s epoch=%s", self.worker, self.epoch)
         except grpc.aio.AioRpcError as error:
             log.warning("token stream broken worker=%s epoch=%s error=%s", self.worker, self.epoch, error.details())
         finally:
             call.cancel()
-            if self.lost is None:
+            if self.lost is None and self._up.is_set():
                 self._up.clear()
+                self._down_since_s = self._vigil.awake_s
 
     def _begin_connection(self, tasks: asyncio.TaskGroup) -> None:
         """The worker's first (empty) batch says that it knows the stream: from here on attaching cannot overtake it."""
@@ -205,6 +217,7 @@ class WorkerLink:
         self._up.set()
 
     def _deliver(self, batch: worker_pb2.TokenBatch, tasks: asyncio.TaskGroup) -> None:
+        self._vigil.heard(self._member, Signal.TOKENS)
         for entry in batch.entries:
             stream = self._streams.get((RequestId(entry.request_id), entry.attempt))
             if stream is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from router import selector
 from router.admission import Admission
+from router.liveness import Life
 from router.member import Member, Standing
 from router.policies import RECONSIDERING
 from router.policy import Policy
@@ -87,7 +88,7 @@ class LiveBrain:
             return True
         self._reservations.reported(worker, now_s)
         member.report(load, now_s)
-        was_serving, member.is_live = member.is_live, True
+        was_serving, member.life = member.life is Life.ALIVE, Life.ALIVE
         verdict = self._index.apply(worker, epoch, batch)
         self._snapshots += verdict is Applied.APPLIED and batch.snapshot
         self._gaps += verdict is Applied.GAP

@@ -62,3 +62,8 @@ def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:
         field = trailing.get(ERROR_FIELD_KEY)
         return rebuild_error(kind, details, field.decode() or None if isinstance(field, bytes) else None)
     return _BY_STATUS.get(rpc_error.code(), InternalError)(f"{address}: {details}")
+
+
+def is_refusal(error: ServeError) -> bool:
+    """Nobody listens at the address. gRPC tells that from other troubles in the system's words only."""
+    return isinstance(error, PeerLost) and "Connection refused" in error.message

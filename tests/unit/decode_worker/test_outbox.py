@@ -34,7 +34,7 @@ def abandoned() -> Abandoned:
 
 @pytest.fixture
 async def outbox(abandoned: Abandoned) -> AsyncGenerator[Outbox, None]:
-    outbox = Outbox(0.05, abandoned.put_nowait)
+    outbox = Outbox(0.05, 60.0, abandoned.put_nowait)
     yield outbox
     outbox.close()
 

@@ -38,7 +38,7 @@ async def test_an_answer_waits_for_the_only_decode_worker_to_come_back(fleet, as
     answer = ask(core, tokens=40)
     await answer.has(10)
     await worker.kill()
-    await soon(lambda: standing(core) == {"decode-0": "suspect"})
+    await soon(lambda: standing(core) == {"decode-0": "dead"})
     worker.hold_at = None
     await worker.begin(2)
     fleet.show()

@@ -1,0 +1,113 @@
+"""Who is alive, suspect or dead: every pair of states, every signal, and a listener that was late itself."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from router.liveness import NEXT, Cause, Change, Life, Liveness, Signal, Wakefulness
+from twostroke.config import PatienceConfig
+from twostroke.errors import ConfigError
+
+PATIENCE = PatienceConfig(heartbeat_s=0.5, suspect_after_s=1.0, dead_after_s=2.0)
+
+
+def heard(now_s: float = 0.0) -> Liveness:
+    liveness = Liveness(PATIENCE, now_s)
+    liveness.hear(Signal.EVENTS, now_s)
+    assert liveness.life is Life.ALIVE
+    return liveness
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(Life, Life)))
+def test_only_the_table_s_moves_are_made(before: Life, after: Life) -> None:
+    liveness = Liveness(PATIENCE, 0.0)
+    liveness.life = before
+    if after in NEXT[before]:
+        assert liveness._move(after, Cause.HEARD, "").before is before
+        assert liveness.life is after
+    else:
+        with pytest.raises(AssertionError):
+            liveness._move(after, Cause.HEARD, "")
+
+
+def test_silence_makes_suspect_first_and_dead_second_and_says_what_was_missing() -> None:
+    liveness = heard()
+    assert liveness.look(0.99) is None
+    assert liveness.look(1.0) == Change(Life.ALIVE, Life.SUSPECT, Cause.SILENCE, "events_silent_s=1.00 refusals=0")
+    assert liveness.look(1.99) is None
+    assert liveness.look(2.0) == Change(Life.SUSPECT, Life.DEAD, Cause.SILENCE, "events_silent_s=2.00 refusals=0")
+    assert liveness.look(99.0) is None
+
+
+@pytest.mark.parametrize("silent_s", [1.5, 50.0])
+def test_any_sign_of_life_takes_suspicion_and_death_back(silent_s: float) -> None:
+    liveness = heard()
+    liveness.look(silent_s)
+    liveness.look(silent_s)
+    change = liveness.hear(Signal.EVENTS, silent_s)
+    assert change is not None
+    assert (change.life, change.cause) == (Life.ALIVE, Cause.HEARD)
+    assert liveness.look(silent_s + 0.5) is None
+
+
+def test_tokens_keep_a_worker_from_being_dead_but_not_from_being_suspect() -> None:
+    liveness = heard()
+    for now_s in range(1, 20):
+        liveness.hear(Signal.TOKENS, float(now_s))
+        liveness.look(now_s + 0.5)
+    assert liveness.life is Life.SUSPECT
+    liveness.look(21.0)
+    assert liveness.life is Life.DEAD
+
+
+def test_a_worker_that_misses_every_second_heartbeat_is_not_dead() -> None:
+    liveness = heard()
+    for tick in range(1, 1000):
+        liveness.look(tick / 10)
+        if tick % 15 == 0:
+            liveness.hear(Signal.EVENTS, tick / 10)
+        assert liveness.life is not Life.DEAD
+
+
+def test_a_broken_stream_makes_suspect_and_refusals_in_a_row_make_dead() -> None:
+    liveness = heard()
+    liveness.refuse(0.1)
+    assert liveness.refuse(0.1) is None, "its event stream flows"
+    liveness.hear(Signal.EVENTS, 0.2)
+    liveness.break_off(0.3)
+    assert (liveness.life, liveness.refuse(0.3)) == (Life.SUSPECT, None)
+    change = liveness.refuse(0.4)
+    assert change is not None
+    assert (change.life, change.cause) == (Life.DEAD, Cause.REFUSED)
+
+
+def test_a_life_that_another_one_answers_for_is_over() -> None:
+    change = heard().replace(0.1)
+    assert change is not None
+    assert (change.life, change.cause) == (Life.DEAD, Cause.REPLACED)
+
+
+def test_a_listener_that_was_late_blames_nobody() -> None:
+    """Of the 30 s in which it was frozen, no tick counts for more than one."""
+    clock = Wakefulness(0.1, now_s=100.0)
+    liveness = heard(clock.awake_s)
+    for now_s in (100.1, 100.2, 130.2, 130.3):
+        clock.tick(now_s)
+        assert liveness.look(clock.awake_s) is None
+    assert clock.late_s == pytest.approx(29.9)
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"suspect_after_s": 0.5}, "--suspect-after"),
+        ({"dead_after_s": 1.0}, "--dead-after"),
+        ({"dead_after_s": float("nan")}, "--dead-after"),
+        ({"suspect_after_s": -1}, "--suspect-after"),
+    ],
+)
+def test_a_patience_that_cannot_be_meant_is_refused_by_its_flag(limits: dict[str, float], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        PatienceConfig(**limits)
