@@ -27,6 +27,7 @@ from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.cores import check_threads
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
+from twostroke.faults.injector import planned
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
 from twostroke.transfer.registry import check_names
@@ -42,6 +43,7 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 def serve(config: ClusterConfig) -> int:
     """Serve until a signal comes. Raises ServeError if it cannot be; then nothing was left running."""
     announcer = Announcer()
+    planned()  # refused here, in one line, and not by every process for itself
     for http_port, grpc_port in router_ports(config):
         ports.check(config.host, "--http-port", http_port)
         ports.check(config.host, "--grpc-port", grpc_port)

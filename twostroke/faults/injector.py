@@ -23,6 +23,8 @@ BY_CALL = "control"
 """As TWOSTROKE_FAULT: nothing is armed, and anything can be."""
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
+HIT = " has hit pages"
+"""Ends the fault's name in a second line, when pages are spoilt: they may come long after the point."""
 
 
 class Injector:
@@ -31,7 +33,7 @@ class Injector:
     def __init__(self, process: str, journal: str | None = None) -> None:
         self.process = process
         """Its name in the journal."""
-        self.links = Links()
+        self.links = Links(self._has_hit)
         self._journal = journal
         self._lock = threading.Lock()
         self._reached: Counter[Point] = Counter()
@@ -70,7 +72,7 @@ class Injector:
 
     def _happen(self, fault: Fault) -> None:
         log.warning("fault happens fault=%s", fault)
-        self._write_down(fault)
+        self._write_down(str(fault))
         match fault.kind:
             case Kind.KILL:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -81,10 +83,13 @@ class Injector:
             case _:
                 self.links.spoil(fault)
 
-    def _write_down(self, fault: Fault) -> None:
+    def _has_hit(self, fault: Fault) -> None:
+        self._write_down(f"{fault}{HIT}")
+
+    def _write_down(self, what: str) -> None:
         if self._journal is None:
             return
-        line = {"process": self.process, "pid": os.getpid(), "fault": str(fault), "at_s": time.time()}
+        line = {"process": self.process, "pid": os.getpid(), "fault": what, "at_s": time.time()}
         # One write of one line: processes share the file. What the kernel has outlives SIGKILL.
         with open(self._journal, "ab", buffering=0) as journal:
             journal.write(json.dumps(line).encode() + b"\n")
@@ -114,15 +119,20 @@ _injector: Injector | None = None
 def install(process: str) -> Injector | None:
     """What TWOSTROKE_FAULT asks for, or None where it is not set. Raises ConfigError for what is no fault."""
     global _injector  # noqa: PLW0603
-    wanted = os.environ.get(ENVIRONMENT)
-    if not wanted:
+    if not os.environ.get(ENVIRONMENT):
         return None
-    fault = None if wanted == BY_CALL else Fault.parse(wanted)
+    fault = planned()
     if _injector is None or _injector.process != process:
         _injector = Injector(process, os.environ.get(JOURNAL))
         if fault is not None:
             _injector.arm(fault)
     return _injector
+
+
+def planned() -> Fault | None:
+    """The fault that TWOSTROKE_FAULT names. Raises ConfigError for what is no fault."""
+    wanted = os.environ.get(ENVIRONMENT)
+    return Fault.parse(wanted) if wanted and wanted != BY_CALL else None
 
 
 def announced(address: str, *, pages: bool = False) -> str:

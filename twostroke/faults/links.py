@@ -33,12 +33,13 @@ _BACKLOG = 128
 class Trouble:
     """What is wrong with all links of a process at the moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, hit: Callable[[Fault], None]) -> None:
+        self._hit = hit
         self._changed = threading.Condition()
         self._held_until_s = 0.0
         self._slow_until_s = 0.0
-        self._next: Kind | None = None
-        """What happens to the next bytes of pages."""
+        self._next: Fault | None = None
+        """Happens to the next bytes of pages."""
 
     def begin(self, fault: Fault) -> None:
         until_s = time.monotonic() + fault.seconds
@@ -49,7 +50,7 @@ class Trouble:
                 case Kind.SLOW:
                     self._slow_until_s = until_s
                 case _:
-                    self._next = fault.kind
+                    self._next = fault
 
     def end(self) -> None:
         with self._changed:
@@ -70,17 +71,19 @@ class Trouble:
     def take(self, *kinds: Kind) -> Kind | None:
         """What is to be done to the pages at hand, if it is one of `kinds`; once."""
         with self._changed:
-            if self._next not in kinds:
+            fault = self._next
+            if fault is None or fault.kind not in kinds:
                 return None
-            taken, self._next = self._next, None
-            return taken
+            self._next = None
+        self._hit(fault)
+        return fault.kind
 
 
 class Links:
-    """The proxies of one process."""
+    """The proxies of one process. `hit` is told, on whichever thread, when bytes of pages are about to be spoilt."""
 
-    def __init__(self) -> None:
-        self._trouble = Trouble()
+    def __init__(self, hit: Callable[[Fault], None]) -> None:
+        self._trouble = Trouble(hit)
         self._doors: dict[str, _Door] = {}
         self._lock = threading.Lock()
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, prompt_of, router_to
 from twostroke.faults import injector
-from twostroke.faults.injector import Injector
+from twostroke.faults.injector import HIT, Injector
 from twostroke.faults.plan import Fault
 
 
 @pytest.fixture
-def armable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
+def armable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Injector]:
     """Of both workers and the router, which are in this process."""
-    made = Injector("everybody")
+    made = Injector("everybody", str(tmp_path / "journal"))
     monkeypatch.setattr(injector, "_injector", made)
     yield made
     made.heal()
@@ -34,7 +35,7 @@ def armable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Injector]:
     ],
 )
 async def test_what_a_link_does_to_pages_changes_no_token(
-    transport: str, fault: str, failures: int, armable: Injector
+    transport: str, fault: str, failures: int, armable: Injector, tmp_path: Path
 ) -> None:
     async with (
         prefill(transports=(transport,)) as source,
@@ -49,3 +50,5 @@ async def test_what_a_link_does_to_pages_changes_no_token(
         reasons = ("TransferFailed", "PeerLost")
         assert sum(target.metric("pull_failures_total", reason=reason) for reason in reasons) == failures
         assert target.metric("pull_bytes_total", transport=transport) > 0
+        journal = (tmp_path / "journal").read_text()
+        assert (journal.count(str(Fault.parse(fault))), journal.count(HIT)) == (1 + failures, failures)
