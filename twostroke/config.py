@@ -65,6 +65,9 @@ class ModelConfig:
     """Tokens of prompt and answer together. None: what the model was made for."""
     served_model_name: str | None = None
     """What clients call the model. None: `model` itself."""
+    deterministic: bool = False
+    """What a row computes depends neither on the rows beside it nor on how its prompt is cut: kept, or refused at
+    start. bfloat16 on a CPU with AVX-512 BF16 keeps it anyway; elsewhere it costs time, and on CUDA it is refused."""
     device: str = "auto"
     """What computes: "cpu", "cuda", "cuda:N", or "auto": CUDA where there is a device, else the CPU."""
 

@@ -192,6 +192,12 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
         help="prompt and answer together (default: what the model was made for)",
     )
     group.add_argument(
+        "--deterministic",
+        action=argparse.BooleanOptionalAction,
+        default=model.deterministic,
+        help=_help("a stream's bits depend on no other, whatever dies; refused where that cannot be kept"),
+    )
+    group.add_argument(
         "--device", default=model.device, metavar="DEVICE", help=_help("what computes: cpu, cuda, cuda:N, or auto")
     )
 
@@ -270,6 +276,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
             weights=args.weights,
             max_model_len=args.max_model_len,
             served_model_name=args.served_model_name,
+            deterministic=args.deterministic,
             device=args.device,
         ),
         cache=CacheConfig(block_size=args.block_size, kv_cache_memory_bytes=args.kv_cache_memory),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from twostroke.config import PACED_PREFIX, Role, WorkerConfig
 from twostroke.engine.cores import Cores
+from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
 from twostroke.engine.page_count import enough_pages
 from twostroke.errors import ConfigError
@@ -49,6 +50,7 @@ class BuiltEngine:
     model: LoadedModel
     memory: Pages
     runner: Runner
+    determinism: Determinism
 
     def close(self) -> None:
         """For a runner that is not on an engine thread; else close that thread, then `memory`."""
@@ -80,14 +82,17 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
 
 def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> BuiltEngine:
     from twostroke.engine.runner import ModelRunner
+    from twostroke.kernels.cpu.build import arithmetic_identity
 
     page_bytes = spec.page_bytes(config.cache.block_size, config.model.dtype)
     facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
+    if config.model.deterministic:  # pages that another machine computed may have other bits
+        facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic_identity()}-{config.threads}")
 
-    def load(memory: PageMemory) -> Runner:
+    def load(memory: PageMemory) -> tuple[Runner, Determinism]:
         cores = Cores.claim(config.threads, pin=config.pin, borrow=config.borrow)
         try:
-            return ModelRunner(
+            runner = ModelRunner(
                 model_dir,
                 spec,
                 memory,
@@ -99,6 +104,7 @@ def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _devic
         except BaseException:
             cores.close()
             raise
+        return runner, runner.determinism
 
     return _with_memory(facts, PageMemory(facts.pages, facts.page_bytes), load)
 
@@ -113,13 +119,19 @@ def _build_on_device(config: WorkerConfig, spec: ModelSpec, model_dir: Path, dev
 
     if config.model.weights == "int8":
         raise ConfigError("--weights int8 is for CPUs: use --device cpu, or --weights model", field="weights")
+    if config.model.deterministic:
+        raise ConfigError(
+            "--deterministic cannot be kept on CUDA: its matrix products pick their order of summation by the number "
+            "of rows in a step; use --device cpu, or leave --deterministic away",
+            field="deterministic",
+        )
     set_num_threads(config.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
     facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
 
-    def load(memory: DeviceMemory) -> Runner:
+    def load(memory: DeviceMemory) -> tuple[Runner, Determinism]:
         with TensorFiles(model_dir, plan.torch_dtype, device) as files:
-            return make_device_runner(plan, files, memory.tensor, accelerator_for(device))
+            return make_device_runner(plan, files, memory.tensor, accelerator_for(device)), DEVICE
 
     return _with_memory(facts, DeviceMemory(facts.pages, facts.page_bytes, device), load)
 
@@ -152,7 +164,7 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
         revision=f"vocab-{spec.vocab}-page-{page_bytes};tokenizer=bytes",
     )
     memory = PageMemory(facts.pages, page_bytes)
-    return _with_memory(facts, memory, lambda memory: PacedRunner(spec, memory, block_size=block_size))
+    return _with_memory(facts, memory, lambda memory: (PacedRunner(spec, memory, block_size=block_size), PACED))
 
 
 def _facts(
@@ -190,9 +202,11 @@ def _facts(
     )
 
 
-def _with_memory(facts: LoadedModel, memory: Memory, make_runner: Callable[[Memory], Runner]) -> BuiltEngine:
+def _with_memory(
+    facts: LoadedModel, memory: Memory, make_runner: Callable[[Memory], tuple[Runner, Determinism]]
+) -> BuiltEngine:
     try:
-        return BuiltEngine(facts, memory, make_runner(memory))
+        return BuiltEngine(facts, memory, *make_runner(memory))
     except BaseException:
         memory.close()
         raise

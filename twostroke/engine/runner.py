@@ -12,6 +12,7 @@ import torch
 from twostroke.config import ModelConfig
 from twostroke.engine.borrowing import Borrowing, kind_of
 from twostroke.engine.cores import Cores
+from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_deterministic
 from twostroke.engine.pages import pool_tensor
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
@@ -49,17 +50,42 @@ class ModelRunner:
         pool = pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
         self._team = None if kernels is None else _team_on(cores, kernels)
-        backend = choose_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=kernels, team=self._team)
+        backend = choose_attention(
+            pool,
+            heads=spec.heads,
+            scale=spec.head_dim**-0.5,
+            kernels=kernels,
+            team=self._team,
+            is_deterministic=model.deterministic,
+        )
+        self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
         try:
             self._model = load_model(
-                model_dir, spec, backend, kernels, dtype=kind, is_int8=model.weights == "int8", with_head=with_head
+                model_dir,
+                spec,
+                backend,
+                kernels,
+                dtype=kind,
+                is_int8=model.weights == "int8",
+                with_head=with_head,
+                is_deterministic=model.deterministic,
             )
+            self.determinism = STEADY if model.deterministic else TORCH
+            if isinstance(self._model, NativeTransformer):  # whose threads are the team's
+                torch.set_num_threads(1)
+                self.determinism = NATIVE
+            if model.deterministic:
+                check_deterministic(
+                    self,
+                    memory,
+                    block_size=block_size,
+                    vocab=spec.vocab_size,
+                    longest=len(self._cosines),
+                    with_head=with_head,
+                )
         except BaseException:
             self._close_team()
             raise
-        if isinstance(self._model, NativeTransformer):  # whose threads are the team's
-            torch.set_num_threads(1)
-        self._cosines, self._sines = rope_tables(spec.rope, model.max_model_len or spec.max_position_embeddings)
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()

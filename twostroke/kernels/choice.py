@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from twostroke.errors import ConfigError
+from twostroke.kernels.aligned_attention import AlignedAttention
 from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.attention import DTYPES, NativeAttention
 from twostroke.kernels.cpu.build import Kernels
@@ -20,12 +21,18 @@ if TYPE_CHECKING:  # loads Triton
 
 
 def choose_attention(
-    pool: torch.Tensor, *, heads: int, scale: float, kernels: Kernels | None, team: Team | None = None
+    pool: torch.Tensor,
+    *,
+    heads: int,
+    scale: float,
+    kernels: Kernels | None,
+    team: Team | None = None,
+    is_deterministic: bool = False,
 ) -> AttentionBackend:
     """For a pool in host memory: the native kernel where the CPU has one, on threads of `team`; else torch."""
     if kernels is not None and pool.dtype in DTYPES:
         return NativeAttention(pool, heads, scale, kernels, team)
-    return TorchAttention(pool, heads, scale)
+    return AlignedAttention(pool, heads, scale) if is_deterministic else TorchAttention(pool, heads, scale)
 
 
 def device_attention(pool: torch.Tensor, *, heads: int, scale: float) -> TritonAttention:

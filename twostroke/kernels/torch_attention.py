@@ -6,8 +6,9 @@ only serves where no native kernel can be built.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 from torch.nn import functional
@@ -37,6 +38,17 @@ class Span:
     tiles: tuple[Tile, ...]
 
 
+SpanKind_contra = TypeVar("SpanKind_contra", contravariant=True)
+
+
+class SpanAttention(Protocol[SpanKind_contra]):
+    """Attention span by span, each described as its kind wants it."""
+
+    pool: torch.Tensor
+
+    def attend_span(self, layer: int, span: SpanKind_contra, q: torch.Tensor, out: torch.Tensor) -> None: ...
+
+
 class TorchAttention:
     """One sequence after the other through scaled_dot_product_attention."""
 
@@ -45,7 +57,7 @@ class TorchAttention:
         self.heads = heads
         self.scale = scale
 
-    def begin(self, batch: RaggedBatch) -> TorchAttentionStep:
+    def begin(self, batch: RaggedBatch) -> TorchAttentionStep[Span]:
         spans = [span_of(batch, sequence) for sequence in range(batch.sequences)]
         return TorchAttentionStep(self, batch, spans)
 
@@ -64,8 +76,11 @@ class TorchAttention:
             out[tile.rows] = answer[0].transpose(0, 1)
 
 
-class TorchAttentionStep:
-    def __init__(self, backend: TorchAttention, batch: RaggedBatch, spans: list[Span]) -> None:
+AnySpan = TypeVar("AnySpan")
+
+
+class TorchAttentionStep(Generic[AnySpan]):
+    def __init__(self, backend: SpanAttention[AnySpan], batch: RaggedBatch, spans: Sequence[AnySpan]) -> None:
         self._backend = backend
         self._batch = batch
         self._spans = spans

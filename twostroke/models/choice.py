@@ -11,6 +11,8 @@ from twostroke.kernels.attention import AttentionBackend
 from twostroke.kernels.cpu.attention import NativeAttention
 from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.linear import TorchLinears
+from twostroke.kernels.steady import SteadyLinears
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.spec import ModelSpec
 from twostroke.models.transformer import Model, Transformer
@@ -26,10 +28,12 @@ def load_model(
     dtype: torch.dtype,
     is_int8: bool,
     with_head: bool,
+    is_deterministic: bool = False,
 ) -> Model:
     """One native call per step where `kernels` can serve this model, else torch operations.
 
-    Raises ConfigError where int8 weights are asked for and there is no kernel for them.
+    Raises ConfigError where int8 weights are asked for and there is no kernel for them, and where torch cannot keep
+    what `is_deterministic` asks for; the native call always does.
     """
     if kernels is not None and isinstance(backend, NativeAttention) and NativeLinears.serve(kernels, dtype):
         linears = NativeLinears(kernels, backend.team, is_int8=is_int8)
@@ -41,4 +45,7 @@ def load_model(
             "leave --weights away to serve the weights as they are",
             field="weights",
         )
-    return Transformer(spec, load_weights(directory, spec, dtype, with_head=with_head), backend)
+    weights = load_weights(
+        directory, spec, dtype, with_head=with_head, linears=SteadyLinears() if is_deterministic else TorchLinears()
+    )
+    return Transformer(spec, weights, backend)

@@ -82,6 +82,7 @@ class WorkerHost:
         self.facts = facts
         self.memory = built.memory
         self.metrics = WorkerMetrics(config.role, facts.block_size)
+        self.metrics.computes(built.determinism)
         self.feed = EventFeed(EventLog(epoch), config.patience.heartbeat_s)
         self.pool = BlockPool(facts.pages, _PoolListener(self.feed.log, built.memory))
         self.scheduler = Scheduler(

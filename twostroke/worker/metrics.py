@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.config import Role
+from twostroke.engine.determinism import Determinism
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.schedule.batching import Step
@@ -53,6 +54,16 @@ class WorkerMetrics:
     def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog, queued_s: Callable[[], float]) -> None:
         """Report pages by state, queue lengths and the event log's end at every scrape."""
         self.registry.register(_Gauges(self._role, pool, scheduler, log, queued_s))
+
+    def computes(self, determinism: Determinism) -> None:
+        """Say for good whether a stream's bits depend on others, and why."""
+        gauge = Gauge(
+            "twostroke_deterministic",
+            "1 where a stream's tokens and pages depend, to the bit, on no other stream, chunk or thread.",
+            ("role", "why"),
+            registry=self.registry,
+        )
+        gauge.labels(self._role, determinism.why).set(determinism.holds)
 
     def admitted(self, sequence: Sequence) -> None:
         if sequence.preemptions == 0:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,6 +115,12 @@ def chosen_variants() -> tuple[Variant, ...]:
         choices = ", ".join([*(variant.name for variant in able), TORCH])
         raise ConfigError(f"{OVERRIDE}={asked} is not what this CPU can run; it can run: {choices}", field=OVERRIDE)
     return chosen
+
+
+def arithmetic_identity() -> str:
+    """Workers where this is the same compute with the same instructions and libraries: CPU, kernels, torch."""
+    keys = [_key(variant) for variant in chosen_variants()[:1]]
+    return hashlib.blake2b("".join([*keys, _cpu_features(), version("torch")]).encode(), digest_size=6).hexdigest()
 
 
 def compiler() -> list[str] | None:

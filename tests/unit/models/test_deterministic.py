@@ -1,0 +1,156 @@
+"""With --deterministic, and natively without: a row's bits depend on its sequence alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from tests.unit.models.test_registry import SIZES, saved
+from twostroke.errors import ConfigError
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.choice import choose_attention
+from twostroke.kernels.cpu.build import Kernels
+from twostroke.kernels.cpu.linear import NativeLinears
+from twostroke.kernels.steady import SIZES as TILES
+from twostroke.kernels.steady import agreeing_sizes
+from twostroke.models.choice import load_model
+from twostroke.models.registry import read_spec
+from twostroke.models.rope import rope_tables
+from twostroke.models.transformer import Model
+
+BLOCK, BLOCKS, SEQUENCES = 8, 12, 6
+LONGEST = BLOCK * BLOCKS
+HISTORIES = 2
+DEEP = Qwen3Config(**SIZES | {"intermediate_size": 1536, "head_dim": 16})
+"""Sums of 1536 products: long enough for a library to have several ways to add them up."""
+
+PATHS = {
+    "native bfloat16": ("bfloat16", True, False),
+    "native int8": ("bfloat16", True, True),
+    "float32": ("float32", True, False),
+    "float32 without kernels": ("float32", False, False),
+    "bfloat16 without kernels": ("bfloat16", False, False),
+    "float16 without kernels": ("float16", False, False),
+}
+"""(dtype, native kernels, int8 weights)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    sequence: int
+    start: int
+    end: int
+
+
+class Served:
+    """A model over a pool in which sequence s has the pages from BLOCKS * s on."""
+
+    def __init__(self, directory: Path, path: str, kernels: Kernels) -> None:
+        name, is_native, is_int8 = PATHS[path]
+        dtype: torch.dtype = getattr(torch, name)
+        usable = kernels if is_native else None
+        if dtype == torch.bfloat16 and is_native and not NativeLinears.serve(kernels, dtype):
+            pytest.skip("this CPU computes bfloat16 through torch")
+        spec = read_spec(directory)
+        self.pool = torch.zeros(SEQUENCES * BLOCKS, *spec.page_shape(BLOCK), dtype=dtype)
+        attention = choose_attention(
+            self.pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=usable, is_deterministic=True
+        )
+        self.model: Model = load_model(
+            directory, spec, attention, usable, dtype=dtype, is_int8=is_int8, with_head=True, is_deterministic=True
+        )
+        self._cosines, self._sines = rope_tables(spec.rope, LONGEST)
+
+    def step(self, prompts: list[torch.Tensor], chunks: list[Chunk]) -> torch.Tensor:
+        """Logits of each chunk's last row."""
+        at = torch.cat([torch.arange(chunk.start, chunk.end) for chunk in chunks])
+        starts = torch.tensor([0, *(chunk.end - chunk.start for chunk in chunks)]).cumsum(0)
+        first_pages = torch.tensor([chunk.sequence for chunk in chunks]) * BLOCKS
+        of_row = first_pages.repeat_interleave(starts.diff())
+        batch = RaggedBatch(
+            positions=at.int(),
+            query_starts=tuple(starts.tolist()),
+            context_lens=tuple(chunk.end for chunk in chunks),
+            block_tables=(first_pages[:, None] + torch.arange(BLOCKS)).int(),
+            write_slots=of_row * BLOCK + at,
+            cosines=self._cosines[at],
+            sines=self._sines[at],
+        )
+        tokens = torch.cat([prompts[chunk.sequence][chunk.start : chunk.end] for chunk in chunks]).int()
+        logits = self.model.forward(tokens, batch, starts[1:] - 1)
+        assert logits is not None
+        return logits
+
+
+def random_history(draw: random.Random, prompts: list[torch.Tensor]) -> Iterator[list[Chunk]]:
+    """Steps that compute all prompts, in chunks of any size, in any company, in any order."""
+    done = [0] * len(prompts)
+    while left := [s for s, prompt in enumerate(prompts) if done[s] < len(prompt)]:
+        chosen = draw.sample(left, draw.randint(1, len(left)))
+        ends = {s: min(len(prompts[s]), done[s] + draw.choice((1, 1, 2, 7, 16, 33, LONGEST))) for s in chosen}
+        yield [Chunk(s, done[s], ends[s]) for s in chosen]
+        for s, end in ends.items():
+            done[s] = end
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("path", PATHS)
+def test_pages_and_logits_have_the_same_bits_in_any_chunks_and_company(
+    path: str, tmp_path: Path, kernels: Kernels
+) -> None:
+    saved(DEEP, tmp_path)
+    served = Served(tmp_path, path, kernels)
+    draw = random.Random(path)
+    for history in range(HISTORIES):
+        noise = torch.Generator().manual_seed(history)
+        prompts = [torch.randint(131, (draw.randint(1, LONGEST),), generator=noise) for _ in range(SEQUENCES)]
+        alone = [served.step(prompts, [Chunk(s, 0, len(prompt))])[0] for s, prompt in enumerate(prompts)]
+        pages = served.pool.clone()
+        served.pool.fill_(float("nan"))  # what is not computed yet must not be looked at
+        for chunks in random_history(draw, prompts):
+            for chunk, logits in zip(chunks, served.step(prompts, chunks), strict=True):
+                if chunk.end == len(prompts[chunk.sequence]):
+                    assert torch.equal(logits, alone[chunk.sequence]), f"history {history}: {chunk}"
+        computed = ~served.pool.isnan()
+        assert torch.equal(served.pool[computed], pages[computed])
+        served.pool.zero_()
+
+
+class Uneven:
+    """A product with other last bits in tiles of so many rows, or in one place of every tile."""
+
+    def __init__(self, *, rows: int | None = None, place: int | None = None) -> None:
+        self._rows, self._place = rows, place
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.double().sum(1, keepdim=True).float()
+        if len(x) == self._rows:
+            y += 1e-6
+        if self._place is not None:
+            y[self._place] += 1e-6
+        return y
+
+
+def test_tiles_in_which_a_row_has_other_bits_are_not_used() -> None:
+    assert agreeing_sizes(Uneven(), 8, torch.float32) == TILES
+    assert agreeing_sizes(Uneven(rows=TILES[1]), 8, torch.float32) == (TILES[0], TILES[2])
+
+
+def test_products_in_which_a_rows_place_matters_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="--deterministic cannot be kept") as error:
+        agreeing_sizes(Uneven(place=TILES[0] - 1), 8, torch.float32)
+    assert error.value.field == "deterministic"

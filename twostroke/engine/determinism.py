@@ -1,0 +1,94 @@
+"""Whether a row's result depends on nothing but its sequence, and why; tried on the loaded model before it serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.errors import ConfigError
+from twostroke.ids import PageId, RequestId, SessionId
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.request import SamplingParams
+from twostroke.schedule.batch import Batch
+from twostroke.schedule.batching import BatchBuilder, Chunk
+from twostroke.schedule.sequence import Sequence
+
+if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Determinism:
+    """Of the tokens and pages of one engine: bits that do not depend on other streams, chunks or threads."""
+
+    holds: bool
+    why: str
+
+
+PACED: Final = Determinism(True, "tokens are hashes of page contents")
+NATIVE: Final = Determinism(True, "native kernels sum each output in one order")
+STEADY: Final = Determinism(True, "--deterministic: torch products in tiles of fixed sizes, tried at start")
+TORCH: Final = Determinism(False, "torch picks its order of summation by the number of rows; see --deterministic")
+DEVICE: Final = Determinism(False, "CUDA products pick their order of summation by the number of rows")
+
+
+TRIED_TOKENS: Final = 53
+"""Some blocks and a tail; the whole prompt at once is a large and a small tile, its chunks below are others."""
+CUTS: Final = (1, 8, 41)
+"""Where the prompt is cut the second time: chunks of one row, of few and of many."""
+COMPANY: Final = (1, 0, 17, 3)
+"""Rows of a neighbour before each chunk."""
+
+DRAW: Final = SamplingParams(seed=0, max_tokens=1)
+
+
+class TriedRunner(Protocol):
+    def logits(self, batch: Batch) -> torch.Tensor | None: ...
+
+
+def check_deterministic(
+    runner: TriedRunner, memory: PageMemory, *, block_size: int, vocab: int, longest: int, with_head: bool
+) -> None:
+    """Compute a prompt twice, whole and in chunks beside another; nobody holds pages yet.
+
+    Raises ConfigError where its pages or its logits differ in a bit.
+    """
+    count = min(TRIED_TOKENS, memory.pages * block_size, longest)
+    pages = list(map(PageId, range(-(-count // block_size))))
+    known: list[int] = np.random.default_rng(0).integers(0, vocab, count).tolist()
+    trial = _Trial(runner, BatchBuilder(block_size, memory.scratch, ()), DRAW if with_head else None)
+    prompt = trial.sequence(known, pages)
+    neighbour = trial.sequence(known[::-1], [memory.scratch] * len(pages))
+
+    whole = trial.last_logits([Chunk(prompt, 0, count, with_head)])
+    written = memory.data[: len(pages)].copy()
+    memory.data[: len(pages)] = 0
+    cuts = [0, *(cut for cut in CUTS if cut < count), count]
+    for start, end, company in zip(cuts, cuts[1:], COMPANY, strict=False):
+        beside = [Chunk(neighbour, 0, min(company, count), with_head)] if company else []
+        again = trial.last_logits([*beside, Chunk(prompt, start, end, with_head)])
+        prompt.computed = end
+    if not (np.array_equal(memory.data[: len(pages)], written) and np.array_equal(again, whole)):
+        raise ConfigError(
+            "--deterministic cannot be kept on this machine: a prompt has other bits in chunks beside another one "
+            "than alone; use --dtype bfloat16 on a CPU with AVX-512 BF16, or leave --deterministic away",
+            field="deterministic",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    runner: TriedRunner
+    builder: BatchBuilder
+    sampling: SamplingParams | None
+
+    def sequence(self, known: list[int], pages: list[PageId]) -> Sequence:
+        return Sequence(RequestId("trial"), SessionId(0), known, len(known), [], sampling=self.sampling, pages=pages)
+
+    def last_logits(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
+        """Of the last chunk's last row; none where the model has no head."""
+        logits = self.runner.logits(self.builder.build(chunks).batch)
+        return np.zeros(0, np.float32) if logits is None else logits[-1].float().numpy()

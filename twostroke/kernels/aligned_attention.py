@@ -1,0 +1,70 @@
+"""torch's fused attention, asked the same question about a position every time, whatever chunk the position is in.
+
+Query rows are computed in tiles that begin at fixed positions of their sequence, over a context that ends where the
+tile does. Rows that are not in the step are padding, and so are keys that are not known yet: a mask hides both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from twostroke.kernels import reference
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.torch_attention import TorchAttentionStep
+
+TILE: Final = 16
+"""Positions: a decoding row pays for all of them, and a prompt for one call per tile."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlignedSpan:
+    """The query rows of one sequence in a step: positions first .. end, which is all of its context."""
+
+    block_table: torch.Tensor
+    rows: slice
+    first: int
+    end: int
+
+
+class AlignedAttention:
+    """A row's result is a function of its position, its query and the keys and values that it sees."""
+
+    def __init__(self, pool: torch.Tensor, heads: int, scale: float) -> None:
+        self.pool = pool
+        self.heads = heads
+        self.scale = scale
+
+    def begin(self, batch: RaggedBatch) -> TorchAttentionStep[AlignedSpan]:
+        return TorchAttentionStep(self, batch, [_span_of(batch, sequence) for sequence in range(batch.sequences)])
+
+    def attend_span(self, layer: int, span: AlignedSpan, q: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
+        aligned_end = -(-span.end // TILE) * TILE
+        k, v = (
+            functional.pad(each, (0, 0, 0, aligned_end - span.end))
+            for each in reference.gather_kv(self.pool, layer, span.block_table, span.end)
+        )
+        for start in range(span.first // TILE * TILE, span.end, TILE):
+            stop = start + TILE
+            first, end = max(start, span.first), min(stop, span.end)
+            rows = slice(span.rows.start + first - span.first, span.rows.start + end - span.first)
+            query = functional.pad(q[rows], (0, 0, 0, 0, first - start, stop - end))
+            answer = functional.scaled_dot_product_attention(
+                query.transpose(0, 1)[None],
+                k[None, :, :stop],
+                v[None, :, :stop],
+                attn_mask=torch.arange(stop) <= torch.arange(start, stop)[:, None],
+                scale=self.scale,
+                enable_gqa=True,
+            )
+            out[rows] = answer[0].transpose(0, 1)[first - start : end - start]
+
+
+def _span_of(batch: RaggedBatch, sequence: int) -> AlignedSpan:
+    rows = slice(batch.query_starts[sequence], batch.query_starts[sequence + 1])
+    end = batch.context_lens[sequence]
+    return AlignedSpan(batch.block_tables[sequence], rows, end - (rows.stop - rows.start), end)

@@ -1,0 +1,114 @@
+"""Products of torch whose rows depend on nothing but themselves: not on their neighbours, nor on how many there are.
+
+A library picks its order of summation by the number of rows. Here it only ever sees tiles of a few fixed sizes, the
+last one padded; which sizes agree to the bit on this machine is tried when a weight is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch.nn import functional
+
+from twostroke.errors import ConfigError
+from twostroke.kernels.linear import Linear, make_linear
+
+SIZES: Final = (4, 16, 64)
+"""Rows of a tile. The first is always used: it costs what one row does, where weights must be read anyway."""
+
+UNDIVIDED: Final = 32_768
+"""Elements below which torch leaves an elementwise operation to one thread: one cut by threads has other last bits."""
+
+
+class SteadyLinear:
+    """`product` in tiles of `sizes` rows, ascending."""
+
+    def __init__(self, product: Linear, sizes: tuple[int, ...]) -> None:
+        self._product = product
+        self._sizes = sizes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        parts, done = [], 0
+        for size in reversed(self._sizes):
+            while len(x) - done >= size:
+                parts.append(self._product(x[done : done + size]))
+                done += size
+        left = len(x) - done
+        if left:
+            padding = (0, 0, 0, self._sizes[0] - left)
+            parts.append(self._product(functional.pad(x[done:], padding))[:left])
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class SteadyGated:
+    """silu(gate) * value of a product's columns, which are all gates, then all values."""
+
+    def __init__(self, product: Linear, outputs: int) -> None:
+        self._product = product
+        self._rows = max(1, (UNDIVIDED - 1) // outputs)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        parts = [functional.silu(gate) * value for gate, value in map(_halves, self._product(x).split(self._rows))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class SteadyLinears:
+    """Makes such products. Raises ConfigError where this machine has none."""
+
+    def __init__(self) -> None:
+        self._tried: dict[tuple[torch.Size, torch.dtype, bool], tuple[int, ...]] = {}
+        """Sizes that agree, by what a library picks its kernel by."""
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> SteadyLinear:
+        kind = (weight.shape, weight.dtype, bias is not None)
+        if kind not in self._tried:
+            trial = make_linear(telling_weight(weight), None if bias is None else torch.zeros_like(bias))
+            self._tried[kind] = agreeing_sizes(trial, weight.shape[1], weight.dtype)
+        return SteadyLinear(make_linear(weight, bias), self._tried[kind])
+
+    def gated(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> SteadyGated:
+        return SteadyGated(self.linear(weight, bias), len(weight) // 2)
+
+
+def telling_weight(like: torch.Tensor) -> torch.Tensor:
+    """A weight whose products with `telling_rows` cancel: what is left of a sum is its rounding, which shows its order.
+
+    With ordinary numbers most differences would be lost when a sum is rounded to 16 bits.
+    """
+    outputs, inputs = like.shape
+    noise = torch.Generator().manual_seed(outputs)
+    half = torch.randn(inputs // 2, generator=noise)
+    row = functional.pad(torch.cat((half, half)), (0, inputs % 2))
+    return (torch.randn(outputs, 1, generator=noise) * row).to(like.dtype)
+
+
+def telling_rows(count: int, inputs: int, dtype: torch.dtype) -> torch.Tensor:
+    half = torch.randn(count, inputs // 2, generator=torch.Generator().manual_seed(inputs)).to(dtype)
+    return functional.pad(torch.cat((half, -half), dim=1), (0, inputs % 2))
+
+
+def agreeing_sizes(product: Linear, inputs: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """Those of SIZES whose tiles give a row the same bits, wherever in the tile it is and whatever is beside it.
+
+    `product` is of a `telling_weight`. Raises ConfigError where that does not even hold within tiles of the first size.
+    """
+    first = SIZES[0]
+    x = telling_rows(SIZES[-1], inputs, dtype)
+    steady = SteadyLinear(product, SIZES[:1])
+    expected = steady(x)
+    few = x[: 2 * first]
+    if not all(
+        torch.equal(steady(few.roll(shift, 0)).roll(-shift, 0), expected[: 2 * first]) for shift in range(first)
+    ):
+        raise ConfigError(
+            "--deterministic cannot be kept on this machine: its matrix products give a row other bits in another "
+            "place; use --dtype bfloat16 on a CPU with AVX-512 BF16, or leave --deterministic away",
+            field="deterministic",
+        )
+    return tuple(size for size in SIZES if torch.equal(SteadyLinear(product, (first, size))(x), expected))
+
+
+def _halves(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    gate, value = y.chunk(2, dim=-1)
+    return gate, value
