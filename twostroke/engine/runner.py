@@ -89,6 +89,7 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
+        torch.get_num_threads()  # a new thread learns of the limit by asking; until then oneDNN takes every core
         with torch.inference_mode(), nullcontext() if self._team is None else self._team_step(self._team, batch):
             logits = self.logits(batch)
             tokens = () if logits is None else sample(logits, batch.samples)

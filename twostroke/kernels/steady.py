@@ -49,7 +49,8 @@ class SteadyGated:
         self._rows = max(1, (UNDIVIDED - 1) // outputs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        parts = [functional.silu(gate) * value for gate, value in map(_halves, self._product(x).split(self._rows))]
+        y = self._product(x)
+        parts = [_gated(y[first : first + self._rows]) for first in range(0, len(y), self._rows)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -109,6 +110,6 @@ def agreeing_sizes(product: Linear, inputs: int, dtype: torch.dtype) -> tuple[in
     return tuple(size for size in SIZES if torch.equal(SteadyLinear(product, (first, size))(x), expected))
 
 
-def _halves(y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _gated(y: torch.Tensor) -> torch.Tensor:
     gate, value = y.chunk(2, dim=-1)
-    return gate, value
+    return functional.silu(gate) * value
