@@ -31,6 +31,7 @@ from twostroke.faults import reach
 from twostroke.ids import Epoch, WorkerId
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.silence import within
 from twostroke.rpc.v1 import fleet_pb2
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING, WORKER_STATE_STARTING
 from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.25
 """Between two attempts to reach the supervisor."""
+VIEW_SILENCE_S = 6.0
+"""Three times the supervisor's longest silence: then it is asked again, and until it answers its last view stands."""
 
 
 class Fleet:
@@ -136,10 +139,12 @@ class Fleet:
         channel = PeerChannel(self._config.fleet_address, self._config.cluster_token)
         try:
             call = FleetStub(channel.channel).Watch(request, metadata=channel.metadata)
-            async for view in call:
+            while isinstance(view := await within(call.read(), VIEW_SILENCE_S), fleet_pb2.FleetView):
                 reach(Point.ROUTER_VIEW)
                 self._take(view, tasks)
             log.warning("fleet watch ended address=%s", channel.address)
+        except TimeoutError:
+            log.warning("fleet watch silent address=%s seconds=%g", channel.address, VIEW_SILENCE_S)
         except grpc.aio.AioRpcError as error:
             log.warning("fleet watch broken address=%s error=%s", channel.address, error_of(error, channel.address))
         finally:

@@ -211,7 +211,7 @@ class WorkerConfig:
     memory that the pages are in (transfer.registry)."""
     orphan_grace_s: float = 5.0
     """How long requests of a broken token stream wait for a router to attach again."""
-    pull_timeout_s: float = 30.0
+    pull_timeout_s: float = 300.0
     """Copying the pages that were announced together takes no longer: what is missing then is computed locally."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     """With sources of pages; and how often this worker is heard itself."""

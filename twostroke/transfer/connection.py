@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import abc
+import math
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -141,7 +143,7 @@ class Connection(abc.ABC):
             self.drop()
             sock = socket.socket(family, kind, protocol)
             self._use(sock)
-            sock.settimeout(deadline.remaining_s())
+            sock.settimeout(deadline.wait_s())
             try:
                 sock.connect(where)
             except TimeoutError:
@@ -166,11 +168,17 @@ class Connection(abc.ABC):
 
 
 class ConnectionPeer(LanePeer):
-    """One life of one worker's pages. More than one connection lets a short pull pass a long one."""
+    """One life of one worker's pages. More than one connection lets a short pull pass a long one.
 
-    def __init__(self, endpoint: Endpoint, connections: Sequence[Connection]) -> None:
+    A pull of which no byte moves for `stall_s` fails, and with it all that waited for their turn behind it: one peer
+    that stands still costs each of them that long once, not once for each before it.
+    """
+
+    def __init__(self, endpoint: Endpoint, connections: Sequence[Connection], stall_s: float) -> None:
         super().__init__(endpoint)
         self._connections = connections
+        self._stall_s = stall_s
+        self._stood_still_at = -math.inf
         self._lanes = Lanes(f"pages-{endpoint.transport}-pull", connections)
 
     @property
@@ -183,8 +191,9 @@ class ConnectionPeer(LanePeer):
         return hello
 
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
-        pull = Pull(copies, deadline, self._interrupt)
-        self._lanes.submit(lambda connection: connection.copy(pull), pull.ended)
+        pull = Pull(copies, Deadline(deadline.at, self._stall_s), self._interrupt)
+        begun_at = time.monotonic()
+        self._lanes.submit(lambda connection: self._copy(connection, pull, begun_at), pull.ended)
         return pull
 
     def end(self) -> None:
@@ -193,6 +202,14 @@ class ConnectionPeer(LanePeer):
         self._lanes.close()
         for connection in self._connections:
             connection.forget()
+
+    def _copy(self, connection: Connection, pull: Pull, begun_at: float) -> TransferResult:
+        if begun_at < self._stood_still_at:
+            return Tally().result(Outcome.FAILED, f"{self.endpoint.address} stood still while this pull waited")
+        result = connection.copy(pull)
+        if result.outcome is Outcome.EXPIRED and pull.deadline.at > time.monotonic():
+            self._stood_still_at = time.monotonic()
+        return result
 
     def _interrupt(self, pull: Pull) -> None:
         for connection in self._connections:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -23,10 +24,12 @@ class Deadline:
     """An instant on the monotonic clock."""
 
     at: float
+    stall_s: float = math.inf
+    """How long no byte may move, however much time is left."""
 
     @classmethod
-    def after(cls, seconds: float) -> Deadline:
-        return cls(time.monotonic() + seconds)
+    def after(cls, seconds: float, stall_s: float = math.inf) -> Deadline:
+        return cls(time.monotonic() + seconds, stall_s)
 
     def remaining_s(self) -> float:
         """Seconds left. Raises TimeoutError where none are."""
@@ -35,13 +38,17 @@ class Deadline:
             raise TimeoutError("the deadline has passed")
         return left
 
+    def wait_s(self) -> float:
+        """For the next byte. Raises TimeoutError where no time is left."""
+        return min(self.remaining_s(), self.stall_s)
+
 
 def send(sock: socket.socket, buffers: Sequence[bytes | memoryview], deadline: Deadline) -> None:
     """Send all of `buffers` without copying them. Raises TimeoutError or another OSError."""
     views = [memoryview(buffer) for buffer in buffers]
     first = 0
     while first < len(views):
-        sock.settimeout(deadline.remaining_s())
+        sock.settimeout(deadline.wait_s())
         first = _advance(views, first, sock.sendmsg(views[first : first + _MAX_VIEWS]))
 
 
@@ -50,7 +57,7 @@ def receive_into(sock: socket.socket, buffers: Sequence[memoryview], deadline: D
     views = list(buffers)
     first = 0
     while first < len(views):
-        sock.settimeout(None if deadline is None else deadline.remaining_s())
+        sock.settimeout(None if deadline is None else deadline.wait_s())
         received = sock.recvmsg_into(views[first : first + _MAX_VIEWS])[0]
         if received == 0:
             raise EOFError("the peer closed the connection")

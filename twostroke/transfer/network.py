@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import ipaddress
+import math
 import socket
 from collections.abc import Sequence
 
@@ -24,13 +25,15 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
     Raises ConfigError where `host` is no address that a peer could connect to.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, stall_s: float = math.inf) -> None:
+        """`stall_s`: a pull of which no byte moves for so long has failed, whatever its deadline."""
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(
                 f"page transport {self.name}: peers cannot connect to {host!r}, give an interface's address"
             )
         super().__init__(Pages)  # type: ignore[type-abstract]  # nobody makes one of it
         self._host = host
+        self._stall_s = stall_s
 
     @abc.abstractmethod
     def serve(self, sock: socket.socket, gate: Gate, memory: Pages) -> None:
@@ -56,7 +59,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         known = self._peers.find(endpoint)
         if known is not None and known.is_busy:
             return known
-        peer = known or ConnectionPeer(endpoint, self.connections(endpoint, identity, memory))
+        peer = known or ConnectionPeer(endpoint, self.connections(endpoint, identity, memory), self._stall_s)
         return await self._peers.reach(peer, deadline_s)
 
     def _listen(self) -> socket.socket:

@@ -44,7 +44,7 @@ class NixlTransport(NetworkTransport):
 
     def __init__(self, host: str) -> None:
         load_bindings()
-        super().__init__(host)
+        super().__init__(host)  # pages do not come through the socket: its silence says nothing
         self._agent: Agent | None = None
 
     async def listen(self, gate: Gate, memory: Pages) -> tuple[str, Listener]:

@@ -11,21 +11,21 @@ from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
 
-def _open_cuda_ipc(_host: str) -> PageTransport:
+def _open_cuda_ipc(_host: str, _stall_s: float) -> PageTransport:
     from twostroke.transfer.cuda_ipc import CudaIpcTransport  # loads torch
 
     return CudaIpcTransport()
 
 
-def _open_nixl(host: str) -> PageTransport:
+def _open_nixl(host: str, _stall_s: float) -> PageTransport:
     from twostroke.transfer.nixl import NixlTransport  # may not be installed
 
     return NixlTransport(host)
 
 
-_MAKERS: dict[str, Callable[[str], PageTransport]] = {
+_MAKERS: dict[str, Callable[[str, float], PageTransport]] = {
     "cuda_ipc": _open_cuda_ipc,
-    "shm": lambda _host: ShmTransport(),
+    "shm": lambda _host, _stall_s: ShmTransport(),
     "nixl": _open_nixl,
     "tcp": TcpTransport,
 }
@@ -43,10 +43,11 @@ def check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
 
 
-def open_transports(names: Sequence[str], host: str) -> list[PageTransport]:
-    """One transport per name, in this order of preference; `host` is the interface that network ones bind to."""
+def open_transports(names: Sequence[str], host: str, stall_s: float) -> list[PageTransport]:
+    """One transport per name, in this order of preference; `host` is the interface that network ones bind to. Pulls of
+    which no byte moves for `stall_s` fail (where one can see that)."""
     check_names(names)
-    return [_MAKERS[name](host) for name in names]
+    return [_MAKERS[name](host, stall_s) for name in names]
 
 
 def choose(endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> tuple[PageTransport, Endpoint]:

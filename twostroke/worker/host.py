@@ -101,7 +101,8 @@ class WorkerHost:
         self.engine = EngineThread(built.runner)
         self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s)
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        self.transports = spoilable(open_transports(config.transports or default_names(built.memory), config.host))
+        names = config.transports or default_names(built.memory)
+        self.transports = spoilable(open_transports(names, config.host, config.patience.dead_after_s))
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(built.memory)
         self.pulls = PullClient(

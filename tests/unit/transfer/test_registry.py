@@ -27,32 +27,32 @@ FAR = [endpoint("shm", "x", "elsewhere/1"), endpoint("tcp", "10.0.0.7:5", "elsew
 
 def test_our_order_of_preference_counts() -> None:
     for names in (("shm", "tcp"), ("tcp", "shm")):
-        transport, chosen = choose(NEAR, open_transports(names, "127.0.0.1"))
+        transport, chosen = choose(NEAR, open_transports(names, "127.0.0.1", 2.0))
         assert (transport.name, chosen.transport) == (names[0], names[0])
 
 
 def test_a_transport_that_does_not_lead_there_is_passed_over() -> None:
-    transport, chosen = choose(FAR, open_transports(["shm", "tcp"], "127.0.0.1"))
+    transport, chosen = choose(FAR, open_transports(["shm", "tcp"], "127.0.0.1", 2.0))
     assert transport.name == "tcp"
     assert chosen is FAR[1]
 
 
 def test_common_transports_that_do_not_lead_there_are_a_lost_peer() -> None:
     with pytest.raises(PeerLost, match=r"shm at x on elsewhere/1.*here are \['shm'\]"):
-        choose(FAR, open_transports(["shm"], "127.0.0.1"))
+        choose(FAR, open_transports(["shm"], "127.0.0.1", 2.0))
 
 
 def test_no_transport_in_common_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no page transport"):
-        choose(NEAR[:1], open_transports(["shm"], "127.0.0.1"))
+        choose(NEAR[:1], open_transports(["shm"], "127.0.0.1", 2.0))
     with pytest.raises(ConfigError, match="offers none"):
-        choose([], open_transports(["shm"], "127.0.0.1"))
+        choose([], open_transports(["shm"], "127.0.0.1", 2.0))
 
 
 @pytest.mark.parametrize("names", [["pigeon"], ["shm", "shm"], []])
 def test_unknown_repeated_or_no_names_are_config_errors(names: list[str]) -> None:
     with pytest.raises(ConfigError, match="cuda_ipc, shm, nixl, tcp"):
-        open_transports(names, "127.0.0.1")
+        open_transports(names, "127.0.0.1", 2.0)
 
 
 def test_transports_follow_the_memory_that_the_pages_are_in() -> None:
@@ -66,7 +66,7 @@ def test_transports_follow_the_memory_that_the_pages_are_in() -> None:
 @pytest.mark.parametrize(("name", "memory"), [("shm", "DeviceMemory"), ("cuda_ipc", "PageMemory")])
 async def test_a_transport_refuses_pages_that_it_cannot_move(name: str, memory: str) -> None:
     pages: Pages = PageMemory(1, 8) if memory == "PageMemory" else DeviceMemory(1, 8, torch.device("cpu"))
-    (transport,) = open_transports([name], "127.0.0.1")
+    (transport,) = open_transports([name], "127.0.0.1", 2.0)
     with pytest.raises(ConfigError, match=rf"{name}.*{memory}.*leave it out of --transports"):
         await transport.open(pages, Identity("worker", Epoch(1, 1), "fingerprint", ""))
     pages.close()
@@ -75,7 +75,7 @@ async def test_a_transport_refuses_pages_that_it_cannot_move(name: str, memory: 
 def test_without_its_package_nixl_is_a_config_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nixl_agent, "_PACKAGES", ("nixl_of_nowhere",))
     with pytest.raises(ConfigError, match=r"pip install 'twostroke\[nixl\]'"):
-        open_transports(["nixl"], "127.0.0.1")
+        open_transports(["nixl"], "127.0.0.1", 2.0)
 
 
 async def test_cuda_ipc_reaches_devices_of_this_host_that_ours_can_copy_from() -> None:

@@ -330,3 +330,54 @@ def test_loopback_is_reached_from_the_same_host_only() -> None:
     assert transport.reaches(replace(endpoint, address="worker-7.pages:5"))
     assert not transport.reaches(replace(endpoint, address="[::1]:5"))
     assert not transport.reaches(replace(endpoint, address="10.0.0.7:5", transport="shm"))
+
+
+@contextlib.asynccontextmanager
+async def behind_a_link(served: Served, pause_s: float) -> AsyncIterator[tuple[Endpoint, asyncio.Event]]:
+    """What the owner sends comes 200 bytes at a time; while the event is clear, nothing comes."""
+    flows = asyncio.Event()
+    flows.set()
+    host, _, port = served.endpoint.address.rpartition(":")
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter, pause_s: float) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await source.read(200):
+                await flows.wait()
+                await asyncio.sleep(pause_s)
+                sink.write(data)
+        sink.close()
+
+    async def join(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        theirs, to_owner = await asyncio.open_connection(host, int(port))
+        await asyncio.gather(pump(source, to_owner, 0.0), pump(theirs, sink, pause_s))
+
+    server = await asyncio.start_server(join, "127.0.0.1", 0)
+    port_of_link = server.sockets[0].getsockname()[1]
+    yield replace(served.endpoint, address=f"127.0.0.1:{port_of_link}"), flows
+    flows.set()
+    server.close()
+
+
+async def test_a_slow_link_is_waited_for_and_one_that_stands_still_fails_all_that_wait_for_it() -> None:
+    """Two pulls have a connection each; the others learn from those."""
+    stall_s = 0.3
+    reader, memory = TcpTransport("127.0.0.1", stall_s), PageMemory(16, PAGE_BYTES)
+    async with serving() as served, behind_a_link(served, pause_s=stall_s / 10) as (endpoint, flows):
+        await reader.open(memory, READER)
+        peer = await reader.connect(endpoint, 30.0)
+        pulls = [PageCopy(PageId(page), PageId(page), 0) for page in range(PAGES)]
+        slow = await reader.wait(reader.pull(peer, pulls, 30.0))
+        assert slow.outcome is Outcome.DONE, slow
+        assert slow.seconds > stall_s
+        flows.clear()
+        begun = [reader.pull(peer, [PageCopy(PageId(0), PageId(page), 0)], 30.0) for page in range(8)]
+        ended = await asyncio.gather(*map(reader.wait, begun))
+        assert [result.outcome for result in ended].count(Outcome.EXPIRED) == 2
+        assert sum("stood still while this pull waited" in result.reason for result in ended) == 6
+        for each in begun:
+            await reader.fence(each)
+        flows.set()
+        again = await reader.wait(reader.pull(await reader.connect(endpoint, 30.0), pulls[:1], 30.0))
+        assert again.outcome is Outcome.DONE, again
+        await reader.close()
+    memory.close()

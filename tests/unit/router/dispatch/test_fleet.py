@@ -8,9 +8,8 @@ import time
 import pytest
 
 from router.dispatch import RouterCore
-from router.liveness import Cause
 from router.metrics import RouterMetrics
-from twostroke.config import PatienceConfig, RouterConfig
+from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
@@ -18,7 +17,6 @@ from twostroke.kv_cache.events import TierChange
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
-CAUSES = [cause.value for cause in Cause]
 CHAIN = name_blocks(list(range(320)), 16)
 
 
@@ -45,35 +43,6 @@ async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fle
     assert first.opens == []
     assert len(second.opens) == 6
     await soon(lambda: standing(core)["decode-0"] == "serving")
-
-
-IMPATIENT = PatienceConfig(heartbeat_s=0.1, suspect_after_s=0.3, dead_after_s=0.8)
-
-
-async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_is_heard(
-    fleet, ask, standing, soon, sampled, caplog
-):
-    """Its process is frozen or cut off: nothing of it breaks. It wakes up with the answer that went on elsewhere."""
-    first, second = await fleet.add("decode-0", hold_at=8), await fleet.add("decode-1", hold_at=8)
-    core = await fleet.core(patience=IMPATIENT)
-    answer = ask(core)
-    await answer.has(8)
-    silent, other = (first, second) if first.opens else (second, first)
-    silent._pulse.cancel()
-    seen = []
-    await soon(lambda: seen.append(standing(core)[silent.worker_id]) or seen[-1] == "dead")
-    assert "suspect" in seen
-    other.hold_at = None
-    assert (await answer.task).is_right
-    assert silent.closed == []
-    judged = sum(
-        sampled(core, "worker_judgements_total", worker=silent.worker_id, life="dead", cause=c) for c in CAUSES
-    )
-    assert judged == 1
-    assert "events_silent_s" in caplog.text
-    silent._pulse = asyncio.create_task(silent._heartbeat())
-    await soon(lambda: standing(core)[silent.worker_id] == "serving")
-    await soon(lambda: silent.closed == [("r#0", 0)])
 
 
 async def test_streams_of_a_suspect_worker_go_on(fleet, ask, standing, soon, monkeypatch):
