@@ -61,6 +61,16 @@ class Unwritten:
     """Sum of their indices in their chains."""
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A block that nobody uses at the moment."""
+
+    name: BlockName
+    parent: BlockName
+    last_used: int
+    """Only grows."""
+
+
 @dataclass(slots=True)
 class _Page:
     state: PageState = PageState.FREE
@@ -132,6 +142,14 @@ class BlockPool:
             if self.find(name) is None:
                 return index
         return len(names)
+
+    def cached(self) -> list[CachedBlock]:
+        """In no order. O(pages)."""
+        return [
+            CachedBlock(record.name, record.parent, record.last_used)
+            for record in self._pages
+            if record.state is PageState.CACHED and record.name is not None and record.parent is not None
+        ]
 
     # Claiming and releasing
 

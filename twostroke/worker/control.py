@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc.aio
 
@@ -20,7 +20,7 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    def __init__(self, host: WorkerHost, drain: Callable[[float], Awaitable[int]]) -> None:
+    def __init__(self, host: WorkerHost, drain: Callable[[float, Sequence[control_pb2.Heir]], Awaitable[int]]) -> None:
         self._host = host
         self._drain = drain
 
@@ -52,7 +52,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Drain(  # noqa: N802
         self, request: control_pb2.DrainRequest, context: Context
     ) -> control_pb2.DrainResponse:
-        return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s))
+        return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s, request.heirs))
 
     async def ForgetCached(  # noqa: N802
         self, request: control_pb2.ForgetCachedRequest, context: Context

@@ -9,13 +9,15 @@ import abc
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 
 from twostroke.config import WorkerConfig
 from twostroke.errors import PeerLost
 from twostroke.faults import reach
 from twostroke.lifetime import Point
-from twostroke.rpc.v1 import control_pb2_grpc, worker_pb2_grpc
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
 from twostroke.telemetry import configure_logging
+from twostroke.worker.bequest import bequeath
 from twostroke.worker.control import ControlService
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.loop import Role
@@ -76,21 +78,25 @@ class Worker(abc.ABC):
         """Where and as whom the worker serves, once it does. Raises what `run` raised."""
         return await asyncio.shield(self._ready_future())
 
-    async def drain(self, deadline_s: float) -> int:
-        """Take no new work; wait up to `deadline_s` for what is open. Returns how much still is."""
+    async def drain(self, deadline_s: float, heirs: Sequence[control_pb2.Heir] = ()) -> int:
+        """Take no new work; wait up to `deadline_s` for what is open, then leave what is cached to the heirs. Returns
+        how much is still open."""
         if self._host is None or self._role is None or self._pages is None:
             raise PeerLost(f"{self._config.worker_id} is not serving")
         reach(Point.WORKER_DRAINING)
+        until_s = asyncio.get_running_loop().time() + deadline_s
         self._host.gate.is_draining = True
         await self._host.rpc.set_serving(False)
         self._host.feed.publish()
-        log.info("draining deadline_s=%.1f", deadline_s)
+        log.info("draining deadline_s=%.1f heirs=%d", deadline_s, len(heirs))
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout_at(until_s):
                 while self._open_work():
                     await self._host.progress.ticket().wait()
         except TimeoutError:
-            pass
+            return self._open_work()
+        if heirs:
+            await bequeath(self._host, heirs, until_s)
         return self._open_work()
 
     async def shutdown(self) -> None:

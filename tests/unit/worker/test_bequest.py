@@ -1,0 +1,65 @@
+"""What a worker that leaves is worth to others: whole chains, the latest first, as many as they have room for."""
+
+from __future__ import annotations
+
+from tests.unit.worker.peers import BLOCKS, PROMPT, computed, warm
+from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, router_to
+from twostroke.ids import BlockName
+from twostroke.kv_cache.chains import Chain, hottest_chains
+from twostroke.kv_cache.pool import CachedBlock
+from twostroke.rpc.v1 import control_pb2
+from twostroke.worker.bequest import Share, divide
+
+
+def name(text: str) -> BlockName:
+    return BlockName(text.encode().ljust(16))
+
+
+def block(text: str, parent: str, last_used: int) -> CachedBlock:
+    return CachedBlock(name(text), name(parent), last_used)
+
+
+def test_chains_are_whole_and_come_most_recently_used_first() -> None:
+    cached = [
+        block("a", "root", 9),
+        block("a1", "a", 8),
+        block("a2", "a", 5),
+        block("a21", "a2", 4),
+        block("b", "root", 7),
+        block("orphan", "gone", 1),
+    ]
+    chains = list(hottest_chains(cached))
+    assert chains == [
+        Chain(name("root"), (name("a"), name("a1")), 2),
+        Chain(name("root"), (name("b"),), 1),
+        Chain(name("root"), (name("a"), name("a2"), name("a21")), 2),
+        Chain(name("gone"), (name("orphan"),), 1),
+    ]
+    assert chains[2].cut(1) == Chain(name("root"), (name("a"), name("a2")), 1)
+    assert chains[2].cut(5) is chains[2]
+
+
+def test_heirs_share_by_first_blocks_and_get_what_they_have_room_for() -> None:
+    chains = [
+        Chain(name("root"), (name("a"), name("a1")), 2),
+        Chain(name("root"), (name("b"), name("b1")), 2),
+        Chain(name("root"), (name("a"), name("a2"), name("a3")), 2),
+        Chain(name("root"), (name("c"),), 1),
+    ]
+    first, second = Share(control_pb2.Heir(), 3), Share(control_pb2.Heir(), 2)
+    divide(chains, [first, second])
+    assert first.chains == [chains[0], Chain(name("root"), (name("a"), name("a2")), 1)]
+    assert second.chains == [chains[1]]
+
+
+async def test_a_prompt_cached_on_a_drained_prefill_worker_is_a_hit_at_its_heir() -> None:
+    async with prefill("leaving") as leaving, prefill("heir") as heir, decode() as target, router_to(target) as router:
+        await warm(leaving, PROMPT)
+        lost = control_pb2.Heir(worker_id="lost", address="127.0.0.1:1", epoch="1.0000000000000000")
+        living = control_pb2.Heir(worker_id="heir", address=heir.info.address, epoch=heir.info.epoch)
+        assert await leaving.worker.drain(10.0, [lost, living]) == 0
+        await leaving.worker.shutdown()
+        got = await router.answer(PROMPT, 6, source=heir)
+        assert got.tokens == expected_tokens(PROMPT, 6)
+        assert computed(heir) == 0
+        assert got.last.cached_tokens == BLOCKS * BLOCK
