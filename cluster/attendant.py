@@ -91,6 +91,11 @@ class Attendant:
         if observed.stage is Stage.SERVING and (known is None or known.serving != worker.serving):
             assert worker.serving is not None
             self._announcer.say(f"{worker_id} serves at {worker.serving.address} (epoch {worker.serving.epoch})")
+        if known is not None and observed.stage is not known.observed.stage:
+            if observed.stage is Stage.DRAINING:
+                self._announcer.say(f"{worker_id} drains")
+            elif observed.stage is Stage.DRAINED:
+                self._announcer.say(f"{worker_id} has left")
         if observed.crashes > (known.observed.crashes if known else 0):
             self._tell_crash(worker)
 

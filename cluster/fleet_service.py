@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc.aio
 
+from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.faults import reach
 from twostroke.lifetime import Point
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
@@ -20,6 +22,8 @@ REPEAT_S = 2.0
 QUEUE_VIEWS = 64
 """Unsent views per watcher; every view is whole, so a slow watcher loses the oldest."""
 
+DrainWorker = Callable[[str, float, bool], Awaitable[int]]
+"""Worker, seconds from now, whether a new life begins afterwards -> what was cut off."""
 _Queue = asyncio.Queue[fleet_pb2.FleetView]
 
 
@@ -30,7 +34,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     them, so that a restarted supervisor learns of them by their watching again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drain: DrainWorker | None = None) -> None:
+        self._drain = drain
         self._members = fleet_pb2.FleetView()
         self._watchers: dict[_Queue, fleet_pb2.RouterMember | None] = {}
         """None: not a router."""
@@ -64,6 +69,16 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             log.info("fleet no longer watched watcher=%s", request.watcher)
             if is_router:
                 self._send()
+
+    async def DrainWorker(  # noqa: N802
+        self, request: fleet_pb2.DrainWorkerRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.DrainWorkerResponse:
+        if self._drain is None:
+            raise UnsupportedFeature("nobody here can drain a worker")
+        if not 0 <= request.deadline_s < math.inf:
+            raise InvalidRequest(f"deadline_s must be seconds, 0 or more, got {request.deadline_s}", field="deadline_s")
+        left = await self._drain(request.worker_id, request.deadline_s, request.restart)
+        return fleet_pb2.DrainWorkerResponse(open_requests=left)
 
     def _view(self) -> fleet_pb2.FleetView:
         view = fleet_pb2.FleetView()

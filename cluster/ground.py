@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeVar
@@ -25,6 +26,15 @@ Answer = TypeVar("Answer")
 
 KV_NAMESPACE = "twostroke"
 """Of Ray's internal key-value store."""
+
+
+class Departure(enum.StrEnum):
+    """What becomes of a worker that drains; a restarted supervisor goes on with it."""
+
+    BACK = "back"
+    """A new life begins."""
+    AWAY = "away"
+    """It stays away until it is asked back."""
 
 
 class WorkerDied(PeerLost):
@@ -58,6 +68,10 @@ class Ground(Protocol):
     def create(self, config: WorkerConfig) -> WorkerHandle: ...
 
     def next_incarnation(self, worker_id: str) -> int: ...
+
+    def departure(self, worker_id: str) -> Departure | None: ...
+
+    def set_departure(self, worker_id: str, departure: Departure | None) -> None: ...
 
     def forget(self) -> None:
         """The fleet is gone: nothing of it stays behind."""
@@ -119,13 +133,29 @@ class RayGround:
         internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
         return incarnation
 
-    def forget(self) -> None:
-        for key in internal_kv._internal_kv_list(_incarnation_key(""), namespace=KV_NAMESPACE):
+    def departure(self, worker_id: str) -> Departure | None:
+        value = internal_kv._internal_kv_get(_departure_key(worker_id), namespace=KV_NAMESPACE)
+        return Departure(value.decode()) if value else None
+
+    def set_departure(self, worker_id: str, departure: Departure | None) -> None:
+        key = _departure_key(worker_id)
+        if departure is None:
             internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+        else:
+            internal_kv._internal_kv_put(key, departure.value, overwrite=True, namespace=KV_NAMESPACE)
+
+    def forget(self) -> None:
+        for prefix in (_incarnation_key(""), _departure_key("")):
+            for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
+                internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
 
 
 def _incarnation_key(worker_id: str) -> str:
     return f"incarnation/{worker_id}"
+
+
+def _departure_key(worker_id: str) -> str:
+    return f"departure/{worker_id}"
 
 
 async def _answer(reference: Awaitable[Answer]) -> Answer:

@@ -19,6 +19,10 @@ class Stage(enum.StrEnum):
     """An actor without a life: created, or found by a restarted supervisor."""
     STARTING = "starting"
     SERVING = "serving"
+    DRAINING = "draining"
+    """It finishes or hands over what it has; then its life ends."""
+    DRAINED = "drained"
+    """It has left, and stays away until it is asked back: no actor."""
     DEAD = "dead"
     """Its last life has ended; the next one is due at once or after a pause."""
     FAILED = "failed"
@@ -26,11 +30,13 @@ class Stage(enum.StrEnum):
 
 
 NEXT: dict[Stage, frozenset[Stage]] = {
-    Stage.ABSENT: frozenset({Stage.IDLE, Stage.DEAD}),
+    Stage.ABSENT: frozenset({Stage.IDLE, Stage.DEAD, Stage.DRAINED}),
     Stage.IDLE: frozenset({Stage.STARTING}),
     Stage.STARTING: frozenset({Stage.SERVING, Stage.DEAD, Stage.FAILED}),
-    Stage.SERVING: frozenset({Stage.DEAD}),
-    Stage.DEAD: frozenset({Stage.STARTING, Stage.IDLE}),
+    Stage.SERVING: frozenset({Stage.DRAINING, Stage.DEAD}),
+    Stage.DRAINING: frozenset({Stage.DEAD}),
+    Stage.DRAINED: frozenset({Stage.ABSENT}),
+    Stage.DEAD: frozenset({Stage.STARTING, Stage.IDLE, Stage.DRAINED}),
     Stage.FAILED: frozenset(),
 }
 
@@ -53,6 +59,8 @@ class Observed:
 
     def end(self, now_s: float, *, misconfigured: bool) -> Observed:
         """The life has ended. A wrong configuration is final only for a worker that never served with it."""
+        if self.stage is Stage.DRAINING:  # as it was asked to
+            return replace(self.enter(Stage.DEAD, now_s), crashes=0)
         if misconfigured and not self.has_served and self.stage is Stage.STARTING:
             return self.enter(Stage.FAILED, now_s)
         was_stable = self.stage is Stage.SERVING and now_s - self.since_s >= STABLE_S

@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import ray
 
 from cluster.actors import Place, Serving
+from cluster.drains import Drains
 from cluster.fleet_service import FleetService
 from cluster.ground import Ground, RayGround, WorkerDied, WorkerHandle
 from cluster.plan import Create, Observed, Stage, backoff_s, plan
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from twostroke.config import WorkerConfig
-from twostroke.errors import ConfigError, InternalError, ServeError
+from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
 from twostroke.faults import install, reach
 from twostroke.lifetime import Point
 from twostroke.rpc.faults import serve_faults
@@ -35,8 +36,10 @@ _STATES = {
     Stage.IDLE: control_pb2.WORKER_STATE_STARTING,
     Stage.STARTING: control_pb2.WORKER_STATE_STARTING,
     Stage.SERVING: control_pb2.WORKER_STATE_SERVING,
+    Stage.DRAINING: control_pb2.WORKER_STATE_DRAINING,
     Stage.DEAD: control_pb2.WORKER_STATE_DEAD,
     Stage.FAILED: control_pb2.WORKER_STATE_DEAD,
+    Stage.DRAINED: control_pb2.WORKER_STATE_DEAD,
 }
 
 
@@ -50,6 +53,8 @@ class Worker:
     serving: Serving | None = None
     """Of the current life, or of the last one while the worker is dead."""
     last_error: ServeError | None = None
+    returns: bool = False
+    """It drains, and a new life begins afterwards."""
 
     def to_member(self) -> fleet_pb2.Member:
         return fleet_pb2.Member(
@@ -60,6 +65,7 @@ class Worker:
             state=_STATES[self.observed.stage],
             node=self.place.node_id if self.place else "",
             metrics_address=self.serving.metrics_address if self.serving else "",
+            returns=self.returns,
         )
 
 
@@ -82,7 +88,9 @@ class Supervisor:
         self._clock = clock
         self._workers = {config.worker_id: Worker(config, Observed(config.worker_id)) for config in spec.workers}
         self._handles: dict[str, WorkerHandle] = {}
-        self._service = FleetService()
+        self._service = FleetService(self.drain)
+        self._drains = Drains(self, self._ground, spec.token, SHUTDOWN_S)
+        self._lives: asyncio.TaskGroup | None = None
         self._version = 0
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -107,6 +115,47 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
         return Snapshot(self._version, tuple(self._workers.values()))
+
+    async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
+        """Let a worker leave; how much was cut off, once it has left or serves again (see `Drains`)."""
+        if self._lives is None:
+            raise PeerLost("the supervisor is starting; try again")
+        return await self._drains.drain(worker_id, deadline_s, restart, self._lives)
+
+    # What drains need
+
+    def stage(self, worker_id: str) -> Stage:
+        if worker_id not in self._workers:
+            raise NotFound(f"there is no worker {worker_id!r}; there are {', '.join(self._workers)}")
+        return self._workers[worker_id].observed.stage
+
+    def enter(self, worker_id: str, stage: Stage) -> None:
+        self._change(worker_id, stage)
+
+    async def until(self, worker_id: str, is_so: Callable[[Stage], bool]) -> None:
+        while not is_so(self.stage(worker_id)):
+            await self._changed.wait()
+
+    def serving(self, worker_id: str) -> Serving:
+        serving = self._workers[worker_id].serving
+        assert serving is not None, "only what serves is drained"
+        return serving
+
+    def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
+        role = self._workers[worker_id].config.role
+        return [
+            control_pb2.Heir(worker_id=other, address=worker.serving.address, epoch=worker.serving.epoch)
+            for other, worker in self._workers.items()
+            if other != worker_id
+            and worker.config.role is role
+            and worker.observed.stage is Stage.SERVING
+            and worker.serving is not None
+        ]
+
+    def handle(self, worker_id: str) -> WorkerHandle:
+        if worker_id not in self._handles:
+            raise NotFound(f"{worker_id} has no process")
+        return self._handles[worker_id]
 
     async def stop(self) -> None:
         """Shut every worker down and remove it; `run` returns."""
@@ -152,6 +201,7 @@ class Supervisor:
 
     async def _keep(self) -> None:
         async with asyncio.TaskGroup() as lives:
+            self._lives = lives
             while True:
                 now_s = self._clock()
                 step = plan([worker.observed for worker in self._workers.values()], now_s)
@@ -172,6 +222,9 @@ class Supervisor:
         found = self._ground.find(config)
         if found is not None:
             log.info("worker adopted worker=%s", worker_id)
+        elif self._drains.ended(worker_id):
+            self._change(worker_id, Stage.DRAINED)
+            return
         self._handles[worker_id] = found or self._ground.create(config)
         self._change(worker_id, Stage.IDLE)
 
@@ -205,6 +258,8 @@ class Supervisor:
         reach(Point.SUPERVISOR_ANNOUNCING)
         log.info("worker serves worker=%s address=%s epoch=%s", worker_id, serving.address, serving.epoch)
         self._change(worker_id, Stage.SERVING, serving=serving)
+        if self._lives is not None:
+            self._drains.resume(worker_id, self._lives)
 
     def _end(self, worker_id: str, ending: ServeError) -> None:
         reach(Point.SUPERVISOR_MOURNING)
@@ -214,6 +269,15 @@ class Supervisor:
         self._publish()
         if observed.stage is Stage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
+            return
+        if self._drains.ended(worker_id):
+            log.info("worker has left worker=%s", worker_id)
+            self._handles.pop(worker_id).remove()
+            self._change(worker_id, Stage.DRAINED, serving=None)
+            return
+        if worker.observed.stage is Stage.DRAINING:
+            log.info("worker ended as asked worker=%s", worker_id)
+            self._handles[worker_id].recycle()
             return
         log.warning(
             "worker died worker=%s error=%s crashes=%d restart_in_s=%.1f",
@@ -225,12 +289,14 @@ class Supervisor:
     def _change(self, worker_id: str, stage: Stage | None = None, **facts: Place | Serving | None) -> None:
         worker = self._workers[worker_id]
         observed = worker.observed if stage is None else worker.observed.enter(stage, self._clock())
-        self._workers[worker_id] = replace(worker, observed=observed, **facts)  # type: ignore[arg-type]  # place, serving
+        returns = observed.stage is Stage.DRAINING and self._drains.returns(worker_id)
+        self._workers[worker_id] = replace(worker, observed=observed, returns=returns, **facts)  # type: ignore[arg-type]  # place, serving
         self._publish()
 
     def _publish(self) -> None:
         self._version += 1
-        members = [worker.to_member() for worker in self._workers.values()]
+        workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
+        members = [worker.to_member() for worker in workers]
         self._service.publish(fleet_pb2.FleetView(version=self._version, members=members))
         self._changed.set()
         self._changed = asyncio.Event()

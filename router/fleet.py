@@ -160,6 +160,7 @@ class Fleet:
         self._awaits_decode = False
         for said in view.members:
             worker, epoch = WorkerId(said.worker_id), _usable_epoch(said)
+            self._awaits_decode |= said.returns and said.role == Role.DECODE
             if epoch is None:
                 self._awaits_decode |= said.role == Role.DECODE
                 if said.state == WORKER_STATE_STARTING:

@@ -34,7 +34,7 @@ def test_a_created_worker_is_started() -> None:
     assert plan([at(Stage.IDLE)], NOW_S) == Plan((Start("decode-0"),))
 
 
-@pytest.mark.parametrize("stage", [Stage.STARTING, Stage.SERVING, Stage.FAILED])
+@pytest.mark.parametrize("stage", [Stage.STARTING, Stage.SERVING, Stage.DRAINING, Stage.DRAINED, Stage.FAILED])
 def test_nothing_is_done_to_a_worker_that_lives_or_never_will(stage: Stage) -> None:
     assert plan([at(stage)], NOW_S) == Plan()
 
@@ -90,8 +90,8 @@ def test_only_the_transitions_of_the_table_are_possible(before: Stage, after: St
             at(before).enter(after, NOW_S)
 
 
-def test_following_the_plan_leads_every_stage_but_failed_back_to_a_life() -> None:
-    for stage in set(Stage) - {Stage.FAILED}:
+def test_following_the_plan_leads_every_stage_back_to_a_life_but_those_that_are_left_to_others() -> None:
+    for stage in set(Stage) - {Stage.FAILED, Stage.DRAINING, Stage.DRAINED}:
         worker, now_s = at(stage, crashes=7), NOW_S
         for _ in range(5):
             if worker.stage in (Stage.STARTING, Stage.SERVING):

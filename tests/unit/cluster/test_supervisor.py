@@ -10,14 +10,15 @@ import grpc
 import pytest
 
 from cluster.actors import Place, Serving
-from cluster.ground import WorkerDied
+from cluster.ground import Departure, WorkerDied
 from cluster.plan import Stage
 from cluster.spec import FleetSpec, fleet_spec
 from cluster.supervisor import Snapshot, Supervisor, Worker
 from twostroke.config import ClusterConfig, WorkerConfig
-from twostroke.errors import ConfigError, InternalError, ServeError
+from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 TOKEN = "the cluster's token"
 DEAD, STARTING, SERVING = (
@@ -27,6 +28,32 @@ DEAD, STARTING, SERVING = (
 )
 
 
+class Control(control_pb2_grpc.ControlServicer):
+    """Of a worker that is asked to drain: it says that two requests were left."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.drains: list[control_pb2.DrainRequest] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def Drain(  # noqa: N802
+        self, request: control_pb2.DrainRequest, context: object
+    ) -> control_pb2.DrainResponse:
+        self.drains.append(request)
+        await self.may_end.wait()
+        return control_pb2.DrainResponse(open_requests=2)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Control]:
+        server = RpcServer("127.0.0.1", 0, token=TOKEN)
+        control_pb2_grpc.add_ControlServicer_to_server(self, server.server)
+        await server.start()
+        self.address = server.address
+        yield self
+        await server.stop(0)
+
+
 class FakeWorker:
     """Its lives end when a test says so; `dies_of` lets each life end by itself before it serves."""
 
@@ -34,6 +61,7 @@ class FakeWorker:
         self.worker_id = worker_id
         self.incarnations: list[int] = []
         self.dies_of: ServeError | None = None
+        self.control = Control()
         self.recycled = 0
         self.is_removed = False
         self.is_shut_down = False
@@ -53,15 +81,16 @@ class FakeWorker:
         if self.dies_of is not None:
             raise self.dies_of
         epoch = f"{self.incarnations[-1]}.00"
-        return Serving(f"{self.worker_id}:1", epoch, "fingerprint", "metrics:1")
+        return Serving(self.control.address or f"{self.worker_id}:1", epoch, "fingerprint", "metrics:1")
 
     async def shutdown(self) -> None:
         self.is_shut_down = True
-        if self._end is not None:
+        if self._end is not None and not self._end.done():
             self._end.set_result(None)
 
     def recycle(self) -> None:
         self.recycled += 1
+        self.is_shut_down = False
 
     def remove(self) -> None:
         self.is_removed = True
@@ -76,20 +105,30 @@ class FakeGround:
         self.workers: dict[str, FakeWorker] = {}
         self.created: list[str] = []
         self.dies_of: ServeError | None = None
+        self.departures: dict[str, Departure | None] = {}
+        self.control = Control()
         self._incarnations: dict[str, int] = {}
 
     def find(self, config: WorkerConfig) -> FakeWorker | None:
-        return self.workers.get(config.worker_id)
+        worker = self.workers.get(config.worker_id)
+        return None if worker is None or worker.is_removed else worker
 
     def create(self, config: WorkerConfig) -> FakeWorker:
         worker = self.workers[config.worker_id] = FakeWorker(config.worker_id)
         worker.dies_of = self.dies_of
+        worker.control = self.control
         self.created.append(config.worker_id)
         return worker
 
     def next_incarnation(self, worker_id: str) -> int:
         self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
         return self._incarnations[worker_id]
+
+    def departure(self, worker_id: str) -> Departure | None:
+        return self.departures.get(worker_id)
+
+    def set_departure(self, worker_id: str, departure: Departure | None) -> None:
+        self.departures[worker_id] = departure
 
     def forget(self) -> None:
         self._incarnations.clear()
@@ -244,3 +283,111 @@ async def test_a_fleet_port_in_use_ends_the_supervisor_with_a_clear_error() -> N
         second = Supervisor(FleetSpec(workers=(), port=port), FakeGround())
         with pytest.raises(ConfigError, match=str(port)):
             await second.run()
+
+
+# Drains
+
+
+DRAINING = control_pb2.WORKER_STATE_DRAINING
+
+
+async def until_all_serve(supervisor: Supervisor) -> None:
+    for worker in (await supervisor.snapshot()).workers:
+        await until(supervisor, "serving", worker.config.worker_id)
+
+
+@asynccontextmanager
+async def two_decode_workers(ground: FakeGround) -> AsyncIterator[Supervisor]:
+    async with ground.control.served():
+        supervisor = Supervisor(fleet_spec(ClusterConfig(prefill=1, decode=2), token=TOKEN, port=0), ground)
+        life = asyncio.create_task(supervisor.run())
+        await until_all_serve(supervisor)
+        yield supervisor
+        life.cancel()
+        await supervisor.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def test_a_worker_that_drains_is_seen_to_leave_and_begins_a_new_life_where_it_shall() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor, watching(supervisor) as views:
+        ground.control.may_end.clear()
+        drain = asyncio.create_task(supervisor.drain("decode-0", 7.0, True))
+        while state_of(view := await anext(views))[0] != DRAINING:
+            pass
+        assert state_of(view) == (DRAINING, "1.00"), "its open answers are still to be reached"
+        assert next(member for member in view.members if member.worker_id == "decode-0").returns
+        ground.control.may_end.set()
+        assert await drain == 2
+        (asked,) = ground.control.drains
+        assert asked.deadline_s == 7.0
+        assert [heir.worker_id for heir in asked.heirs] == ["decode-1"]
+        worker = await until(supervisor, "serving", epoch="2.00")
+        assert (worker.observed.crashes, worker.returns) == (0, False)
+        assert ground.departures["decode-0"] is None
+
+
+async def test_a_worker_that_shall_not_come_back_stays_away_over_the_supervisors_lives_until_it_is_asked_back() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        assert await supervisor.drain("decode-0", 7.0, False) == 2
+        assert await supervisor.drain("decode-0", 7.0, False) == 0, "it has left already"
+        await until(supervisor, "drained")
+        assert ground.workers["decode-0"].is_removed
+        async with watching(supervisor) as views:
+            assert [member.worker_id for member in (await anext(views)).members] == ["prefill-0", "decode-1"]
+        assert supervisor._life is not None
+        supervisor._life.cancel()
+        await asyncio.gather(supervisor._life, return_exceptions=True)
+
+        second = Supervisor(supervisor._spec, ground)
+        life = asyncio.create_task(second.run())
+        await until(second, "drained")
+        assert await second.drain("decode-0", 7.0, True) == 0
+        await until(second, "serving", epoch="2.00")
+        life.cancel()
+        await second.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def test_a_supervisor_that_dies_during_a_drain_goes_on_with_it_in_its_next_life() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        ground.control.may_end.clear()
+        drain = asyncio.create_task(supervisor.drain("decode-0", 7.0, False))
+        await until(supervisor, "draining")
+        assert supervisor._life is not None
+        supervisor._life.cancel()
+        await asyncio.gather(supervisor._life, drain, return_exceptions=True)
+        ground.control.may_end.set()
+
+        second = Supervisor(supervisor._spec, ground)
+        life = asyncio.create_task(second.run())
+        await until(second, "drained")
+        assert ground.workers["decode-0"].is_removed
+        life.cancel()
+        await second.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def test_a_worker_that_cannot_be_told_to_drain_is_ended_all_the_same() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        ground.workers["decode-0"].control = Control()  # nobody answers there
+        ground.workers["decode-0"].die(WorkerDied("killed"))
+        await until(supervisor, "serving", epoch="2.00")
+        drain = asyncio.create_task(supervisor.drain("decode-0", 0.1, True))
+        await until(supervisor, "draining")
+        while not ground.workers["decode-0"].recycled:
+            await asyncio.sleep(0.01)
+        ground.workers["decode-0"].die(WorkerDied("recycled"))
+        assert await drain == 0
+        await until(supervisor, "serving", epoch="3.00")
+
+
+async def test_what_cannot_be_drained_is_said() -> None:
+    async with two_decode_workers(FakeGround()) as supervisor:
+        with pytest.raises(NotFound, match="decode-7"):
+            await supervisor.drain("decode-7", 1.0, True)
+    with pytest.raises(PeerLost):
+        await Supervisor(spec(), FakeGround()).drain("decode-0", 1.0, True)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from twostroke.rpc.v1 import control_pb2 as twostroke_dot_rpc_dot_v1_dot_control__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctwostroke/rpc/v1/fleet.proto\x12\x0ctwostroke.v1\x1a\x1etwostroke/rpc/v1/control.proto\"0\n\x0cWatchRequest\x12\x0f\n\x07watcher\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"p\n\tFleetView\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12%\n\x07members\x18\x02 \x03(\x0b\x32\x14.twostroke.v1.Member\x12+\n\x07routers\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.RouterMember\"2\n\x0cRouterMember\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\x9a\x01\n\x06Member\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x0c\n\x04node\x18\x06 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\"L\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07restart\x18\x03 \x01(\x08\",\n\x13\x44rainWorkerResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r2\x9b\x01\n\x05\x46leet\x12>\n\x05Watch\x12\x1a.twostroke.v1.WatchRequest\x1a\x17.twostroke.v1.FleetView0\x01\x12R\n\x0b\x44rainWorker\x12 .twostroke.v1.DrainWorkerRequest\x1a!.twostroke.v1.DrainWorkerResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ctwostroke/rpc/v1/fleet.proto\x12\x0ctwostroke.v1\x1a\x1etwostroke/rpc/v1/control.proto\"0\n\x0cWatchRequest\x12\x0f\n\x07watcher\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"p\n\tFleetView\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12%\n\x07members\x18\x02 \x03(\x0b\x32\x14.twostroke.v1.Member\x12+\n\x07routers\x18\x03 \x03(\x0b\x32\x1a.twostroke.v1.RouterMember\"2\n\x0cRouterMember\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"\xab\x01\n\x06Member\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\t\x12(\n\x05state\x18\x05 \x01(\x0e\x32\x19.twostroke.v1.WorkerState\x12\x0c\n\x04node\x18\x06 \x01(\t\x12\x17\n\x0fmetrics_address\x18\x07 \x01(\t\x12\x0f\n\x07returns\x18\x08 \x01(\x08\"L\n\x12\x44rainWorkerRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07restart\x18\x03 \x01(\x08\",\n\x13\x44rainWorkerResponse\x12\x15\n\ropen_requests\x18\x01 \x01(\r2\x9b\x01\n\x05\x46leet\x12>\n\x05Watch\x12\x1a.twostroke.v1.WatchRequest\x1a\x17.twostroke.v1.FleetView0\x01\x12R\n\x0b\x44rainWorker\x12 .twostroke.v1.DrainWorkerRequest\x1a!.twostroke.v1.DrainWorkerResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,11 +39,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERMEMBER']._serialized_start=242
   _globals['_ROUTERMEMBER']._serialized_end=292
   _globals['_MEMBER']._serialized_start=295
-  _globals['_MEMBER']._serialized_end=449
-  _globals['_DRAINWORKERREQUEST']._serialized_start=451
-  _globals['_DRAINWORKERREQUEST']._serialized_end=527
-  _globals['_DRAINWORKERRESPONSE']._serialized_start=529
-  _globals['_DRAINWORKERRESPONSE']._serialized_end=573
-  _globals['_FLEET']._serialized_start=576
-  _globals['_FLEET']._serialized_end=731
+  _globals['_MEMBER']._serialized_end=466
+  _globals['_DRAINWORKERREQUEST']._serialized_start=468
+  _globals['_DRAINWORKERREQUEST']._serialized_end=544
+  _globals['_DRAINWORKERRESPONSE']._serialized_start=546
+  _globals['_DRAINWORKERRESPONSE']._serialized_end=590
+  _globals['_FLEET']._serialized_start=593
+  _globals['_FLEET']._serialized_end=748
 # @@protoc_insertion_point(module_scope)

@@ -34,7 +34,7 @@ class RouterMember(_message.Message):
     def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("worker_id", "role", "address", "epoch", "state", "node", "metrics_address")
+    __slots__ = ("worker_id", "role", "address", "epoch", "state", "node", "metrics_address", "returns")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Member(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     address: str
@@ -49,7 +50,8 @@ class Member(_message.Message):
     state: _control_pb2.WorkerState
     node: str
     metrics_address: str
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.WorkerState, str]] = ..., node: _Optional[str] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    returns: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.WorkerState, str]] = ..., node: _Optional[str] = ..., metrics_address: _Optional[str] = ..., returns: _Optional[bool] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
     __slots__ = ("worker_id", "deadline_s", "restart")

@@ -1,0 +1,135 @@
+"""Lets workers leave: each drains, hands over what it can, and ends; a new life begins afterwards, or it stays away.
+
+What is to become of whom is written down before anybody is told, so that a restarted supervisor goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc.aio
+
+from cluster.actors import Serving
+from cluster.ground import Departure, Ground, WorkerHandle
+from cluster.plan import Stage
+from twostroke.errors import NotFound, PeerLost, ServeError
+from twostroke.faults import reach
+from twostroke.lifetime import Point
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+DEADLINE_S = 30.0
+"""For a drain whose caller is not known any more."""
+ANSWER_S = 5.0
+"""A worker that drains answers this long after its deadline, if it lives."""
+
+
+class Fleet(Protocol):
+    """What a drain needs of the supervisor."""
+
+    def stage(self, worker_id: str) -> Stage:
+        """Raises NotFound."""
+
+    def enter(self, worker_id: str, stage: Stage) -> None: ...
+
+    async def until(self, worker_id: str, is_so: Callable[[Stage], bool]) -> None:
+        """Returns once the worker's stage is one that is meant."""
+
+    def serving(self, worker_id: str) -> Serving: ...
+
+    def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
+        """Others of its role that serve."""
+
+    def handle(self, worker_id: str) -> WorkerHandle: ...
+
+
+class Drains:
+    """Those under way, each a task of `tasks`."""
+
+    def __init__(self, fleet: Fleet, ground: Ground, token: str, shutdown_s: float) -> None:
+        self._fleet = fleet
+        self._ground = ground
+        self._token = token
+        self._shutdown_s = shutdown_s
+        self._running: dict[str, asyncio.Task[int]] = {}
+
+    async def drain(self, worker_id: str, deadline_s: float, restart: bool, tasks: asyncio.TaskGroup) -> int:
+        """How much was cut off, once the worker has left or serves again. A drain under way is joined.
+
+        Raises NotFound, or PeerLost where the worker does not serve.
+        """
+        stage = self._fleet.stage(worker_id)
+        if stage is Stage.DRAINED:
+            if restart:
+                await self._bring_back(worker_id)
+            return 0
+        if stage not in (Stage.SERVING, Stage.DRAINING):
+            raise PeerLost(f"{worker_id} is {stage}: only a worker that serves can be drained; try again later")
+        self._ground.set_departure(worker_id, Departure.BACK if restart else Departure.AWAY)
+        return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
+
+    def resume(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
+        """The worker serves, as far as its process says: an earlier life of the supervisor may have begun a drain."""
+        if self._ground.departure(worker_id) is not None:
+            self._begin(worker_id, DEADLINE_S, tasks)
+
+    def ended(self, worker_id: str) -> bool:
+        """A life is over, or there is none. True where none shall follow."""
+        if self._ground.departure(worker_id) is Departure.AWAY:
+            return True
+        self._ground.set_departure(worker_id, None)
+        return False
+
+    def returns(self, worker_id: str) -> bool:
+        """It drains, and a new life follows."""
+        return self._ground.departure(worker_id) is Departure.BACK
+
+    def _begin(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> asyncio.Task[int]:
+        running = self._running.get(worker_id)
+        if running is None:
+            self._fleet.enter(worker_id, Stage.DRAINING)
+            running = self._running[worker_id] = tasks.create_task(self._drain(worker_id, deadline_s))
+            running.add_done_callback(lambda _: self._running.pop(worker_id))
+        return running
+
+    async def _bring_back(self, worker_id: str) -> None:
+        self._ground.set_departure(worker_id, None)
+        self._fleet.enter(worker_id, Stage.ABSENT)
+        await self._fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.FAILED))
+
+    async def _drain(self, worker_id: str, deadline_s: float) -> int:
+        fleet = self._fleet
+        log.info("drain worker=%s deadline_s=%.1f then=%s", worker_id, deadline_s, self._ground.departure(worker_id))
+        reach(Point.SUPERVISOR_DRAINING)
+        left = 0
+        try:
+            left = await self._ask(worker_id, deadline_s)
+            await asyncio.wait_for(fleet.handle(worker_id).shutdown(), self._shutdown_s)
+        except (ServeError, TimeoutError) as error:
+            log.warning("worker did not leave by itself worker=%s error=%r", worker_id, error)
+            with contextlib.suppress(NotFound):
+                fleet.handle(worker_id).recycle()
+        await fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
+        await fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.DRAINED, Stage.FAILED))
+        log.info("drained worker=%s cut_off=%d stage=%s", worker_id, left, fleet.stage(worker_id))
+        return left
+
+    async def _ask(self, worker_id: str, deadline_s: float) -> int:
+        serving = self._fleet.serving(worker_id)
+        peer = PeerChannel(serving.address, self._token)
+        request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=self._fleet.heirs(worker_id))
+        try:
+            answer = await control_pb2_grpc.ControlStub(peer.channel).Drain(
+                request, metadata=peer.metadata, timeout=deadline_s + ANSWER_S
+            )
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, serving.address) from error
+        finally:
+            await peer.close()
+        return answer.open_requests
