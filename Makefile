@@ -9,12 +9,13 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test lint proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test lint faults proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make lint              of the gate: format, lint, types, contracts"
+	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
@@ -53,6 +54,10 @@ lint: $(VENV)/.dev
 
 test: lint proto-check
 	$(BIN)/python -m pytest
+
+faults: $(VENV)/.dev
+	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
+	$(BIN)/twostroke faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py

@@ -1,4 +1,4 @@
-"""`twostroke serve | status | chat | doctor | simulate | bench | model | down`."""
+"""`twostroke serve | status | chat | doctor | simulate | bench | faults | model | down`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": Command("cluster.commands.doctor", "send a chat twice and say why its prompt was reused, or was not"),
     "simulate": Command("cluster.commands.simulate", "play a trace against policies and fleets in virtual time"),
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
+    "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
     "down": Command("cluster.commands.down", "stop a running server"),
 }

@@ -90,6 +90,7 @@ class Fleet:
         metrics.show_fleet(self._readings)
         metrics.other_routers.set_function(lambda: self._reservation_feed.flowing)
         metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
+        metrics.reservations.set_function(lambda: len(self.reservations))
         metrics.index.watch(self.index)
 
     async def run(self, address: str) -> None:

@@ -71,6 +71,9 @@ class RouterMetrics:
         self.foreign_reservations = self._gauge(
             "foreign_reservations", "Placements of other routers that wait for their first token."
         )
+        self.reservations = self._gauge(
+            "reservations", "Placements, of this router and of others, that workers' reports do not show yet."
+        )
         self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
         self.reopened_requests_total = self._counter(
             "reopened_requests", "Answers that went on at another decode worker (or another life of it)."

@@ -1,7 +1,6 @@
 """`twostroke bench policies`: routing policies on real clusters, one after the other, under the same requests.
 
     options     the flags, checked once
-    serving     a `twostroke serve` of our own: started, ready, stopped, whatever happens
     readings    what a router says of its workers, and how busy this machine is
     trial       one policy on one fresh cluster under one trace: a Trial
     metrics     what trials are compared by: pure

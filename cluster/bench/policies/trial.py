@@ -17,7 +17,7 @@ from cluster.bench.measure import Report, summarise
 from cluster.bench.options import DEFAULT_URL, Target
 from cluster.bench.policies.options import Served
 from cluster.bench.policies.readings import Busy, Reading, between, read
-from cluster.bench.policies.serving import serving
+from cluster.serving import serving
 from twostroke.simulate.fit import Log, read_log
 from twostroke.simulate.traces import Trace
 
@@ -62,7 +62,8 @@ class Course:
 
 
 async def run_trial(course: Course, policy: str, trace: Trace, log_path: Path) -> tuple[Report, Busy, Log]:
-    async with serving(course.served, policy, log_path) as router:
+    async with serving(course.served.arguments(policy, log_path)) as state:
+        router = state.grpc
         client = await connect(_target(router), course.seed, None)
         try:
             warmup = _warmup(course.warmup, trace.block_tokens)
@@ -79,7 +80,7 @@ async def run_trial(course: Course, policy: str, trace: Trace, log_path: Path) -
 
 async def probe(course: Course, policy: str, log_path: Path) -> Log:
     """A cluster that nobody asks anything: what its workers say of themselves."""
-    async with serving(course.served, policy, log_path):
+    async with serving(course.served.arguments(policy, log_path)):
         pass
     return read_log(log_path)
 

@@ -8,11 +8,11 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from cluster import bound, state_file
-from cluster.bench.policies.options import Served
+from cluster.state_file import ServeState
 from twostroke.errors import ConfigError
 
 START_S = 300.0
@@ -23,15 +23,16 @@ TAIL_LINES = 12
 
 
 @contextlib.asynccontextmanager
-async def serving(served: Served, policy: str, log: Path) -> AsyncIterator[str]:
-    """The address of a ready router's gRPC door. Raises ConfigError, with what was printed, where none gets ready."""
+async def serving(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> AsyncIterator[ServeState]:
+    """Ready, with `arguments` of `serve`. Raises ConfigError, with what was printed, where it does not get ready."""
     with tempfile.NamedTemporaryFile() as printed:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),
-            *(sys.executable, "-P", "-m", "cluster.cli", "serve", *served.arguments(policy, log)),
+            *(sys.executable, "-P", "-m", "cluster.cli", "serve", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=printed.fileno(),
             stderr=printed.fileno(),
+            env=os.environ | (environment or {}),
             start_new_session=True,  # Ctrl-C is ours to pass on: twice would kill it without a goodbye
         )
         try:
@@ -40,13 +41,13 @@ async def serving(served: Served, policy: str, log: Path) -> AsyncIterator[str]:
             await _stop(process)
 
 
-async def _ready(process: asyncio.subprocess.Process, printed: Path) -> str:
+async def _ready(process: asyncio.subprocess.Process, printed: Path) -> ServeState:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(START_S):
             while process.returncode is None:
                 for state in state_file.running():
                     if state.pid == process.pid:
-                        return state.grpc
+                        return state
                 await asyncio.sleep(POLL_S)
     raise ConfigError(f"twostroke serve did not get ready; it said last:\n{_tail(printed)}", field="serve_flags")
 

@@ -1,0 +1,106 @@
+"""What clients ask while the cluster is broken: one of every kind of stream. Pure."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass, replace
+
+MODEL_SEED = 20_26
+"""Of requests that sample: theirs, so that their answers are what they were."""
+STOP_LETTERS = 3
+"""Of a stop string: more than one token of a paced model, whose text is bytes."""
+
+
+class Door(enum.StrEnum):
+    HTTP = "http"
+    GRPC = "grpc"
+
+
+class Conduct(enum.StrEnum):
+    """Of a client."""
+
+    STAYS = "stays"
+    """Until its answer has ended, at whichever router."""
+    MOVES = "moves"
+    """To the other router in the middle of its answer, though nothing is wrong."""
+    LEAVES = "leaves"
+    """In the middle of its answer, for good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, and how its client behaves."""
+
+    name: str
+    door: Door
+    prompt: str
+    max_tokens: int
+    n: int = 1
+    temperature: float = 0.0
+    seed: int = MODEL_SEED
+    penalties: bool = False
+    logprobs: bool = False
+    stop: tuple[str, ...] = ()
+    deadline_s: float | None = None
+    """The server is told of it; long enough to be kept."""
+    conduct: Conduct = Conduct.STAYS
+    stops_early: bool = False
+    """Its stop string is to be taken from the middle of its answer."""
+
+    def stopping_within(self, text: str) -> Ask:
+        """With the middle of `text`, its answer so far, as stop string."""
+        middle = len(text) // 2
+        return replace(self, stop=(text[middle : middle + STOP_LETTERS],))
+
+    def staying(self) -> Ask:
+        """The same request of a client that stays to its end."""
+        return replace(self, conduct=Conduct.STAYS)
+
+
+def asks(seed: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
+    """Answers of about `tokens` tokens. Some share a prefix of half a prompt; the others share nothing."""
+    random_ = random.Random(seed)
+    half = prompt_letters // 2
+    common = _words(random_, half)
+
+    def prompt(*, shares: bool = False) -> str:
+        return common + _words(random_, half) if shares else _words(random_, prompt_letters)
+
+    return [
+        Ask(name="greedy", door=Door.GRPC, prompt=prompt(shares=True), max_tokens=tokens),
+        Ask(name="sampled", door=Door.HTTP, prompt=prompt(shares=True), max_tokens=tokens, temperature=0.8),
+        Ask(name="choices", door=Door.GRPC, prompt=prompt(), max_tokens=tokens // 2, n=2, temperature=1.0),
+        Ask(name="stop", door=Door.HTTP, prompt=prompt(), max_tokens=tokens, stops_early=True),
+        Ask(name="penalties", door=Door.GRPC, prompt=prompt(shares=True), max_tokens=tokens, penalties=True),
+        Ask(name="logprobs", door=Door.HTTP, prompt=prompt(), max_tokens=tokens, logprobs=True),
+        Ask(name="deadline", door=Door.GRPC, prompt=prompt(), max_tokens=tokens, deadline_s=60.0),
+        Ask(name="moves", door=Door.GRPC, prompt=prompt(), max_tokens=tokens, conduct=Conduct.MOVES),
+        Ask(name="leaves", door=Door.HTTP, prompt=prompt(), max_tokens=tokens, conduct=Conduct.LEAVES),
+    ]
+
+
+def crowd(seed: int, count: int, *, tokens: int) -> list[Ask]:
+    """Short prompts with long answers: more than a small pool holds when they end."""
+    random_ = random.Random(f"crowd {seed}")
+    return [
+        Ask(name=f"crowd-{index}", door=Door.GRPC, prompt=_words(random_, 40), max_tokens=tokens)
+        for index in range(count)
+    ]
+
+
+def family(seed: int, count: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
+    """Prompts with the same beginning, most of what they have: whoever is asked lacks what another worker holds."""
+    random_ = random.Random(f"family {seed}")
+    common = _words(random_, prompt_letters)
+    return [
+        Ask(name=f"family-{at}", door=Door.GRPC, prompt=common + _words(random_, 30), max_tokens=tokens)
+        for at in range(count)
+    ]
+
+
+def _words(random_: random.Random, letters: int) -> str:
+    words: list[str] = []
+    while sum(map(len, words)) + len(words) < letters:
+        words.append("".join(random_.choices("abcdefghijklmnopqrstuvwxyz", k=random_.randint(2, 8))))
+    return " ".join(words)[:letters]

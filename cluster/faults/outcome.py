@@ -1,0 +1,45 @@
+"""What came of one fault. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.faults.trials import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    trial: Trial
+    transports: str
+    """The cluster's; empty: its default."""
+    model: str
+    broken: str
+    """The process."""
+    fault: str
+    has_happened: bool
+    streams: int
+    wrong: tuple[str, ...]
+    """What was wrong with each stream that was not as it should be."""
+    left: str | None
+    """What was never given back."""
+    missing: str | None
+    """What did not serve again."""
+    recovery_s: float | None
+    """From the fault to the next token of the stream that waited longest for it; None: none was open."""
+    resumed: int
+    """Streams that went on at another router."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """By the name of the counter."""
+    took_s: float = 0.0
+
+    @property
+    def is_miss(self) -> bool:
+        return bool(self.wrong or self.left or self.missing or not self.has_happened)
+
+    @property
+    def verdict(self) -> str:
+        if not self.has_happened:
+            return "not reached"
+        found = [*self.wrong[:3], *filter(None, (self.left, self.missing))]
+        return "; ".join(found) if found else "ok"

@@ -1,0 +1,235 @@
+"""One fault after the other in a cluster under load, and what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+
+from cluster.faults import head
+from cluster.faults.answer import Transcript, difference, longest_wait_s
+from cluster.faults.client import Clients
+from cluster.faults.load import Ask, asks, crowd, family
+from cluster.faults.outcome import Outcome
+from cluster.faults.rest import at_rest_within, refusals
+from cluster.faults.stimuli import CROWDED, STIMULI, worker_dies
+from cluster.faults.testbed import HEAD_TITLE, Happened, Target, Testbed
+from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
+from twostroke.errors import ConfigError, ServeError
+from twostroke.faults.plan import Fault, Kind
+from twostroke.faults.points import Process
+from twostroke.lifetime import Point
+
+WAVES_TO_REACH = 10
+"""Of requests, in which a point is not reached: then it is not."""
+WAVES_OF_ONE = 2
+"""In which one process is armed; then all of its kind are."""
+WHOLE_S = 40.0
+"""For all to serve again."""
+REST_S = 20.0
+"""For all to be given back: more than a worker keeps answers for a router that may come again."""
+HEADLESS_S = 2.0
+"""Without Ray's head, under load."""
+MID_WAVE_S = 0.4
+"""After a wave has begun: streams are open."""
+CROWD = 14
+FAMILY = 10
+INDEXED_S = 0.3
+"""For routers to learn what the first of a family has left in a cache."""
+
+
+class Player:
+    """In one cluster. `prepare` first."""
+
+    def __init__(self, bed: Testbed, clients: Clients, *, seed: int, tokens: int, prompt_letters: int) -> None:
+        self._bed = bed
+        self._clients = clients
+        self._draws = random.Random(f"play {seed}")
+        self._asks = asks(seed, tokens=tokens, prompt_letters=prompt_letters)
+        self._crowd = crowd(seed, CROWD, tokens=3 * tokens)
+        self._family = family(seed, FAMILY, tokens=tokens // 2, prompt_letters=prompt_letters)
+        self._expected: dict[str, Transcript] = {}
+        self._broken_s: dict[str, float] = {}
+        """When each process was broken last."""
+        self._waves = 0
+        self._heads: list[asyncio.subprocess.Process] = []
+
+    async def prepare(self, known: dict[str, Transcript]) -> dict[str, Transcript]:
+        """What every stream is without faults; `known`: as an earlier cluster answered. Raises ConfigError."""
+        missing = await self._bed.whole_within(WHOLE_S)
+        if missing is not None:
+            raise ConfigError(f"the cluster is not whole before anything was broken: {missing}")
+        plain = [ask.staying() for ask in [*self._asks, *self._crowd, *self._family]]
+        first = await self._ask(plain)
+        texts = {transcript.name: transcript.choices[0].text for transcript in first if transcript.choices}
+        self._asks = [ask.stopping_within(texts[ask.name]) if ask.stops_early else ask for ask in self._asks]
+        again = await self._ask([ask.staying() for ask in self._asks])
+        self._expected = {transcript.name: transcript for transcript in [*first, *again]}
+        for name, transcript in (known or self._expected).items():
+            wrong = self._expected[name].failure or difference(transcript, self._expected[name])
+            if wrong is not None:
+                raise ConfigError(f"without faults, answers are not what they were: {wrong}")
+        return self._expected
+
+    async def close(self) -> None:
+        for process in self._heads:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def play(self, trial: Trial, *, transports: str, model: str) -> Outcome:
+        began_s = time.time()
+        before, epochs = await refusals(self._bed), await self._bed.epochs()
+        journal_lines = len(self._bed.journal())
+        if trial.process == HEAD:
+            broken, happened, got = await self._break_head(trial)
+        else:
+            broken, happened, got = await self._break(trial, journal_lines, epochs)
+        missing = await self._bed.whole_within(WHOLE_S)
+        left = await at_rest_within(self._bed, REST_S)
+        wrong = tuple(filter(None, (difference(self._expected[each.name], each) for each in got)))
+        is_patient = trial.process == Process.ROUTER and trial.kind in (Kind.STOP, Kind.PARTITION)
+        waits = [longest_wait_s(each, happened.at_s, without_patience=is_patient) for each in got] if happened else []
+        return Outcome(
+            trial=trial,
+            transports=transports,
+            model=model,
+            broken=broken,
+            fault="" if happened is None else happened.fault,
+            has_happened=happened is not None,
+            streams=len(got),
+            wrong=wrong,
+            left=left,
+            missing=missing,
+            recovery_s=max((wait for wait in waits if wait is not None), default=None),
+            resumed=sum(bool(each.turns) for each in got),
+            refused=await self._refused_since(before),
+            took_s=time.time() - began_s,
+        )
+
+    async def _break(
+        self, trial: Trial, journal_lines: int, epochs: Mapping[str, str]
+    ) -> tuple[str, Happened | None, list[Transcript]]:
+        """A process of the kind, where it comes to the point; waves of requests until that is over."""
+        got: list[Transcript] = []
+        armed: list[Target] = []
+        fault = Fault(Point(trial.point), trial.kind, trial.count(self._draws), trial.seconds or 1.0)
+        for wave in range(WAVES_TO_REACH):
+            if wave in (0, WAVES_OF_ONE):
+                armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
+            got += await self._wave(trial, armed, fault if wave in (0, WAVES_OF_ONE) else None)
+            happened = self._happened(fault, journal_lines)
+            if happened is not None:
+                # Healing those that are broken would end their fault.
+                broken = {each.process for each in self._bed.journal()[journal_lines:]}
+                await self._disarm([target for target in armed if target.name not in broken])
+                is_dead = trial.kind is Kind.KILL and happened.process in epochs
+                over = {happened.process: epochs[happened.process]} if is_dead else {}
+                got += await self._until_over(happened.at_s + trial.seconds, over)
+                return happened.process, happened, got
+        await self._disarm(armed)
+        return "", None, got
+
+    async def _targets(self, trial: Trial, *, only_one: bool) -> list[Target]:
+        """Of a kind; one alone is that which has been whole for the longest time."""
+        targets = [target for target in await self._bed.targets() if target.kind == trial.process]
+        if only_one:
+            self._draws.shuffle(targets)
+            targets = [min(targets, key=lambda each: self._broken_s.get(each.name, 0.0))]
+        self._broken_s.update({target.name: time.time() for target in targets})
+        return targets
+
+    async def _disarm(self, armed: Sequence[Target]) -> None:
+        for target in armed:
+            with contextlib.suppress(ServeError):  # some are dead, or cut off
+                await self._bed.disarm(target)
+
+    def _happened(self, fault: Fault, journal_lines: int) -> Happened | None:
+        return next((each for each in self._bed.journal()[journal_lines:] if each.fault == str(fault)), None)
+
+    async def _until_over(self, at_s: float, over: Mapping[str, str]) -> list[Transcript]:
+        """Waves go on while the process is away and until it is back: one that wakes up meets requests."""
+        got: list[Transcript] = []
+        waiting = asyncio.create_task(self._over(at_s, over))
+        try:
+            while not waiting.done():
+                got += await self._ask(self._asks)
+        finally:
+            waiting.cancel()
+        return got
+
+    async def _over(self, at_s: float, over: Mapping[str, str]) -> None:
+        await asyncio.sleep(at_s - time.time())
+        await self._bed.whole_within(WHOLE_S, over)
+
+    async def _wave(self, trial: Trial, armed: Sequence[Target], fault: Fault | None) -> list[Transcript]:
+        """With `fault` armed before it begins, or as soon as streams are open."""
+        is_early = trial.point not in ON_THEIR_OWN
+        if fault is not None and is_early:
+            await self._arm(armed, fault)
+        asking = asyncio.create_task(self._load(trial))
+        try:
+            await asyncio.sleep(MID_WAVE_S)
+            if fault is not None and not is_early:
+                await self._arm(armed, fault)
+            stimulus = STIMULI.get(Point(trial.point))
+            if stimulus is not None:
+                await stimulus(self._bed, armed[0], self._draws)
+        finally:
+            got = await asking
+        return got
+
+    async def _arm(self, armed: Sequence[Target], fault: Fault) -> None:
+        for target in armed:
+            await self._bed.arm(target, fault)
+
+    async def _load(self, trial: Trial) -> list[Transcript]:
+        if trial.is_of_peers:
+            eldest = await self._ask(self._family[:1])
+            await asyncio.sleep(INDEXED_S)
+            return eldest + await self._ask_at_once(self._family[1:])
+        return await self._ask([*self._asks, *self._crowd] if trial.point in CROWDED else self._asks)
+
+    async def _ask(self, load: Sequence[Ask]) -> list[Transcript]:
+        """All at once. Every other wave finds the caches empty."""
+        self._waves += 1
+        if self._waves % 2 or len(load) == 1:
+            with contextlib.suppress(ServeError):
+                await self._bed.forget_cached()
+        return await self._ask_at_once(load)
+
+    async def _ask_at_once(self, load: Sequence[Ask]) -> list[Transcript]:
+        """At both routers in turns."""
+        return await asyncio.gather(*(self._clients.follow(ask, at + self._waves) for at, ask in enumerate(load)))
+
+    async def _break_head(self, trial: Trial) -> tuple[str, Happened | None, list[Transcript]]:
+        """Streams run without it; a worker that dies after its return comes back."""
+        process = self._bed.process(HEAD_TITLE)
+        restart = head.Restart(process)
+        asking = asyncio.create_task(self._ask(self._asks))
+        await asyncio.sleep(MID_WAVE_S)
+        happened = Happened(HEAD, process.pid, str(trial), time.time())
+        if trial.kind is Kind.KILL:
+            head.kill(process)
+            got = [*await asking, *await self._ask(self._asks)]
+            await asyncio.sleep(max(0.0, happened.at_s + HEADLESS_S - time.time()))
+            self._heads.append(await restart.start())
+        else:
+            freezing = asyncio.create_task(head.freeze(process, trial.seconds))
+            got = await asking
+            while not freezing.done():
+                got += await self._ask(self._asks)
+            await freezing
+        await worker_dies(self._bed, Target(HEAD, HEAD, ""), self._draws)
+        await asyncio.sleep(1.0)  # for the death to be known: until then all seem to serve
+        return HEAD, happened, got
+
+    async def _refused_since(self, before: dict[str, int]) -> dict[str, int]:
+        """Counters of a process that began again are as they are."""
+        try:
+            after = await refusals(self._bed)
+        except ServeError:
+            return {}
+        return {name: count - min(count, before.get(name, 0)) for name, count in after.items() if count}

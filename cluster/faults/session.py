@@ -1,0 +1,141 @@
+"""Clusters one after the other, each broken many times; progress, verdict, JSON and tables."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.faults.answer import Transcript
+from cluster.faults.client import Clients
+from cluster.faults.options import FaultsOptions
+from cluster.faults.outcome import Outcome
+from cluster.faults.play import Player
+from cluster.faults.report import Facts, summary, written
+from cluster.faults.testbed import Testbed, testbed
+from cluster.faults.trials import QUICK, Trial, in_turns, trials
+from cluster.output import write_json
+
+SCHEMA_VERSION = 1
+"""Of the JSON; raised when a key changes its meaning."""
+BREAK = "TWOSTROKE_FAULT_BREAK"
+PART_OF_DEFAULT = 5
+"""One fault of so many is tried on the second cluster."""
+PACED_TOKENS, PACED_LETTERS = 60, 320
+REAL_TOKENS, REAL_LETTERS = 40, 600
+
+
+def run_session(options: FaultsOptions) -> int:
+    """Exit status: 1 on any miss."""
+    began_s = time.time()
+    outcomes: list[Outcome] = []
+    try:
+        asyncio.run(_Session(options, outcomes).run())
+    finally:
+        facts = Facts.now(options, time.time() - began_s)
+        write_json(_as_json(facts, outcomes), options.json_path)
+        print(summary(outcomes, facts), file=sys.stderr, flush=True)
+    if options.write is not None:
+        options.write.write_text(written(options.write.read_text(), outcomes, facts))
+    return 1 if any(outcome.is_miss for outcome in outcomes) else 0
+
+
+def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
+    """The trials of each cluster: most of them on the first one. Pure."""
+    only = options.only or (QUICK if options.quick else ())
+    draws = random.Random(f"share {options.seed}")
+    first, *others = options.transports
+    wanted = trials(_transport_of(first), options.seed, only)
+    if options.sample is not None:
+        wanted = in_turns(draws.sample(wanted, min(options.sample, len(wanted))), draws)
+    shares: list[tuple[str, list[Trial]]] = [(first, wanted)]
+    for other in others:
+        can = set(trials(_transport_of(other), options.seed, only))
+        drawn = {trial for trial in wanted if trial in can and draws.random() * PART_OF_DEFAULT < 1}
+        shares[0] = (first, [trial for trial in shares[0][1] if trial not in drawn])
+        shares.append((other, [trial for trial in wanted if trial in drawn]))
+    return [share for share in shares if share[1]]
+
+
+def _transport_of(transports: str) -> str:
+    """The one that workers of one host take."""
+    return transports.partition(",")[0] or "shm"
+
+
+class _Session:
+    def __init__(self, options: FaultsOptions, outcomes: list[Outcome]) -> None:
+        self._options = options
+        self._outcomes = outcomes
+        """Grows: whoever interrupts gets what there is."""
+        self._expected: dict[str, Transcript] = {}
+        self._total = 0
+
+    async def run(self) -> None:
+        shares = shared_out(self._options)
+        self._total = sum(len(wanted) for _, wanted in shares)
+        for transports, wanted in shares:
+            left = wanted
+            while left:
+                left = await self._one_cluster(transports, left)
+
+    async def _one_cluster(self, transports: str, wanted: Sequence[Trial]) -> list[Trial]:
+        """What it did not come to: a cluster in which something is left or missing is given up."""
+        options = self._options
+        environment = {} if options.breaks is None else {BREAK: options.breaks}
+        with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
+            async with testbed(Path(folder), options.flags(transports), environment) as bed:
+                clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
+                player = Player(bed, clients, seed=options.seed, **self._size())
+                try:
+                    self._expected = await player.prepare(self._expected)
+                    for at, trial in enumerate(wanted):
+                        outcome = await player.play(trial, transports=transports, model=options.model)
+                        self._tell(outcome)
+                        if outcome.is_miss:
+                            self._keep_logs(bed, outcome)
+                        if outcome.left or outcome.missing:
+                            return list(wanted[at + 1 :])
+                finally:
+                    await player.close()
+        return []
+
+    def _size(self) -> dict[str, int]:
+        if self._options.is_paced:
+            return {"tokens": PACED_TOKENS, "prompt_letters": PACED_LETTERS}
+        return {"tokens": REAL_TOKENS, "prompt_letters": REAL_LETTERS}
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        waited = "" if outcome.recovery_s is None else f", next token after {outcome.recovery_s:.2f} s"
+        print(
+            f"faults: {len(self._outcomes)}/{self._total} {outcome.trial} in {outcome.broken or 'nobody'}: "
+            f"{outcome.streams} streams{waited}, {outcome.took_s:.1f} s: {outcome.verdict}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def _keep_logs(self, bed: Testbed, outcome: Outcome) -> None:
+        if self._options.logs is None:
+            return
+        name = str(outcome.trial).replace("/", "-")
+        with contextlib.suppress(shutil.Error):  # sockets are no files
+            shutil.copytree(bed.log_dir, self._options.logs / name, dirs_exist_ok=True, symlinks=True)
+
+
+def _as_json(facts: Facts, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **dataclasses.asdict(facts),
+        "outcomes": [
+            {**dataclasses.asdict(outcome), "trial": str(outcome.trial), "verdict": outcome.verdict}
+            for outcome in outcomes
+        ],
+    }

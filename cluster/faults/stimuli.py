@@ -1,0 +1,67 @@
+"""What has to happen, besides requests, for some points to be reached."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+
+from cluster.faults.testbed import ANSWER_S, Target, Testbed
+from twostroke.errors import ServeError
+from twostroke.faults.plan import Fault, Kind
+from twostroke.faults.points import Process
+from twostroke.lifetime import Point
+from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
+
+DRAIN_S = 5.0
+RETURN_S = 15.0
+"""For a worker to be there again; longer than its supervisor is frozen."""
+
+Stimulus = Callable[[Testbed, Target, random.Random], Awaitable[None]]
+
+
+async def worker_dies(bed: Testbed, broken: Target, draws: random.Random) -> None:
+    """The supervisor notices, and starts it again."""
+    del broken
+    workers = [target for target in await bed.targets() if target.kind == Process.PREFILL]
+    worker, epochs = draws.choice(workers), await bed.epochs()
+    await bed.arm(worker, Fault(Point.WORKER_EVENTS, Kind.KILL))
+    await bed.whole_within(RETURN_S, over={worker.name: epochs[worker.name]})
+
+
+async def somebody_watches(bed: Testbed, broken: Target, draws: random.Random) -> None:
+    del broken, draws
+    await bed.view()
+
+
+async def worker_is_drained(bed: Testbed, broken: Target, draws: random.Random) -> None:
+    """The broken one, if it is a worker."""
+    workers = [target for target in await bed.targets() if target.kind in (Process.PREFILL, Process.DECODE)]
+    worker = broken if broken.kind in (Process.PREFILL, Process.DECODE) else draws.choice(workers)
+    request = fleet_pb2.DrainWorkerRequest(worker_id=worker.name, deadline_s=DRAIN_S, restart=True)
+    with contextlib.suppress(ServeError):  # whoever is asked may be the one that breaks
+        async with bed.channel(await bed.fleet_address()) as channel:
+            await fleet_pb2_grpc.FleetStub(channel.channel).DrainWorker(
+                request, metadata=channel.metadata, timeout=DRAIN_S + ANSWER_S
+            )
+
+
+async def supervisor_begins_again(bed: Testbed, broken: Target, draws: random.Random) -> None:
+    """With its fault from the start: what it does first cannot be waited for by calling it."""
+    del draws
+    await bed.arm(broken, Fault(Point.SUPERVISOR_WATCHED, Kind.KILL))
+    with contextlib.suppress(ServeError):
+        await bed.view()
+
+
+STIMULI: dict[Point, Stimulus] = {
+    Point.SUPERVISOR_STARTING: worker_dies,
+    Point.SUPERVISOR_ANNOUNCING: worker_dies,
+    Point.SUPERVISOR_MOURNING: worker_dies,
+    Point.SUPERVISOR_WATCHED: somebody_watches,
+    Point.SUPERVISOR_DRAINING: worker_is_drained,
+    Point.WORKER_DRAINING: worker_is_drained,
+    Point.SUPERVISOR_CREATING: supervisor_begins_again,
+}
+CROWDED = frozenset({Point.DECODE_PREEMPTED})
+"""Reached where more sequences grow than a pool has pages for."""

@@ -1,0 +1,99 @@
+"""Which faults are tried, and in which order. Pure."""
+
+from __future__ import annotations
+
+import fnmatch
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from twostroke.faults.plan import Kind
+from twostroke.faults.points import Process, cells
+from twostroke.lifetime import Point
+
+HEAD = "head"
+"""Ray's: not a process of ours, so it has no points; it is broken while streams run."""
+ANYWHERE = "streams open"
+HEAD_KINDS = (Kind.KILL, Kind.STOP)
+
+SECONDS = {Kind.STOP: 10.0, Kind.PARTITION: 5.0, Kind.SLOW: 2.0}
+"""How long a fault lasts that ends by itself."""
+
+OFTEN = frozenset(
+    {
+        Point.ROUTER_TOKEN,
+        Point.ROUTER_EVENTS,
+        Point.DECODE_SAMPLED,
+        Point.DECODE_SENDING,
+        Point.WORKER_STEP,
+        Point.WORKER_COMPUTED,
+    }
+)
+"""Points that every stream comes to many times."""
+MOST_OFTEN, MOST_SELDOM = 40, 2
+"""How many times a point is reached before its fault happens, at most."""
+
+ON_THEIR_OWN = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS, Point.ROUTER_VIEW})
+"""Points that are reached without any request: armed only when streams are open."""
+_AS_READER = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING})
+
+QUICK = (
+    "decode/decode.sampled/kill",
+    "decode/pull.announced/stop",
+    "decode/worker.step/partition",
+    "prefill/pages.announcing/kill",
+    "prefill/worker.computed/stop",
+    "prefill/transport.serving/corrupt",
+    "router/router.token/kill",
+    "router/router.first_token/stop",
+    "router/router.opened/partition",
+)
+"""One fault of each sort in each kind of process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    process: str
+    point: str
+    kind: Kind
+
+    def __str__(self) -> str:
+        return f"{self.process}/{self.point}/{self.kind}"
+
+    @property
+    def seconds(self) -> float:
+        return SECONDS.get(self.kind, 0.0)
+
+    @property
+    def is_of_peers(self) -> bool:
+        """It takes a decode worker that others read from, or a prefill worker that reads."""
+        word = self.point.partition(".")[0]
+        reads = word == "pull" or self.point in _AS_READER
+        serves = word == "pages" or (word == "transport" and not reads)
+        return reads if self.process == Process.PREFILL else serves and self.process == Process.DECODE
+
+    def count(self, draws: random.Random) -> int:
+        return draws.randint(1, MOST_OFTEN if self.point in OFTEN else 1 if self.is_of_peers else MOST_SELDOM)
+
+
+def trials(transport: str, seed: int, only: Sequence[str]) -> list[Trial]:
+    """Those that a pattern of `only` names (all, where there is none); kinds of processes in turns."""
+    everything = [Trial(cell.process.value, cell.point.value, cell.kind) for cell in cells(transport)]
+    everything += [Trial(HEAD, ANYWHERE, kind) for kind in HEAD_KINDS]
+    wanted = [trial for trial in everything if not only or any(fnmatch.fnmatch(str(trial), each) for each in only)]
+    return in_turns(wanted, random.Random(seed))
+
+
+def in_turns(wanted: Iterable[Trial], draws: random.Random) -> list[Trial]:
+    """Shuffled, and spread so that a process has time to grow old before its kind is broken again."""
+    by_process: dict[str, list[Trial]] = {}
+    for trial in wanted:
+        by_process.setdefault(trial.process, []).append(trial)
+    due: list[tuple[float, str, Trial]] = []
+    for process, its in by_process.items():
+        draws.shuffle(its)
+        due += [((at + 0.5) / len(its), process, trial) for at, trial in enumerate(its)]
+    return [trial for _, _, trial in sorted(due, key=lambda entry: entry[:2])]
+
+
+PROCESSES = (*(process.value for process in Process), HEAD)
