@@ -71,7 +71,6 @@ def _of_routers(config: ClusterConfig) -> str:
 
 
 def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:
-    """Seeds differ, so that routers that see the same do not draw the same."""
     return [
         RouterConfig(
             host=config.host,
@@ -82,7 +81,8 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             model_dir=model_dir,
             served_model_name=config.model.public_name,
             policy=config.policy,
-            seed=None if config.seed is None else config.seed + index,
+            seed=config.seed,
+            rank=index,
             slo_ttft_s=config.slo_ttft_s,
             max_held=config.max_held,
             request_log=config.request_log,

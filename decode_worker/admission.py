@@ -14,7 +14,7 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
     prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
     if not prompt:
         raise InvalidRequest("the prompt is empty", field="prompt")
-    highest = max((*request.prompt, *request.emitted))
+    highest = max(request.known)
     if highest >= facts.vocab_size:
         raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field="prompt")
     if longest > facts.max_model_len:

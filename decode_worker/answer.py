@@ -9,7 +9,7 @@ from decode_worker.stage import FINAL, NEXT, Stage
 from twostroke.errors import ServeError
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import FinishReason, Request, SampledToken
-from twostroke.rpc.convert import error_to_message, tokens_to_messages
+from twostroke.rpc.convert import error_to_message, sampling_to_message, tokens_to_messages
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.schedule.sequence import Sequence
@@ -89,3 +89,26 @@ class Answer:
             entry.finish_reason = FinishReason.ERROR.value
             entry.error.CopyFrom(error_to_message(self.error))
         return entry
+
+    def farewell(self, error: ServeError) -> worker_pb2.TokenEntry:
+        """For a router from which it is taken."""
+        return worker_pb2.TokenEntry(
+            request_id=self.request.request_id,
+            attempt=self.request.attempt,
+            position=self.end_position,
+            finish_reason=FinishReason.ERROR.value,
+            error=error_to_message(error),
+        )
+
+    def found(self) -> worker_pb2.FoundAnswer:
+        """All that is known of it, for a router that is to go on with it."""
+        request, reason = self.request, FinishReason.ERROR if self.error is not None else self.finish
+        return worker_pb2.FoundAnswer(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt=request.prompt,
+            sampling=sampling_to_message(request.sampling),
+            tokens=tokens_to_messages([*request.emitted, *self.tokens]),
+            finish_reason=reason.value if reason is not None else "",
+            cached_tokens=self.cached_tokens,
+        )

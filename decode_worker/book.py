@@ -62,6 +62,7 @@ class AnswerBook(RoleServices):
                     f"attempt {request.attempt} comes too late",
                     field="request_id",
                 )
+            self._part(earlier, request.router_id)
             self._drop(earlier, Cancelled("a later attempt took its place"))
         sequence = self._sequence(request)
         sequence.pulled_blocks = len(request.names) if source is not None else peer.blocks if peer is not None else 0
@@ -71,9 +72,7 @@ class AnswerBook(RoleServices):
         self._answers[request.request_id] = answer
         self._by_sequence[answer.sequence] = answer
         self.outbox(request.router_id).carry(answer, answer.first_position)
-        if request.deadline_s is not None:
-            delay_s = request.deadline_s - time.time()
-            answer.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, answer)
+        self._set_timer(answer)
         log.info(
             "opened request=%s attempt=%d known=%d source=%s peer=%s",
             request.request_id, request.attempt, len(answer.sequence.known),
@@ -92,17 +91,38 @@ class AnswerBook(RoleServices):
     def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None:
         """Send an answer's tokens from a position on, over another (or the same) router's stream."""
         reach(Point.DECODE_ATTACHING)
-        answer = self._answers.get(request_id)
-        if answer is None or answer.request.attempt != attempt:
-            raise NotFound(f"request {request_id} attempt {attempt} is not here")
-        if not answer.first_position <= from_position <= answer.end_position:
-            raise InvalidRequest(
-                f"positions {answer.first_position} to {answer.end_position} can be attached to, got {from_position}",
-                field="from_position",
-            )
+        answer = self._attachable(request_id, attempt, router_id, from_position)
         self.outbox(answer.request.router_id).drop(answer)
         answer.request = dataclasses.replace(answer.request, router_id=router_id)
         self.outbox(router_id).carry(answer, from_position)
+
+    def take_over(self, wanted: worker_pb2.AttachRequest) -> None:
+        """Attach under a later attempt: whatever the router that had it still says or asks about the earlier one is late.
+
+        Raises as `attach` does.
+        """
+        reach(Point.DECODE_ATTACHING)
+        request_id, router_id = RequestId(wanted.request_id), wanted.router_id
+        answer = self._attachable(request_id, wanted.attempt, router_id, wanted.from_position)
+        if wanted.take_as <= wanted.attempt:
+            raise InvalidRequest(f"attempt {wanted.take_as} is not later than {wanted.attempt}", field="take_as")
+        self._part(answer, router_id)
+        self.outbox(answer.request.router_id).drop(answer)
+        answer.request = dataclasses.replace(
+            answer.request,
+            router_id=router_id,
+            attempt=wanted.take_as,
+            deadline_s=wanted.deadline_s if wanted.HasField("deadline_s") else None,
+        )
+        if not answer.has_ended:
+            self._set_timer(answer)
+        self.outbox(router_id).carry(answer, wanted.from_position)
+        log.info("taken over request=%s attempt=%d router=%s", request_id, wanted.take_as, router_id)
+
+    def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
+        """What is known of the answers of one stream, open or not."""
+        begins = f"{stream}#"
+        return [answer.found() for name, answer in self._answers.items() if name.startswith(begins)]
 
     def outbox(self, router_id: str) -> Outbox:
         outbox = self._outboxes.get(router_id)
@@ -177,11 +197,36 @@ class AnswerBook(RoleServices):
 
     # Below: how answers begin, pull and end
 
+    def _attachable(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> Answer:
+        answer = self._answers.get(request_id)
+        if answer is not None and answer.request.attempt > attempt and answer.request.router_id != router_id:
+            raise _taken_by(answer.request.router_id)
+        if answer is None or answer.request.attempt != attempt:
+            raise NotFound(f"request {request_id} attempt {attempt} is not here")
+        if not answer.first_position <= from_position <= answer.end_position:
+            raise InvalidRequest(
+                f"positions {answer.first_position} to {answer.end_position} can be attached to, got {from_position}",
+                field="from_position",
+            )
+        return answer
+
+    def _part(self, answer: Answer, taker: str) -> None:
+        """Tell the router that had it, if that is another one: it must not look for it elsewhere."""
+        if answer.request.router_id != taker:
+            self.outbox(answer.request.router_id).part(answer, answer.farewell(_taken_by(taker)))
+
+    def _set_timer(self, answer: Answer) -> None:
+        if answer.timer is not None:
+            answer.timer.cancel()
+        if answer.request.deadline_s is not None:
+            delay_s = answer.request.deadline_s - time.time()
+            answer.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, answer)
+
     def _sequence(self, request: Request) -> Sequence:
         return Sequence(
             request.request_id,
             self._host.new_session(),
-            [*request.prompt, *request.emitted],
+            request.known,
             len(request.prompt),
             list(request.names),
             request.salt,
@@ -281,3 +326,7 @@ class AnswerBook(RoleServices):
         outbox = self._outboxes.get(answer.request.router_id)
         if outbox is not None:
             outbox.drop(answer)
+
+
+def _taken_by(router_id: str) -> Cancelled:
+    return Cancelled(f"{router_id} goes on with this stream")

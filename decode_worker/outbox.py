@@ -28,6 +28,8 @@ class Outbox:
         self._parked: dict[Answer, None] = {}
         self._news: dict[Answer, None] = {}
         """Of these, the answers with something to tell, in the order in which they got it."""
+        self._farewells: list[worker_pb2.TokenEntry] = []
+        """Last words about attempts that another router has taken over."""
         self._stream: asyncio.Event | None = None
         """Set when there is news for the stream that is connected; a newer stream brings its own."""
         self._grace = self._begin_grace()
@@ -50,6 +52,13 @@ class Outbox:
             if self._stream is not None:
                 self._stream.set()
 
+    def part(self, answer: Answer, farewell: worker_pb2.TokenEntry) -> None:
+        """Another router goes on with it. This one is told, unless it does not listen."""
+        if answer in self._positions and self._stream is not None:
+            self._farewells.append(farewell)
+            self._stream.set()
+        self.drop(answer)
+
     def drop(self, answer: Answer) -> None:
         self._parked.pop(answer, None)
         self._positions.pop(answer, None)
@@ -69,7 +78,8 @@ class Outbox:
                     return
                 mine.clear()
                 reach(Point.DECODE_SENDING)
-                yield worker_pb2.TokenBatch(entries=[self._entry(answer) for answer in self._take_news()])
+                entries = [*self._take_farewells(), *(self._entry(answer) for answer in self._take_news())]
+                yield worker_pb2.TokenBatch(entries=entries)
         finally:
             if self._stream is mine:
                 self._stream = None
@@ -93,8 +103,13 @@ class Outbox:
         self._parked.update(dict.fromkeys(self._positions))
         self._positions.clear()
         self._news.clear()
+        self._farewells.clear()
         self._grace.cancel()
         self._grace = self._begin_grace()
+
+    def _take_farewells(self) -> list[worker_pb2.TokenEntry]:
+        farewells, self._farewells = self._farewells, []
+        return farewells
 
     def _take_news(self) -> list[Answer]:
         answers = list(self._news)

@@ -28,6 +28,10 @@ class Answers(Protocol):
 
     def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None: ...
 
+    def take_over(self, wanted: worker_pb2.AttachRequest) -> None: ...
+
+    def find(self, stream: str) -> list[worker_pb2.FoundAnswer]: ...
+
     def outbox(self, router_id: str) -> Outbox: ...
 
 
@@ -60,5 +64,14 @@ class DecodeService(worker_pb2_grpc.DecodeServicer):
     async def Attach(  # noqa: N802
         self, request: worker_pb2.AttachRequest, context: Context
     ) -> worker_pb2.AttachResponse:
-        self._answers.attach(RequestId(request.request_id), request.attempt, request.router_id, request.from_position)
+        if request.take_as:
+            self._answers.take_over(request)
+        else:
+            request_id = RequestId(request.request_id)
+            self._answers.attach(request_id, request.attempt, request.router_id, request.from_position)
         return worker_pb2.AttachResponse()
+
+    async def Find(  # noqa: N802
+        self, request: worker_pb2.FindRequest, context: Context
+    ) -> worker_pb2.FindResponse:
+        return worker_pb2.FindResponse(answers=self._answers.find(request.stream))

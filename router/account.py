@@ -57,13 +57,14 @@ class Account:
         self._latest_token_s = 0.0
         self._longest_gap_s = 0.0
 
-    def placed(self, decision: Decision, decided_at_s: float) -> None:
-        """What arrives from now on comes of this decision. Its time is by the clock that `arrived` is told."""
+    def placed(self, decision: Decision | None, decided_at_s: float) -> None:
+        """What arrives from now on comes of this decision, or of another router's (None). Its time is by the clock that
+        `arrived` is told."""
         self.attempts += 1
         self._decision, self._decided_at_s = decision, decided_at_s
 
     def arrived(self, tokens: int, cached_tokens: int, now_s: float) -> None:
-        if tokens and self._first is None:
+        if tokens and not self.tokens:
             self._begin(now_s)
         elif tokens:
             self._longest_gap_s = max(self._longest_gap_s, now_s - self._latest_token_s)
@@ -82,7 +83,7 @@ class Account:
 
     @property
     def comparison(self) -> Comparison | None:
-        """None before the first token."""
+        """None before the first token, and where another router had decided."""
         if self._first is None:
             return None
         forecast, size = self._first.forecast, self._asked.block_size

@@ -6,21 +6,24 @@ Everything that must survive a decode worker is here: prompt, tokens sent so far
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from router.account import Account, Asked
-from router.answer_stream import Arrival
+from router.answer_stream import AnswerStream, Arrival
+from router.attempts import first_attempt
+from router.found import Found
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
 from router.link_pool import LinkPool
 from router.metrics import RouterMetrics
 from router.moving import Moved, Movement
 from router.placement import Placed, Placer, may_go_elsewhere
 from router.request_log import RecordSink
-from twostroke.errors import DeadlineExceeded, InternalError, ServeError
+from twostroke.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.faults import reach
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
@@ -55,13 +58,19 @@ class Answer:
         names: tuple[BlockName, ...],
         around: Surroundings,
         report: Callable[[TokenEvent | FinishEvent | ServeError], None],
+        found: Found | None = None,
     ) -> None:
+        """`found` is what a decode worker has of it already, when a client goes on with its stream."""
         self.index = index
         self.request_id = RequestId(f"{request.request_id}#{index}")
         self._request = request
         self._names = list(names)
         self._around = around
         self._report = report
+        self._found = found
+        self._sampling = request.sampling[index]
+        self._least_attempt = first_attempt(request.resumptions)
+        self._is_left_open = False
         self._emitted: list[SampledToken] = []
         self._lifetime = Lifetime()
         self._lifetime.mark(Instant.RECEIVED)
@@ -79,6 +88,14 @@ class Answer:
     @property
     def cached_tokens(self) -> int:
         return self._account.cached_tokens
+
+    def leave_open(self) -> None:
+        """Cancelling does not close it at its decode worker: somebody will attach to it there."""
+        self._is_left_open = True
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._emitted)
 
     async def run(self) -> None:
         """Reports tokens and one finish, or one error. Only cancelling ends it without either."""
@@ -115,13 +132,17 @@ class Answer:
             ) from None
 
     async def _over_attempts(self) -> FinishReason:
+        taken: Placed | None = None
+        if self._found is not None:
+            self._begin_with(self._found)
+            if self._found.finish not in (None, FinishReason.ERROR):
+                return self._found.finish
+            taken = await self._take_over(self._found)
         losses = 0
         next_worker: WorkerId | None = None
-        while len(self._emitted) < self._request.sampling[self.index].max_tokens:
+        while len(self._emitted) < self._sampling.max_tokens:
             before = len(self._emitted)
-            placed = await self._around.placer.place(
-                self._request_now(), self._lifetime, has_had_turn=self._account.attempts > 0, at=next_worker
-            )
+            placed, taken = taken or await self._place(next_worker), None
             next_worker = None
             self._account.placed(placed.decision, placed.decided_at_s)
             try:
@@ -143,6 +164,39 @@ class Answer:
                 )
         return FinishReason.LENGTH
 
+    async def _place(self, at: WorkerId | None) -> Placed:
+        return await self._around.placer.place(
+            self._request_now(), self._lifetime, has_had_turn=self._account.attempts > 0, at=at
+        )
+
+    def _begin_with(self, found: Found) -> None:
+        """Tell what another router has had already."""
+        self._sampling = dataclasses.replace(self._sampling, max_tokens=found.most_tokens)
+        self._least_attempt = max(self._least_attempt, found.attempt + 1)
+        self._account.placed(None, time.monotonic())
+        self._account.arrived(0, found.cached_tokens, time.monotonic())
+        self._tell(found.tokens)
+
+    async def _take_over(self, found: Found) -> Placed | None:
+        """From the router that had it; None where it has to be placed again."""
+        if found.finish is not None:
+            return None
+        attempt = self._around.placer.attempts.next(self._least_attempt)
+        stream, is_taken = AnswerStream(self.request_id, attempt, len(self._emitted)), False
+        try:
+            await found.link.take_over(stream, found.attempt, self._request.deadline_s)
+            is_taken = True
+            return Placed(found.link, stream, None, time.monotonic())
+        except ServeError as error:
+            if not may_go_elsewhere(error) and not isinstance(error, NotFound | InvalidRequest):
+                raise
+            log.warning("not taken over request=%s worker=%s error=%s", self.request_id, found.link.worker, error)
+            return None
+        finally:
+            if not is_taken:
+                found.link.forget(stream)
+                self._around.links.close_later(found.link, stream)
+
     def _request_now(self) -> Request:
         """What is known so far; placing numbers the attempt."""
         known = (*self._request.prompt, *(sampled.token for sampled in self._emitted))
@@ -151,13 +205,13 @@ class Answer:
         )  # those that the answer has filled since
         return Request(
             request_id=self.request_id,
-            attempt=0,
+            attempt=self._least_attempt,
             prompt=self._request.prompt,
-            emitted=known[len(self._request.prompt) :],
+            emitted=tuple(self._emitted),
             names=tuple(self._names),
             salt=self._request.salt,
             public_blocks=self._request.public_blocks,
-            sampling=self._request.sampling[self.index],
+            sampling=self._sampling,
             deadline_s=self._request.deadline_s,
             router_id=self._around.router_id,
             priority=self._request.priority,
@@ -177,7 +231,7 @@ class Answer:
         finally:
             self._around.placer.left(self.request_id)
             placed.link.forget(placed.stream)
-            if not placed.stream.is_complete:
+            if not placed.stream.is_complete and not self._is_left_open:
                 self._around.links.close_later(placed.link, placed.stream)
 
     def _point(self, arrival: Arrival) -> Point:
@@ -193,13 +247,17 @@ class Answer:
         self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.monotonic())
         if is_first:
             self._log_first_token(placed)
-        for sampled in arrival.tokens:
+        self._tell(arrival.tokens)
+
+    def _tell(self, tokens: Sequence[SampledToken]) -> None:
+        for sampled in tokens:
             self._report(TokenEvent(self.index, len(self._emitted), sampled))
             self._emitted.append(sampled)
 
     def _log_first_token(self, placed: Placed) -> None:
         compared = self._account.comparison
-        assert compared is not None, "the account has just heard of the first token"
+        if compared is None:  # another router had placed it
+            return
         log.info(
             "first token request=%s worker=%s ttft_s=%.4f since_decision_s=%s predicted_s=%.4f reused_blocks=%d "
             "predicted_blocks=%d",

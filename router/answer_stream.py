@@ -43,8 +43,7 @@ class AnswerStream:
         if self.is_complete or self._error is not None:
             return True
         if entry.finish_reason == FinishReason.ERROR:
-            self.is_complete = True
-            self.fail(error_from_message(entry.error))
+            self.end(error_from_message(entry.error))
             return True
         if entry.position > self.next_position:
             return False
@@ -64,6 +63,11 @@ class AnswerStream:
         )
         self._news.set()
         return True
+
+    def end(self, error: ServeError) -> None:
+        """The worker has said its last word: an error."""
+        self.is_complete = True
+        self.fail(error)
 
     def fail(self, error: ServeError) -> None:
         """No more will come; what has arrived is still read first."""

@@ -7,11 +7,12 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from router.answer import Answer, Surroundings
 from router.everyone import forget_cached
 from router.fleet import Fleet
+from router.found import Found, find
 from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.link_pool import LinkPool
 from router.member import Member
@@ -70,10 +71,11 @@ class RouterCore:
         await asyncio.shield(self._running)
 
     async def close(self) -> None:
-        """End everything; open requests fail as Draining."""
+        """End everything; open requests fail as Draining. Of those whose clients can go on with them elsewhere, the answers
+        stay open at their decode workers, which keep them for a grace period."""
         self._is_draining = True
         for opened in list(self._open.values()):
-            opened.end(Draining("the router is shutting down"))
+            opened.leave(Draining("the router is shutting down; another one can go on with this stream"))
             await opened.stop()
         if self._links is not None:
             await self._links.settle()
@@ -100,9 +102,10 @@ class RouterCore:
         return self._is_draining
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        opened = self._admit(request)
+        found = await self._found(request) if request.resumptions else {}
+        opened = self._admit(request, found)
         try:
-            unfinished = len(request.sampling)
+            unfinished = len(request.sampling) - len(request.settled)
             while unfinished:
                 event = await opened.events.get()
                 if isinstance(event, ServeError):
@@ -190,7 +193,19 @@ class RouterCore:
             if record is not None:
                 self._request_log.put(ready_made(record))
 
-    def _admit(self, request: GenerationRequest) -> _OpenRequest:
+    async def _found(self, request: GenerationRequest) -> dict[int, Found]:
+        """What decode workers have of a stream that is resumed. If this router serves it still, over a connection that
+        its client has given up, that ends, and it is found there, too."""
+        earlier = self._open.pop(request.request_id, None)
+        if earlier is not None:
+            earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
+            await earlier.stop()
+        if self._links is None:
+            return {}
+        members = [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
+        return await find(self._links.to_all(members), request)
+
+    def _admit(self, request: GenerationRequest, found: Mapping[int, Found]) -> _OpenRequest:
         """Check what only the router knows, and begin every choice."""
         if self._is_draining:
             raise Draining("the router takes no new requests; try another one")
@@ -212,7 +227,7 @@ class RouterCore:
             request_log=self._request_log,
         )
         names = tuple(name_blocks(request.prompt, facts.block_size, request.salt, request.public_blocks))
-        opened = _OpenRequest(request, names, around, self._tasks)
+        opened = _OpenRequest(request, names, around, self._tasks, found)
         self._open[request.request_id] = opened
         self._idle.clear()
         return opened
@@ -222,7 +237,8 @@ class RouterCore:
         try:
             await opened.stop()
         finally:
-            del self._open[opened.request_id]
+            if self._open.get(opened.request_id) is opened:
+                del self._open[opened.request_id]
             if not self._open:
                 self._idle.set()
 
@@ -244,13 +260,20 @@ class _OpenRequest:
         names: tuple[BlockName, ...],
         around: Surroundings,
         tasks: asyncio.TaskGroup,
+        found: Mapping[int, Found],
     ) -> None:
         self.request_id = request.request_id
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._answers = [
-            Answer(request, index, names, around, self.events.put_nowait) for index in range(len(request.sampling))
-        ]
-        self._tasks = [tasks.create_task(answer.run(), name=f"answer {answer.request_id}") for answer in self._answers]
+        self._is_resumable = request.is_resumable
+        self._answers = {
+            index: Answer(request, index, names, around, self.events.put_nowait, found.get(index))
+            for index in range(len(request.sampling))
+            if index not in request.settled
+        }
+        self._tasks = {
+            index: tasks.create_task(answer.run(), name=f"answer {answer.request_id}")
+            for index, answer in self._answers.items()
+        }
 
     def finish_early(self, index: int) -> None:
         """The caller has what it wants of one choice."""
@@ -259,13 +282,21 @@ class _OpenRequest:
             task.cancel()
             self.events.put_nowait(FinishEvent(index, FinishReason.STOP, self._answers[index].cached_tokens))
 
+    def leave(self, error: ServeError, *, always: bool = False) -> None:
+        """End it here, but not at its decode workers if its client has what it needs to go on with it (or `always`)."""
+        if always or (self._is_resumable and any(answer.has_begun for answer in self._answers.values())):
+            for answer in self._answers.values():
+                answer.leave_open()
+        self.end(error)
+
     def end(self, error: ServeError) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         self.events.put_nowait(error)
 
     async def stop(self) -> None:
         """Cancel what still runs and wait for it: each answer closes its attempt, without waiting for the worker."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.wait(self._tasks)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values())

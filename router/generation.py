@@ -29,6 +29,12 @@ class GenerationRequest:
     """Class: higher goes first where requests have to wait."""
     tenant: str = ""
     """Requests that have to wait are taken from tenants in turns."""
+    resumptions: int = 0
+    """How often a client has gone on with this stream; if ever, decode workers may still have its answers."""
+    settled: frozenset[int] = frozenset()
+    """Choices whose end the client has: nothing is wanted of them."""
+    is_resumable: bool = False
+    """Its client can go on with it at another router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +88,8 @@ class Dispatcher(Protocol):
     def is_draining(self) -> bool: ...
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        """Tokens of all choices as they come, and one FinishEvent per choice.
+        """Tokens of all choices as they come, and one FinishEvent per choice; from the first token on, also of a stream
+        that is resumed.
 
         Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
         """

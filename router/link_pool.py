@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from router.answer_stream import AnswerStream
@@ -53,6 +53,9 @@ class LinkPool:
         """That worker was thought dead and is heard again: what it still has of this router's is closed there."""
         if member.worker in self._owed:
             self.to(member)
+
+    def to_all(self, members: Iterable[Member]) -> list[WorkerLink]:
+        return [self.to(member) for member in members]
 
     def drop(self, member: Member, reason: str) -> None:
         """That worker is gone: its answers fail now, so that they can go on elsewhere."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from router.admission import Admission
 from router.admission_metrics import AdmissionMetrics
 from router.answer_stream import AnswerStream
+from router.attempts import Attempts
 from router.fleet import Fleet
 from router.link_pool import LinkPool
 from router.member import Member
@@ -45,7 +45,8 @@ class Placed:
 
     link: WorkerLink
     stream: AnswerStream
-    decision: Decision
+    decision: Decision | None
+    """None: another router's."""
     decided_at_s: float
     """By the monotonic clock; from then on the decision's forecast counts."""
 
@@ -61,7 +62,12 @@ class Placer:
 
     def __init__(self, config: RouterConfig, fleet: Fleet, links: LinkPool, metrics: RouterMetrics) -> None:
         self._policy_name = config.policy
-        self._selector = Selector(policy_named(config.policy), fleet.index, fleet.reservations, seed=config.seed)
+        self._selector = Selector(
+            policy_named(config.policy),
+            fleet.index,
+            fleet.reservations,
+            seed=None if config.seed is None else config.seed + config.rank,
+        )
         rules = Rules(
             reconsiders=config.policy in RECONSIDERING, slo_ttft_s=config.slo_ttft_s, most_held=config.max_held
         )
@@ -69,9 +75,7 @@ class Placer:
         self._room = WaitingRoom(admission, self._workers, AdmissionMetrics(metrics.registry))
         fleet.listen(self._room.notice)
         self._worker_wait_s = config.worker_wait_s
-        self._openings = itertools.count()
-        """Numbers attempts over all requests: where a client uses an id again, a late Close or token of the earlier
-        request is not mistaken for the new one's."""
+        self.attempts = Attempts()
         self._fleet = fleet
         self._links = links
         self._metrics = metrics
@@ -83,9 +87,9 @@ class Placer:
     async def place(
         self, request: Request, lifetime: Lifetime, *, has_had_turn: bool, at: WorkerId | None = None
     ) -> Placed:
-        """Returns once a worker has it; every worker asked counts as an attempt and gets its own number. One that has
-        had its turn, and lost its worker, does not wait for another turn; nor is it refused, it waits for a worker.
-        `at`: that one has its pages, and computes the rest, if it takes it.
+        """Returns once a worker has it; every worker asked counts as an attempt and gets its own number, not below the
+        request's. One that has had its turn, and lost its worker, does not wait for another turn; nor is it refused, it
+        waits for a worker. `at`: that one has its pages, and computes the rest, if it takes it.
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, and what a worker says about the request itself. What was
@@ -118,7 +122,7 @@ class Placer:
             if not self._workers().can_serve(released.decision):  # it was for those who wait for the turn's task
                 self._room.left(request.request_id)
                 continue
-            attempt = dataclasses.replace(request, attempt=next(self._openings))
+            attempt = dataclasses.replace(request, attempt=self.attempts.next(request.attempt))
             placed = await self._open(attempt, released, lifetime)
             if isinstance(placed, Placed):
                 return placed

@@ -19,7 +19,7 @@ from router.liveness import Signal
 from router.member import Member
 from router.metrics import RouterMetrics
 from router.vigil import Vigil
-from twostroke.errors import NotFound, PeerLost, ServeError, StaleEpoch
+from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.faults import reach
 from twostroke.ids import RequestId
 from twostroke.lifetime import Point
@@ -116,6 +116,28 @@ class WorkerLink:
         self._opening.add(key)
         try:
             await self._answer_to(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
+        finally:
+            self._opening.discard(key)
+        if connection != self._connections:
+            await self._attach(stream)
+
+    async def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
+        """What the worker has of a stream, whichever router began it."""
+        request = worker_pb2.FindRequest(stream=stream)
+        found = await self._answer_to(
+            self._decode.Find(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
+        )
+        return list(found.answers)
+
+    async def take_over(self, stream: AnswerStream, had_attempt: int, deadline_s: float | None) -> None:
+        """From another router, that had it as `had_attempt`. Whatever this raises, call `forget` after it."""
+        await self._until_up()
+        key = (stream.request_id, stream.attempt)
+        connection = self._connections
+        self._streams[key] = stream
+        self._opening.add(key)
+        try:
+            await self._attach(stream, had_attempt, deadline_s)
         finally:
             self._opening.discard(key)
         if connection != self._connections:
@@ -237,6 +259,8 @@ class WorkerLink:
         connection = self._connections
         try:
             await self._attach(stream)
+        except Cancelled as error:
+            stream.end(error)
         except ServeError as error:
             if connection == self._connections and self._up.is_set():
                 stream.fail(PeerLost(f"decode worker {self.worker} no longer sends {stream.request_id}: {error}"))
@@ -244,15 +268,19 @@ class WorkerLink:
             if connection == self._connections:
                 self._repairing.discard((stream.request_id, stream.attempt))
 
-    async def _attach(self, stream: AnswerStream) -> None:
+    async def _attach(
+        self, stream: AnswerStream, had_attempt: int | None = None, deadline_s: float | None = None
+    ) -> None:
         if self.lost is not None:
             raise self.lost
         reach(Point.ROUTER_ATTACHING)
         request = worker_pb2.AttachRequest(
             request_id=stream.request_id,
-            attempt=stream.attempt,
+            attempt=stream.attempt if had_attempt is None else had_attempt,
             router_id=self._router_id,
             from_position=stream.next_position,
+            take_as=0 if had_attempt is None else stream.attempt,
+            deadline_s=deadline_s,
         )
         try:
             await self._answer_to(

@@ -239,7 +239,10 @@ class RouterConfig:
     """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
     policy: str = "kv"
     seed: int | None = None
-    """Of tie draws and of seeds drawn for requests that bring none. None: from the operating system."""
+    """Of tie draws and of the seeds of requests that bring none; the same for all routers of a cluster. None: ties are
+    drawn from the operating system, seeds follow from the cluster's token."""
+    rank: int = 0
+    """Among the routers of a cluster: those that see the same do not draw the same."""
     max_message_bytes: int = 8 << 20
     """Of one gRPC message or HTTP body."""
     worker_wait_s: float = 60.0

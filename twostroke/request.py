@@ -107,9 +107,10 @@ class Request:
 
     request_id: RequestId
     attempt: int
-    """Counts openings of the same request; tokens of an earlier attempt are ignored."""
+    """The later of two has the higher number; tokens of an earlier attempt are ignored."""
     prompt: tuple[int, ...]
-    emitted: tuple[int, ...] = ()
+    emitted: tuple[SampledToken, ...] = ()
+    """With logprobs where they were asked for: whoever resumes the stream asks its decode worker for all of it."""
     names: tuple[BlockName, ...]
     """Of all full blocks of prompt + emitted, computed once at the front door."""
     salt: bytes = b""
@@ -124,6 +125,10 @@ class Request:
     priority: int = 0
     """Class: higher goes first where requests have to wait. Of the router alone, as is the tenant."""
     tenant: str = ""
+
+    @property
+    def known(self) -> list[int]:
+        return [*self.prompt, *(sampled.token for sampled in self.emitted)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ def an_answer(request_id: str = "r", *, prompt: int = 40, emitted: int = 0, rout
         request_id=RequestId(request_id),
         attempt=0,
         prompt=tokens,
-        emitted=tuple(range(emitted)),
+        emitted=tuple(SampledToken(token) for token in range(emitted)),
         names=tuple(names),
         sampling=sampling,
         router_id=router_id,

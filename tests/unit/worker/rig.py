@@ -22,7 +22,7 @@ from twostroke.errors import ServeError
 from twostroke.ids import PageId, RequestId, SessionId
 from twostroke.kv_cache.block import name_blocks, root_name
 from twostroke.kv_cache.pool import BlockPool, PageState
-from twostroke.request import Request, SamplingParams
+from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes, request_to_message
 from twostroke.rpc.peer import PeerPrefix
@@ -290,7 +290,7 @@ class Router:
             request_id=RequestId(request_id),
             attempt=attempt,
             prompt=tuple(prompt),
-            emitted=tuple(emitted),
+            emitted=tuple(SampledToken(token) for token in emitted),
             names=tuple(name_blocks([*prompt, *emitted], BLOCK)),
             sampling=SamplingParams(seed=seed, max_tokens=max_tokens),
             deadline_s=deadline_s,

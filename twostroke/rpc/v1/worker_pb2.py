@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtwostroke/rpc/v1/worker.proto\x12\x0ctwostroke.v1\"\x92\x01\n\x0c\x46\x65tchRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\t\x12(\n\x06source\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\r\n\x05names\x18\x04 \x01(\x0c\x12\x0c\n\x04root\x18\x05 \x01(\x0c\x12\x10\n\x08within_s\x18\x06 \x01(\x01\"\x1f\n\rFetchResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\xe2\x01\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trequester\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x14\n\x0csource_epoch\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\r\n\x05names\x18\x06 \x01(\x0c\x12\x0e\n\x06wanted\x18\x07 \x03(\r\x12&\n\x04peer\x18\x08 \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\x13\n\x0bpeer_blocks\x18\t \x01(\r\x12\x15\n\rresident_only\x18\n \x01(\x08\"\x9c\x01\n\x0cPullResponse\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.PullAcceptedH\x00\x12)\n\x05ready\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.PagesReadyH\x00\x12(\n\x05\x61live\x18\x03 \x01(\x0b\x32\x17.twostroke.v1.PullAliveH\x00\x42\x07\n\x05\x65vent\"\x0b\n\tPullAlive\"0\n\x0cPullAccepted\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tendpoints\x18\x02 \x03(\x0c\"F\n\nPagesReady\x12&\n\x05pages\x18\x01 \x03(\x0b\x32\x17.twostroke.v1.ReadyPage\x12\x10\n\x08\x63omputed\x18\x02 \x01(\r\"L\n\tReadyPage\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"\xec\x02\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\x0b \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0c \x03(\x01\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\rB\x08\n\x06_top_kB\x0b\n\t_logprobs\"?\n\nPageSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"\xfe\x02\n\x0bOpenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x05 \x01(\t\x12\x0e\n\x06prompt\x18\x06 \x03(\r\x12\x0f\n\x07\x65mitted\x18\x07 \x03(\r\x12\r\n\x05names\x18\x08 \x01(\x0c\x12\x0c\n\x04salt\x18\t \x01(\x0c\x12(\n\x08sampling\x18\n \x01(\x0b\x32\x16.twostroke.v1.Sampling\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12(\n\x06source\x18\x0c \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12&\n\x04peer\x18\r \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\x13\n\x0bpeer_blocks\x18\x0e \x01(\r\x12\x15\n\rpublic_blocks\x18\x0f \x01(\rB\r\n\x0b_deadline_s\"\x0e\n\x0cOpenResponse\"3\n\x0c\x43loseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\x0f\n\rCloseResponse\"\"\n\rTokensRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"7\n\nTokenBatch\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.twostroke.v1.TokenEntry\"\xbf\x02\n\nTokenEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12#\n\x06tokens\x18\x04 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12&\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x17.twostroke.v1.ErrorInfo\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x14\n\x0clocal_tokens\x18\x08 \x01(\r\x12\x38\n\x08lifetime\x18\t \x03(\x0b\x32&.twostroke.v1.TokenEntry.LifetimeEntry\x1a/\n\rLifetimeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\\\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.twostroke.v1.TopLogprobB\n\n\x08_logprob\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"9\n\tErrorInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\"^\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x15\n\rfrom_position\x18\x04 \x01(\r\"\x10\n\x0e\x41ttachResponse\"\x1d\n\x0b\x46indRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\":\n\x0c\x46indResponse\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.FoundAnswer\"\xa8\x01\n\x0b\x46oundAnswer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06prompt\x18\x03 \x03(\r\x12(\n\x08sampling\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.Sampling\x12#\n\x06tokens\x18\x05 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\x15\n\rfinish_reason\x18\x06 \x01(\t2\x8a\x01\n\x05Pages\x12?\n\x04Pull\x12\x19.twostroke.v1.PullRequest\x1a\x1a.twostroke.v1.PullResponse0\x01\x12@\n\x05\x46\x65tch\x12\x1a.twostroke.v1.FetchRequest\x1a\x1b.twostroke.v1.FetchResponse2\xd0\x02\n\x06\x44\x65\x63ode\x12=\n\x04Open\x12\x19.twostroke.v1.OpenRequest\x1a\x1a.twostroke.v1.OpenResponse\x12@\n\x05\x43lose\x12\x1a.twostroke.v1.CloseRequest\x1a\x1b.twostroke.v1.CloseResponse\x12\x41\n\x06Tokens\x12\x1b.twostroke.v1.TokensRequest\x1a\x18.twostroke.v1.TokenBatch0\x01\x12\x43\n\x06\x41ttach\x12\x1b.twostroke.v1.AttachRequest\x1a\x1c.twostroke.v1.AttachResponse\x12=\n\x04\x46ind\x12\x19.twostroke.v1.FindRequest\x1a\x1a.twostroke.v1.FindResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtwostroke/rpc/v1/worker.proto\x12\x0ctwostroke.v1\"\x92\x01\n\x0c\x46\x65tchRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x02 \x01(\t\x12(\n\x06source\x18\x03 \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\r\n\x05names\x18\x04 \x01(\x0c\x12\x0c\n\x04root\x18\x05 \x01(\x0c\x12\x10\n\x08within_s\x18\x06 \x01(\x01\"\x1f\n\rFetchResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\xe2\x01\n\x0bPullRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trequester\x18\x02 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x03 \x01(\t\x12\x14\n\x0csource_epoch\x18\x04 \x01(\t\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\r\n\x05names\x18\x06 \x01(\x0c\x12\x0e\n\x06wanted\x18\x07 \x03(\r\x12&\n\x04peer\x18\x08 \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\x13\n\x0bpeer_blocks\x18\t \x01(\r\x12\x15\n\rresident_only\x18\n \x01(\x08\"\x9c\x01\n\x0cPullResponse\x12.\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x0b\x32\x1a.twostroke.v1.PullAcceptedH\x00\x12)\n\x05ready\x18\x02 \x01(\x0b\x32\x18.twostroke.v1.PagesReadyH\x00\x12(\n\x05\x61live\x18\x03 \x01(\x0b\x32\x17.twostroke.v1.PullAliveH\x00\x42\x07\n\x05\x65vent\"\x0b\n\tPullAlive\"0\n\x0cPullAccepted\x12\r\n\x05\x65poch\x18\x01 \x01(\t\x12\x11\n\tendpoints\x18\x02 \x03(\x0c\"F\n\nPagesReady\x12&\n\x05pages\x18\x01 \x03(\x0b\x32\x17.twostroke.v1.ReadyPage\x12\x10\n\x08\x63omputed\x18\x02 \x01(\r\"L\n\tReadyPage\x12\r\n\x05\x62lock\x18\x01 \x01(\r\x12\x0c\n\x04page\x18\x02 \x01(\r\x12\x12\n\ngeneration\x18\x03 \x01(\x04\x12\x0e\n\x06\x64igest\x18\x04 \x01(\x0c\"\xec\x02\n\x08Sampling\x12\x0c\n\x04seed\x18\x01 \x01(\x04\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x13\n\x0btemperature\x18\x04 \x01(\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\r\n\x05top_p\x18\x06 \x01(\x01\x12\r\n\x05min_p\x18\x07 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\n \x01(\x01\x12\x13\n\x0b\x62ias_tokens\x18\x0b \x03(\r\x12\x13\n\x0b\x62ias_values\x18\x0c \x03(\x01\x12\x15\n\x08logprobs\x18\r \x01(\rH\x01\x88\x01\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\r\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x10 \x03(\rB\x08\n\x06_top_kB\x0b\n\t_logprobs\"?\n\nPageSource\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\t\"\x93\x03\n\x0bOpenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\x12\x14\n\x0cworker_epoch\x18\x05 \x01(\t\x12\x0e\n\x06prompt\x18\x06 \x03(\r\x12$\n\x07\x65mitted\x18\x07 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\r\n\x05names\x18\x08 \x01(\x0c\x12\x0c\n\x04salt\x18\t \x01(\x0c\x12(\n\x08sampling\x18\n \x01(\x0b\x32\x16.twostroke.v1.Sampling\x12\x17\n\ndeadline_s\x18\x0b \x01(\x01H\x00\x88\x01\x01\x12(\n\x06source\x18\x0c \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12&\n\x04peer\x18\r \x01(\x0b\x32\x18.twostroke.v1.PageSource\x12\x13\n\x0bpeer_blocks\x18\x0e \x01(\r\x12\x15\n\rpublic_blocks\x18\x0f \x01(\rB\r\n\x0b_deadline_s\"\x0e\n\x0cOpenResponse\"3\n\x0c\x43loseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\"\x0f\n\rCloseResponse\"\"\n\rTokensRequest\x12\x11\n\trouter_id\x18\x01 \x01(\t\"7\n\nTokenBatch\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.twostroke.v1.TokenEntry\"\xbf\x02\n\nTokenEntry\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x10\n\x08position\x18\x03 \x01(\r\x12#\n\x06tokens\x18\x04 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\x15\n\rfinish_reason\x18\x05 \x01(\t\x12&\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x17.twostroke.v1.ErrorInfo\x12\x15\n\rcached_tokens\x18\x07 \x01(\r\x12\x14\n\x0clocal_tokens\x18\x08 \x01(\r\x12\x38\n\x08lifetime\x18\t \x03(\x0b\x32&.twostroke.v1.TokenEntry.LifetimeEntry\x1a/\n\rLifetimeEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\\\n\x05Token\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12%\n\x03top\x18\x03 \x03(\x0b\x32\x18.twostroke.v1.TopLogprobB\n\n\x08_logprob\")\n\nTopLogprob\x12\n\n\x02id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\"9\n\tErrorInfo\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x66ield\x18\x03 \x01(\t\"\x97\x01\n\rAttachRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x11\n\trouter_id\x18\x03 \x01(\t\x12\x15\n\rfrom_position\x18\x04 \x01(\r\x12\x0f\n\x07take_as\x18\x05 \x01(\x04\x12\x17\n\ndeadline_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x42\r\n\x0b_deadline_s\"\x10\n\x0e\x41ttachResponse\"\x1d\n\x0b\x46indRequest\x12\x0e\n\x06stream\x18\x01 \x01(\t\":\n\x0c\x46indResponse\x12*\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x19.twostroke.v1.FoundAnswer\"\xbf\x01\n\x0b\x46oundAnswer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x04\x12\x0e\n\x06prompt\x18\x03 \x03(\r\x12(\n\x08sampling\x18\x04 \x01(\x0b\x32\x16.twostroke.v1.Sampling\x12#\n\x06tokens\x18\x05 \x03(\x0b\x32\x13.twostroke.v1.Token\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x15\n\rcached_tokens\x18\x07 \x01(\r2\x8a\x01\n\x05Pages\x12?\n\x04Pull\x12\x19.twostroke.v1.PullRequest\x1a\x1a.twostroke.v1.PullResponse0\x01\x12@\n\x05\x46\x65tch\x12\x1a.twostroke.v1.FetchRequest\x1a\x1b.twostroke.v1.FetchResponse2\xd0\x02\n\x06\x44\x65\x63ode\x12=\n\x04Open\x12\x19.twostroke.v1.OpenRequest\x1a\x1a.twostroke.v1.OpenResponse\x12@\n\x05\x43lose\x12\x1a.twostroke.v1.CloseRequest\x1a\x1b.twostroke.v1.CloseResponse\x12\x41\n\x06Tokens\x12\x1b.twostroke.v1.TokensRequest\x1a\x18.twostroke.v1.TokenBatch0\x01\x12\x43\n\x06\x41ttach\x12\x1b.twostroke.v1.AttachRequest\x1a\x1c.twostroke.v1.AttachResponse\x12=\n\x04\x46ind\x12\x19.twostroke.v1.FindRequest\x1a\x1a.twostroke.v1.FindResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,39 +54,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PAGESOURCE']._serialized_start=1197
   _globals['_PAGESOURCE']._serialized_end=1260
   _globals['_OPENREQUEST']._serialized_start=1263
-  _globals['_OPENREQUEST']._serialized_end=1645
-  _globals['_OPENRESPONSE']._serialized_start=1647
-  _globals['_OPENRESPONSE']._serialized_end=1661
-  _globals['_CLOSEREQUEST']._serialized_start=1663
-  _globals['_CLOSEREQUEST']._serialized_end=1714
-  _globals['_CLOSERESPONSE']._serialized_start=1716
-  _globals['_CLOSERESPONSE']._serialized_end=1731
-  _globals['_TOKENSREQUEST']._serialized_start=1733
-  _globals['_TOKENSREQUEST']._serialized_end=1767
-  _globals['_TOKENBATCH']._serialized_start=1769
-  _globals['_TOKENBATCH']._serialized_end=1824
-  _globals['_TOKENENTRY']._serialized_start=1827
-  _globals['_TOKENENTRY']._serialized_end=2146
-  _globals['_TOKENENTRY_LIFETIMEENTRY']._serialized_start=2099
-  _globals['_TOKENENTRY_LIFETIMEENTRY']._serialized_end=2146
-  _globals['_TOKEN']._serialized_start=2148
-  _globals['_TOKEN']._serialized_end=2240
-  _globals['_TOPLOGPROB']._serialized_start=2242
-  _globals['_TOPLOGPROB']._serialized_end=2283
-  _globals['_ERRORINFO']._serialized_start=2285
-  _globals['_ERRORINFO']._serialized_end=2342
-  _globals['_ATTACHREQUEST']._serialized_start=2344
-  _globals['_ATTACHREQUEST']._serialized_end=2438
-  _globals['_ATTACHRESPONSE']._serialized_start=2440
-  _globals['_ATTACHRESPONSE']._serialized_end=2456
-  _globals['_FINDREQUEST']._serialized_start=2458
-  _globals['_FINDREQUEST']._serialized_end=2487
-  _globals['_FINDRESPONSE']._serialized_start=2489
-  _globals['_FINDRESPONSE']._serialized_end=2547
-  _globals['_FOUNDANSWER']._serialized_start=2550
-  _globals['_FOUNDANSWER']._serialized_end=2718
-  _globals['_PAGES']._serialized_start=2721
-  _globals['_PAGES']._serialized_end=2859
-  _globals['_DECODE']._serialized_start=2862
-  _globals['_DECODE']._serialized_end=3198
+  _globals['_OPENREQUEST']._serialized_end=1666
+  _globals['_OPENRESPONSE']._serialized_start=1668
+  _globals['_OPENRESPONSE']._serialized_end=1682
+  _globals['_CLOSEREQUEST']._serialized_start=1684
+  _globals['_CLOSEREQUEST']._serialized_end=1735
+  _globals['_CLOSERESPONSE']._serialized_start=1737
+  _globals['_CLOSERESPONSE']._serialized_end=1752
+  _globals['_TOKENSREQUEST']._serialized_start=1754
+  _globals['_TOKENSREQUEST']._serialized_end=1788
+  _globals['_TOKENBATCH']._serialized_start=1790
+  _globals['_TOKENBATCH']._serialized_end=1845
+  _globals['_TOKENENTRY']._serialized_start=1848
+  _globals['_TOKENENTRY']._serialized_end=2167
+  _globals['_TOKENENTRY_LIFETIMEENTRY']._serialized_start=2120
+  _globals['_TOKENENTRY_LIFETIMEENTRY']._serialized_end=2167
+  _globals['_TOKEN']._serialized_start=2169
+  _globals['_TOKEN']._serialized_end=2261
+  _globals['_TOPLOGPROB']._serialized_start=2263
+  _globals['_TOPLOGPROB']._serialized_end=2304
+  _globals['_ERRORINFO']._serialized_start=2306
+  _globals['_ERRORINFO']._serialized_end=2363
+  _globals['_ATTACHREQUEST']._serialized_start=2366
+  _globals['_ATTACHREQUEST']._serialized_end=2517
+  _globals['_ATTACHRESPONSE']._serialized_start=2519
+  _globals['_ATTACHRESPONSE']._serialized_end=2535
+  _globals['_FINDREQUEST']._serialized_start=2537
+  _globals['_FINDREQUEST']._serialized_end=2566
+  _globals['_FINDRESPONSE']._serialized_start=2568
+  _globals['_FINDRESPONSE']._serialized_end=2626
+  _globals['_FOUNDANSWER']._serialized_start=2629
+  _globals['_FOUNDANSWER']._serialized_end=2820
+  _globals['_PAGES']._serialized_start=2823
+  _globals['_PAGES']._serialized_end=2961
+  _globals['_DECODE']._serialized_start=2964
+  _globals['_DECODE']._serialized_end=3300
 # @@protoc_insertion_point(module_scope)

@@ -130,7 +130,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
     async def _compute(self, answer: OpenAnswer) -> None:
         request = answer.request
         cached = sum(name in self.log_names for name in request.names) * BLOCK
-        known = [*request.prompt, request.sampling.choice, *request.emitted]
+        known = [*request.prompt, request.sampling.choice, *(sampled.token for sampled in request.emitted)]
         while True:
             await asyncio.sleep(self.step_s)
             position = len(known) - len(request.prompt) - 1
