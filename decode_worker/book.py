@@ -97,7 +97,7 @@ class AnswerBook(RoleServices):
         self.outbox(router_id).carry(answer, from_position)
 
     def take_over(self, wanted: worker_pb2.AttachRequest) -> None:
-        """Attach under a later attempt: whatever the router that had it still says or asks about the earlier one is late.
+        """Attach under a later attempt: whatever the router that had it still asks about the earlier one is late.
 
         Raises as `attach` does.
         """

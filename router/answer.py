@@ -165,15 +165,13 @@ class Answer:
         return FinishReason.LENGTH
 
     async def _place(self, at: WorkerId | None) -> Placed:
-        return await self._around.placer.place(
-            self._request_now(), self._lifetime, has_had_turn=self._account.attempts > 0, at=at
-        )
+        has_had_turn = self._account.attempts > 0 or self._found is not None
+        return await self._around.placer.place(self._request_now(), self._lifetime, has_had_turn=has_had_turn, at=at)
 
     def _begin_with(self, found: Found) -> None:
         """Tell what another router has had already."""
         self._sampling = dataclasses.replace(self._sampling, max_tokens=found.most_tokens)
         self._least_attempt = max(self._least_attempt, found.attempt + 1)
-        self._account.placed(None, time.monotonic())
         self._account.arrived(0, found.cached_tokens, time.monotonic())
         self._tell(found.tokens)
 

@@ -23,7 +23,7 @@ class Attempts:
 
     def __init__(self, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._clock_ns = clock_ns
-        self._latest = 0
+        self._latest = -1
 
     def next(self, at_least: int = 0) -> int:
         """To be called with `first_attempt`, or with one more than an attempt that was found."""

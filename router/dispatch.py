@@ -71,8 +71,8 @@ class RouterCore:
         await asyncio.shield(self._running)
 
     async def close(self) -> None:
-        """End everything; open requests fail as Draining. Of those whose clients can go on with them elsewhere, the answers
-        stay open at their decode workers, which keep them for a grace period."""
+        """End everything; open requests fail as Draining. Answers that their clients can resume elsewhere stay open at
+        their decode workers, which keep them for a grace period."""
         self._is_draining = True
         for opened in list(self._open.values()):
             opened.leave(Draining("the router is shutting down; another one can go on with this stream"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import secrets
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -26,6 +24,7 @@ from router.params import (
     sampling_params,
 )
 from router.public_prefixes import PublicPrefixes
+from router.resume import Seeds
 from router.text import Text, encode_off_loop
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.faults import reach
@@ -54,6 +53,8 @@ class TextEvent:
     finish: FinishReason | None = None
     usage: Usage | None = None
     """Of the whole request, in its very last event."""
+    is_sent: bool = False
+    """The client has it (but for the usage): the stream is resumed."""
 
 
 Sink = Callable[[TextEvent], Awaitable[None]]
@@ -80,7 +81,7 @@ class Front:
         metrics: RouterMetrics,
         *,
         model: str,
-        seed: int | None = None,
+        seeds: Seeds | None = None,
         public: PublicPrefixes | None = None,
     ) -> None:
         self.dispatcher = dispatcher
@@ -88,9 +89,7 @@ class Front:
         self.metrics = metrics
         self.model = model
         self._public = public or PublicPrefixes()
-        self._seeds = random.Random(seed) if seed is not None else random.SystemRandom()
-        self._life = secrets.token_hex(4)
-        """Part of the dispatcher's ids: workers may still know a client's id from another router or an earlier one."""
+        self._seeds = seeds or Seeds()
         self._open: dict[str, tuple[str, ...]] = {}
         """Request id of a client -> ids of its prompts at the dispatcher."""
 
@@ -152,8 +151,9 @@ class Front:
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
         facts = self.dispatcher.facts
-        requests, salt = [], owner_salt(ask.tenant, ask.cache_salt)
-        for request_id, prompt in zip(request_ids, ask.prompts, strict=True):
+        requests, salt, n = [], owner_salt(ask.tenant, ask.cache_salt), ask.options.n
+        for rank, (request_id, prompt) in enumerate(zip(request_ids, ask.prompts, strict=True)):
+            sent = ask.point.sent[rank * n : (rank + 1) * n]
             tokens = await self.tokens_of(prompt)
             check_prompt(tokens, prompt, facts)
             length = answer_length(len(tokens), prompt, ask.options, facts)
@@ -163,10 +163,13 @@ class Front:
                     prompt=tokens,
                     salt=salt,
                     public_blocks=self._public.blocks_of(tokens, facts.block_size),
-                    sampling=sampling_params(ask.options, length, facts, self._seeds),
+                    sampling=sampling_params(ask.options, length, facts, self._seeds.of(ask.point, rank)),
                     deadline_s=ask.deadline_s,
                     priority=ask.priority,
                     tenant=ask.tenant or ask.user,
+                    resumptions=ask.point.resumptions,
+                    settled=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),
+                    is_resumable=ask.is_stream,
                 )
             )
         return Call(ask, tuple(requests), facts, received_s)
@@ -174,18 +177,19 @@ class Front:
     @contextlib.contextmanager
     def _named(self, ask: Ask) -> Iterator[tuple[str, ...]]:
         """The dispatcher's ids of the ask's prompts, while it is open."""
-        name = ask.request_id
-        if name in self._open:
+        name, point = ask.request_id, ask.point
+        if name in self._open and not point.resumptions:
             if not ask.may_rename:
                 raise InvalidRequest(f"request_id {name!r} is that of another open request", field="request_id")
             name = f"{name}-{uuid.uuid4().hex[:8]}"
         several = len(ask.prompts) > 1
-        unique = f"{name}~{self._life}"
-        self._open[name] = tuple(f"{unique}/{rank}" if several else unique for rank in range(len(ask.prompts)))
+        parts = tuple(f"{point.stream}/{rank}" if several else point.stream for rank in range(len(ask.prompts)))
+        self._open[name] = parts
         try:
-            yield self._open[name]
+            yield parts
         finally:
-            del self._open[name]
+            if self._open[name] is parts:
+                del self._open[name]
 
 
 class _Answer:
@@ -195,48 +199,65 @@ class _Answer:
         self._front = front
         self._call = call
         self._sink = sink
-        self._choices_left = len(call.requests) * call.ask.options.n
-        self._completion_tokens = 0
+        self._point = call.ask.point
+        settled = [sent for sent in self._point.sent if sent.is_finished]
+        self._choices_left = len(self._point.sent) - len(settled)
+        self._completion_tokens = sum(sent.tokens or 0 for sent in settled)
         self._cached_tokens = 0
-        self._has_token = False
+        self._has_token = self._point.resumptions > 0
+        self._prompts = [
+            rank for rank, request in enumerate(call.requests) if len(request.settled) < call.ask.options.n
+        ]
+        """Those with something left to say."""
 
     async def run(self) -> None:
-        requests = self._call.requests
-        if len(requests) == 1:
-            await self._run_prompt(0)
+        if not self._prompts:
+            if not self._point.is_complete:
+                await self._sink(TextEvent(0, "", usage=self._usage(), is_sent=True))
+            return
+        if len(self._prompts) == 1:
+            await self._run_prompt(self._prompts[0])
             return
         try:
             async with asyncio.TaskGroup() as group:
-                for rank in range(len(requests)):
+                for rank in self._prompts:
                     group.create_task(self._run_prompt(rank))
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 
     async def _run_prompt(self, rank: int) -> None:
         request, options = self._call.requests[rank], self._call.ask.options
-        self._front.metrics.prompt_tokens_total.inc(len(request.prompt))
-        choices = [_Choice(self._front.text, self._call, request) for _ in range(options.n)]
+        if not request.resumptions:
+            self._front.metrics.prompt_tokens_total.inc(len(request.prompt))
+        first = rank * options.n
+        choices = {
+            choice: _Choice(self._front.text, self._call, request, self._point.sent[first + choice].tokens or 0)
+            for choice in range(options.n)
+            if choice not in request.settled
+        }
         cached: dict[int, int] = {}
         async with contextlib.aclosing(self._front.dispatcher.generate(request)) as events:
             async for event in events:
                 choice = choices[event.index]
                 if isinstance(event, TokenEvent):
-                    await self._take_token(choice, event, request, rank * options.n + event.index)
+                    await self._take_token(choice, event, request, first + event.index)
                 elif not choice.is_finished:
                     cached[event.index] = event.cached_tokens
-                    if len(cached) == options.n:
+                    if len(cached) == len(choices):
                         self._count_cached(min(cached.values()))
-                    await self._finish(choice, event, rank * options.n + event.index)
-        if not all(choice.is_finished for choice in choices):
+                    await self._finish(choice, event, first + event.index)
+        if not all(choice.is_finished for choice in choices.values()):
             raise InternalError(f"the answer stream of {request.request_id} ended without a finish reason")
 
     async def _take_token(self, choice: _Choice, event: TokenEvent, request: GenerationRequest, index: int) -> None:
         if choice.is_stopped:
             return
-        self._observe(choice)
         self._completion_tokens += 1
         scanned = choice.feed(event)
-        await self._sink(TextEvent(index, scanned.text, token=event.token))
+        is_sent = event.position < choice.sent_tokens
+        if not is_sent:
+            self._observe(choice)
+        await self._sink(TextEvent(index, scanned.text, token=event.token, is_sent=is_sent))
         if scanned.stopped:
             await self._front.dispatcher.finish_early(request.request_id, event.index)
 
@@ -245,11 +266,10 @@ class _Answer:
         reason = FinishReason.STOP if choice.is_stopped else event.reason
         if reason is FinishReason.ERROR:
             raise InternalError("a worker ended the answer with an error it did not name")
+        if choice.tokens < choice.sent_tokens:
+            raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
         self._choices_left -= 1
-        usage = None
-        if self._choices_left == 0:
-            prompt_tokens = sum(len(request.prompt) for request in self._call.requests)
-            usage = Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
+        usage = self._usage() if self._choices_left == 0 else None
         await self._sink(TextEvent(index, rest, finish=reason, usage=usage))
         if usage is not None:
             log.info(
@@ -260,6 +280,10 @@ class _Answer:
                 usage.completion_tokens,
                 1000 * (time.monotonic() - self._call.received_s),
             )
+
+    def _usage(self) -> Usage:
+        prompt_tokens = sum(len(request.prompt) for request in self._call.requests)
+        return Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
 
     def _count_cached(self, tokens: int) -> None:
         """Of several choices for one prompt the later ones always reuse the first: the least is what was there."""
@@ -280,8 +304,11 @@ class _Answer:
 class _Choice:
     """The text of one choice and whether it has come to its end."""
 
-    def __init__(self, text: Text, call: Call, request: GenerationRequest) -> None:
+    def __init__(self, text: Text, call: Call, request: GenerationRequest, sent_tokens: int) -> None:
         options = call.ask.options
+        self.sent_tokens = sent_tokens
+        """That the client has already."""
+        self.tokens = 0
         self._text = AnswerText(
             text.decoder(request.prompt, skip_special_tokens=options.skip_special_tokens),
             StopScanner(options.stop, include_stop=options.include_stop_str_in_output),
@@ -298,6 +325,7 @@ class _Choice:
         self.last_token_s: float | None = None
 
     def feed(self, event: TokenEvent) -> Scanned:
+        self.tokens += 1
         if event.token.token in self._mute and event.position + 1 >= self._min_tokens:
             return Scanned("", stopped=False)
         scanned = self._text.feed(event.token.token)

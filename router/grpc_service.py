@@ -22,6 +22,7 @@ from router.params import (
     check_request_id,
     priority_class,
 )
+from router.resume import Progress, Pulse, StreamPoint
 from router.text import token_text
 from twostroke.config import Role
 from twostroke.errors import InvalidRequest, PeerLost, UnsupportedFeature
@@ -48,10 +49,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         ask = _parse_ask(request, context.time_remaining())
+        progress, pulse = Progress(ask.point), Pulse()
         last: list[inference_pb2.GenerateResponse] = []
 
         async def send(event: TextEvent) -> None:
+            if event.is_sent:
+                if pulse.is_due():
+                    await context.write(inference_pb2.GenerateResponse(request_id=ask.request_id, index=event.choice))
+                return
             message = self._message(ask.request_id, event)
+            sent = progress.sent_token if event.finish is None else progress.finished
+            message.resume_token = sent(event.choice)
             if event.usage is None:
                 await context.write(message)
             else:
@@ -60,7 +68,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
         await self._front.answer(ask, send)
-        yield last[0]
+        for message in last:
+            yield message
 
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
@@ -195,11 +204,18 @@ class ControlService(control_pb2_grpc.ControlServicer):
 def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> Ask:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
+    options = _parse_options(request)
+    request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
+    if request.resume_from:
+        point = StreamPoint.after(request.resume_from, options.n, "resume_from")
+    else:
+        point = StreamPoint.begin(request_id, options.n)
     return Ask(
-        request_id=check_request_id(request.request_id, "request_id") or uuid.uuid4().hex,
+        point=point,
+        is_stream=True,
         model=request.model or None,
         prompts=(_parse_prompt(request),),
-        options=_parse_options(request),
+        options=options,
         cache_salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + left_s,
         priority=priority_class(request.priority),

@@ -31,6 +31,7 @@ from router.openai_schema import (
     parse_tokenize,
 )
 from router.params import Ask, TextPrompt, check_request_id, check_token_ids
+from router.resume import StreamPoint
 from router.text import encode_off_loop, token_text
 from twostroke.errors import (
     Cancelled,
@@ -51,6 +52,7 @@ LINGER_BYTES = 64 << 20
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
+LAST_EVENT_ID_HEADER = "last-event-id"
 TENANT_HEADER = "x-tenant-id"
 """Set by gateways that know their clients, which must not be able to choose it."""
 
@@ -139,7 +141,8 @@ class HttpDoors:
 
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
         ask = Ask(
-            request_id=request.state.request_id,
+            point=_point(request, wanted),
+            is_stream=wanted.stream,
             may_rename=True,
             model=wanted.model,
             prompts=wanted.prompts,
@@ -150,7 +153,7 @@ class HttpDoors:
             tenant=check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER),
             user=wanted.user,
         )
-        reply = Reply(wanted, ask.request_id, self._front.model, self._front.text)
+        reply = Reply(wanted, ask.point, self._front.model, self._front.text)
         return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
 
     def _model_card(self) -> dict[str, object]:
@@ -214,6 +217,19 @@ class RequestIds:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send_with_id)
+
+
+def _point(request: Request, wanted: OpenAIRequest) -> StreamPoint:
+    choices = len(wanted.prompts) * wanted.options.n
+    token = request.headers.get(LAST_EVENT_ID_HEADER)
+    if not token:
+        return StreamPoint.begin(request.state.request_id, choices)
+    if not wanted.stream:
+        raise InvalidRequest(
+            f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
+            field=LAST_EVENT_ID_HEADER,
+        )
+    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER)
 
 
 def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:

@@ -13,7 +13,8 @@ from starlette.types import Message, Receive, Scope, Send
 from router.front import Front, TextEvent
 from router.openai_reply import Reply, error_body
 from router.params import Ask
-from twostroke.errors import Overloaded, ServeError
+from router.resume import Pulse
+from twostroke.errors import Draining, Overloaded, ServeError
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -67,8 +68,10 @@ class AnswerResponse(Response):
         events = _EventStream(send)
 
         async def forward(event: TextEvent) -> None:
-            for chunk in self._reply.chunks(event):
-                await events.send(_dumps(chunk))
+            for token, chunk in self._reply.chunks(event):
+                await events.send(_dumps(chunk), token)
+            if event.is_sent:
+                await events.pulse()
 
         try:
             await self._front.answer(self._ask, forward)
@@ -77,6 +80,8 @@ class AnswerResponse(Response):
             if not events.is_started:
                 await events.refuse(error)
                 return
+            if isinstance(error, Draining):
+                return  # cut, not closed: a client that sees no end goes on at another router
             await events.send(_dumps(error_body(error)))
         await events.close()
 
@@ -84,13 +89,23 @@ class AnswerResponse(Response):
 class _EventStream:
     def __init__(self, send: Send) -> None:
         self._send = send
+        self._pulse = Pulse()
         self.is_started = False
 
-    async def send(self, data: str) -> None:
+    async def send(self, data: str, token: str | None = None) -> None:
+        """`token` is what a client says that goes on after this."""
+        await self._write(f"data: {data}\n\n" if token is None else f"id: {token}\ndata: {data}\n\n")
+
+    async def pulse(self) -> None:
+        """A comment, which clients ignore, where nothing else is sent."""
+        if self._pulse.is_due():
+            await self._write(": going on\n\n")
+
+    async def _write(self, event: str) -> None:
         if not self.is_started:
             self.is_started = True
             await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
-        await self._send(_body(f"data: {data}\n\n".encode(), more=True))
+        await self._send(_body(event.encode(), more=True))
 
     async def close(self) -> None:
         await self._send(_body(b"", more=False))

@@ -10,6 +10,7 @@ from typing import Any
 
 from router.front import TextEvent, Usage
 from router.openai_schema import OpenAIRequest
+from router.resume import Progress, StreamPoint
 from router.text import Text, token_text
 from twostroke.errors import InvalidRequest, NotFound, ServeError
 from twostroke.request import SampledToken
@@ -43,14 +44,14 @@ def usage_body(usage: Usage) -> Json:
 class Reply:
     """Builds the bodies of one answer from its text events."""
 
-    def __init__(self, request: OpenAIRequest, request_id: str, model: str, text: Text) -> None:
+    def __init__(self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text) -> None:
         self._request = request
         self._text = text
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
         self._object = kind
-        self._head: Json = {"id": f"{prefix}-{request_id}", "created": int(time.time()), "model": model}
-        count = len(request.prompts) * request.options.n
-        self._choices = [_Choice() for _ in range(count)]
+        self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
+        self._choices = [_Choice(is_opened=sent.tokens is not None) for sent in point.sent]
+        self._progress = Progress(point)
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
@@ -69,23 +70,28 @@ class Reply:
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
 
-    def chunks(self, event: TextEvent) -> list[Json]:
-        """What a stream says for one event: one chunk, with a chat's opening before the first."""
-        choice = self._choices[event.choice]
+    def chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
+        """What a stream says for one event: one chunk, with a chat's opening before the first. With each, the token by
+        which a client can go on after it."""
+        choice, index = self._choices[event.choice], event.choice
         chunks = []
-        if self._request.is_chat and not choice.is_opened:
+        if self._request.is_chat and not choice.is_opened and not event.is_sent:
             choice.is_opened = True
-            chunks.append(self._chunk({"index": event.choice, "delta": {"role": "assistant", "content": ""}}, None))
+            opening = self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}}, None)
+            chunks.append((self._progress.opened(index), opening))
         tokens = [] if event.token is None else [event.token]
-        part: Json = {"index": event.choice, **self._part(event)}
+        part: Json = {"index": index, **self._part(event)}
         if self._request.options.logprobs is not None:
             part["logprobs"] = self._logprobs(tokens, choice.offset) if tokens else None
             choice.offset += sum(len(token_text(self._text, token.token)) for token in tokens)
         if self._request.return_token_ids:
             part["token_ids"] = [token.token for token in tokens]
-        chunks.append(self._chunk(part, event.finish.value if event.finish else None))
+        if not event.is_sent:
+            token = self._progress.sent_token(index) if event.finish is None else self._progress.finished(index)
+            chunks.append((token, self._chunk(part, event.finish.value if event.finish else None)))
         if event.usage is not None and self._request.include_usage:
-            chunks.append({**self._stream_head(), "choices": [], "usage": usage_body(event.usage)})
+            usage = {**self._stream_head(), "choices": [], "usage": usage_body(event.usage)}
+            chunks.append((self._progress.ended(), usage))
         return chunks
 
     def _part(self, event: TextEvent) -> Json:
@@ -150,11 +156,11 @@ class Reply:
 class _Choice:
     """What has come of one choice."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_opened: bool) -> None:
         self.texts: list[str] = []
         self.tokens: list[SampledToken] = []
         self.finish_reason: str | None = None
-        self.is_opened = False
+        self.is_opened = is_opened
         self.offset = 0
 
 

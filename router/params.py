@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.generation import ServingFacts
+from router.resume import StreamPoint
 from twostroke.errors import InvalidRequest
 from twostroke.request import SamplingParams
 
@@ -97,7 +97,10 @@ class AnswerOptions:
 class Ask:
     """One client request, parsed; nothing in it has been compared with the model yet."""
 
-    request_id: str
+    point: StreamPoint
+    """Names the stream of its answers, and says what the client has of it already."""
+    is_stream: bool = False
+    """The client gets tokens as they come, and with them what it needs to go on at another router."""
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     model: str | None = None
@@ -122,6 +125,10 @@ class Ask:
                 f"one request may have {MAX_ANSWERS}",
                 field="n",
             )
+
+    @property
+    def request_id(self) -> str:
+        return self.point.request_id
 
 
 def priority_class(wanted: int) -> int:
@@ -181,12 +188,12 @@ def answer_length(prompt_tokens: int, prompt: Prompt, options: AnswerOptions, fa
 
 
 def sampling_params(
-    options: AnswerOptions, max_tokens: int, facts: ServingFacts, seeds: random.Random
+    options: AnswerOptions, max_tokens: int, facts: ServingFacts, own_seed: int
 ) -> tuple[SamplingParams, ...]:
-    """One per choice. A request without a seed gets one here, so that it can be continued anywhere."""
+    """One per choice. A request without a seed gets `own_seed`, so that it can be continued anywhere."""
     check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
     check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
-    seed = seeds.getrandbits(64) if options.seed is None else options.seed % (1 << 64)
+    seed = own_seed if options.seed is None else options.seed % (1 << 64)
     # More than all tokens is all tokens; a client's number may be larger than any message can carry.
     top_k = None if options.top_k is None else min(options.top_k, facts.vocab_size)
     return tuple(

@@ -19,6 +19,7 @@ from router.http_app import build_http_app
 from router.metrics import RouterMetrics
 from router.public_prefixes import read_public_prefixes
 from router.reservations import Reservations
+from router.resume import Seeds
 from router.routing_service import RoutingService
 from router.text import Text
 from twostroke.config import RouterConfig
@@ -60,7 +61,14 @@ class RouterServer:
         # By its port: that is the same in the router's next life.
         injector = install(f"router-{self.grpc_address.rpartition(':')[2]}")
         serve_faults(injector, self._rpc.server, config.cluster_token)
-        front = Front(dispatcher, text, metrics, model=config.served_model_name, seed=config.seed, public=public)
+        front = Front(
+            dispatcher,
+            text,
+            metrics,
+            model=config.served_model_name,
+            seeds=Seeds(config.cluster_token, config.seed),
+            public=public,
+        )
         self._http = _HttpServer(
             uvicorn.Config(
                 build_http_app(front, max_body_bytes=config.max_message_bytes),

@@ -153,7 +153,7 @@ class Doors:
 async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
     """The HTTP application without a server around it, for the many cases that end before dispatch."""
     dispatcher = ScriptedDispatcher()
-    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", seed=1)
+    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy")
     transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         yield dispatcher, http

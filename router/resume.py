@@ -1,0 +1,152 @@
+"""Up to where a client has a stream, as the token with every message says it: SSE `id`, gRPC `resume_token`.
+
+A token is `stream:resumptions:choices`. The stream's name is the client's request id and a random part. Of every choice
+it says how many tokens were sent, with an `e` where its end was sent, too; `-` stands for one of which nothing was, and
+`17x3` for three equal ones in a row. `end` instead of the choices: there is nothing left to be sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from router.attempts import MOST_RESUMPTIONS
+from twostroke.errors import InvalidRequest
+
+RANDOM_BYTES = 8
+"""Of a stream's name: whoever knows it, and the prompt, may read the answer."""
+MOST_CHARS = 16 << 10
+MOST_TOKENS = 1 << 32
+PULSE_S = 1.0
+"""While known tokens are replayed the client hears so often that somebody works for it."""
+
+_END = "end"
+_RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a client has of one choice."""
+
+    tokens: int | None = None
+    """None: not even its opening (in a chat, the chunk with the role)."""
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPoint:
+    stream: str
+    resumptions: int
+    sent: tuple[Sent, ...]
+    """Of every choice of every prompt."""
+    is_complete: bool = False
+
+    @classmethod
+    def begin(cls, request_id: str, choices: int) -> StreamPoint:
+        return cls(f"{request_id}~{secrets.token_hex(RANDOM_BYTES)}", 0, (Sent(),) * choices)
+
+    @classmethod
+    def after(cls, token: str, choices: int, field: str) -> StreamPoint:
+        """Where the stream goes on. Raises InvalidRequest, naming `field`, for what is no token of such a request."""
+        name, _, rest = token.partition(":")
+        resumed, _, said = rest.partition(":")
+        stream = unquote(name)
+        client, _, drawn = stream.rpartition("~")
+        is_token = len(token) <= MOST_CHARS and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
+        if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
+            raise _no_token(token, field)
+        if said == _END:
+            return cls(stream, int(resumed) + 1, (Sent(0, is_finished=True),) * choices, is_complete=True)
+        return cls(stream, int(resumed) + 1, _parse_runs(said, choices, token, field))
+
+    @property
+    def request_id(self) -> str:
+        """That the client knows."""
+        return self.stream.rpartition("~")[0]
+
+
+class Progress:
+    """What has been sent, while it is."""
+
+    def __init__(self, point: StreamPoint) -> None:
+        self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
+        self._sent = list(point.sent)
+
+    def opened(self, choice: int) -> str:
+        """The token of that message; so are all of these."""
+        self._sent[choice] = Sent(0)
+        return self._token()
+
+    def sent_token(self, choice: int) -> str:
+        self._sent[choice] = Sent((self._sent[choice].tokens or 0) + 1)
+        return self._token()
+
+    def finished(self, choice: int) -> str:
+        self._sent[choice] = Sent(self._sent[choice].tokens or 0, is_finished=True)
+        return self._token()
+
+    def ended(self) -> str:
+        return self._begins + _END
+
+    def _token(self) -> str:
+        return self._begins + ",".join(_run(sent, len(list(alike))) for sent, alike in itertools.groupby(self._sent))
+
+
+class Pulse:
+    """When a client that hears nothing else should hear that somebody works for it."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def is_due(self) -> bool:
+        if time.monotonic() - self._last_s < PULSE_S:
+            return False
+        self._last_s = time.monotonic()
+        return True
+
+
+class Seeds:
+    """Seeds for requests that bring none: every router of a cluster derives the same from a stream's name, so that any
+    can compute the same answer again. With a seed of the operator's, equal request ids have equal seeds."""
+
+    def __init__(self, cluster_token: str = "", seed: int | None = None) -> None:
+        secret = cluster_token if seed is None else f"seed {seed}"
+        self._key = hashlib.blake2b(secret.encode(), person=b"stream seeds").digest()
+        self._is_by_request = seed is not None
+
+    def of(self, point: StreamPoint, prompt: int) -> int:
+        name = point.request_id if self._is_by_request else point.stream
+        drawn = hashlib.blake2b(f"{prompt} {name}".encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(drawn, "little")
+
+
+def _run(sent: Sent, count: int) -> str:
+    one = "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
+    return one if count == 1 else f"{one}x{count}"
+
+
+def _parse_runs(said: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:
+    sent: list[Sent] = []
+    for run in said.split(","):
+        matched = _RUN.fullmatch(run)
+        if matched is None:
+            raise _no_token(token, field)
+        tokens, end, count = matched[1], bool(matched[2]), int(matched[3] or 1)
+        if (tokens == "-" and end) or (tokens != "-" and int(tokens) >= MOST_TOKENS) or len(sent) + count > choices:
+            raise _no_token(token, field)
+        sent += [Sent(None if tokens == "-" else int(tokens), end)] * count
+    if len(sent) != choices:
+        raise _no_token(token, field)
+    return tuple(sent)
+
+
+def _no_token(token: str, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} must be what came with the last message of a stream that answers this request, got {token[:80]!r}",
+        field=field,
+    )
