@@ -36,6 +36,14 @@ class WorkerProcess:
     state: control_pb2.WorkerState = control_pb2.WORKER_STATE_STARTING
 
 
+@dataclass(frozen=True, slots=True)
+class RouterProcess:
+    process: asyncio.subprocess.Process
+    http: str
+    """HOST:PORT, as the other one."""
+    grpc: str
+
+
 class ProcessCluster:
     """Start with `running_cluster`. Every worker is a process that can be killed, stopped and started again."""
 
@@ -54,24 +62,31 @@ class ProcessCluster:
         self.event_faults = event_faults
         self.public_prefixes = public_prefixes
         self.workers: dict[str, WorkerProcess] = {}
-        self.http = ""
-        self.grpc = ""
-        self._router: asyncio.subprocess.Process | None = None
+        self.routers: dict[int, RouterProcess] = {}
         self._fleet = FleetService()
         self._fleet_server = RpcServer("127.0.0.1", 0, token=TOKEN)
         fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
         self._version = 0
 
-    async def start(self, prefill: int, decode: int, model_dir: Path | None) -> None:
+    @property
+    def http(self) -> str:
+        """Of the first router."""
+        return f"http://{self.routers[0].http}"
+
+    @property
+    def grpc(self) -> str:
+        return self.routers[0].grpc
+
+    async def start(self, prefill: int, decode: int, model_dir: Path | None, routers: int = 1) -> None:
         await self._fleet_server.start()
         names = [(Role.PREFILL, index) for index in range(prefill)] + [(Role.DECODE, index) for index in range(decode)]
         await asyncio.gather(
-            self.start_router(model_dir),
+            *(self.start_router(model_dir, rank) for rank in range(routers)),
             *(self.start_worker(role, f"{role.value}-{index}", 1) for role, index in names),
         )
         await self._until_ready()
 
-    async def start_router(self, model_dir: Path | None) -> None:
+    async def start_router(self, model_dir: Path | None, rank: int = 0) -> None:
         config = RouterConfig(
             http_port=0,
             grpc_port=0,
@@ -81,19 +96,23 @@ class ProcessCluster:
             served_model_name=self.model.public_name,
             policy=self.policy,
             seed=7,
+            rank=rank,
             event_faults=self.event_faults,
             public_prefixes=self.public_prefixes,
         )
-        self._router = await self._spawn("router", to_json(config))
-        addresses = await self._first_line(self._router)
-        self.http, self.grpc = f"http://{addresses['http']}", str(addresses["grpc"])
+        process = await self._spawn("router", to_json(config))
+        addresses = await self._first_line(process)
+        self.routers[rank] = RouterProcess(process, str(addresses["http"]), str(addresses["grpc"]))
 
-    async def restart_router(self) -> None:
+    async def kill_router(self, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
+        process = self.routers[rank].process
+        process.send_signal(number)
+        await asyncio.wait_for(process.wait(), PATIENCE_S)
+
+    async def restart_router(self, rank: int = 0) -> None:
         """It dies without a word, and another one knows nothing of what it knew."""
-        assert self._router is not None
-        self._router.kill()
-        await asyncio.wait_for(self._router.wait(), PATIENCE_S)
-        await self.start_router(None)
+        await self.kill_router(rank)
+        await self.start_router(None, rank)
         await self._until_ready()
 
     async def start_worker(self, role: Role, worker_id: str, incarnation: int, **changes: object) -> None:
@@ -164,9 +183,7 @@ class ProcessCluster:
             assert load.pages_free + load.pages_cached == load.pages_total
 
     async def close(self) -> None:
-        processes = [worker.process for worker in self.workers.values()]
-        if self._router is not None:
-            processes.insert(0, self._router)
+        processes = [held.process for held in (*self.routers.values(), *self.workers.values())]
         for process in processes:
             if process.returncode is None:
                 process.send_signal(signal.SIGCONT)
@@ -209,8 +226,12 @@ class ProcessCluster:
         return "\n".join(f"== {path.name}\n{path.read_text()}" for path in sorted(self.folder.glob("*.log")))
 
     async def _until_ready(self) -> None:
+        for router in self.routers.values():
+            await self._until_router_ready(router)
+
+    async def _until_router_ready(self, router: RouterProcess) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            async with grpc.aio.insecure_channel(self.grpc) as channel:
+            async with grpc.aio.insecure_channel(router.grpc) as channel:
                 stub = control_pb2_grpc.ControlStub(channel)
                 health = health_pb2_grpc.HealthStub(channel)
                 while True:
@@ -236,6 +257,7 @@ async def running_cluster(
     policy: str = "kv",
     event_faults: str = "",
     public_prefixes: tuple[str, ...] = (),
+    routers: int = 1,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -249,7 +271,7 @@ async def running_cluster(
             public_prefixes,
         )
         try:
-            await cluster.start(prefill, decode, model_dir)
+            await cluster.start(prefill, decode, model_dir, routers)
             yield cluster
             await cluster.assert_quiet()
         except BaseException:

@@ -217,7 +217,7 @@ def test_several_routers_count_their_ports_up_and_draw_differently() -> None:
         ClusterConfig(routers=3, http_port=8000, grpc_port=0, seed=5), token="t", fleet_address="f:1", model_dir=""
     )
     assert [(each.http_port, each.grpc_port) for each in configs] == [(8000, 0), (8001, 0), (8002, 0)]
-    assert [each.seed for each in configs] == [5, 6, 7]
+    assert [(each.seed, each.rank) for each in configs] == [(5, 0), (5, 1), (5, 2)]
 
 
 def test_routers_whose_ports_would_meet_are_refused() -> None:
