@@ -23,6 +23,7 @@ from twostroke.faults import install, reach
 from twostroke.lifetime import Point
 from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.server import RpcServer
+from twostroke.rpc.silence import within
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from twostroke.telemetry import configure_logging
 
@@ -30,6 +31,11 @@ log = logging.getLogger(__name__)
 
 SHUTDOWN_S = 5.0
 """A worker that has not shut down by then is killed."""
+PING_S = 5.0
+"""Between two questions to a worker whether it still answers."""
+FROZEN_S = 30.0
+"""Without an answer: its process is killed. Long after routers go around it: a cache is worth more than a few seconds,
+and what freezes a process (a debugger, a stalled disk, a machine that is moved) often passes."""
 
 _STATES = {
     Stage.ABSENT: control_pb2.WORKER_STATE_STARTING,
@@ -260,6 +266,7 @@ class Supervisor:
         self._change(worker_id, Stage.SERVING, serving=serving)
         if self._lives is not None:
             self._drains.resume(worker_id, self._lives)
+        await _recycle_when_frozen(worker_id, handle)
 
     def _end(self, worker_id: str, ending: ServeError) -> None:
         reach(Point.SUPERVISOR_MOURNING)
@@ -300,6 +307,20 @@ class Supervisor:
         self._service.publish(fleet_pb2.FleetView(version=self._version, members=members))
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _recycle_when_frozen(worker_id: str, handle: WorkerHandle) -> None:
+    """A frozen process ends nothing by itself: routers go around it, and its memory and devices serve nobody."""
+    try:
+        while True:
+            await asyncio.sleep(PING_S)
+            await within(handle.place(), FROZEN_S)
+    except TimeoutError:
+        log.error("worker frozen: a new process takes its place worker=%s silent_s=%g", worker_id, FROZEN_S)
+        handle.recycle()
+    except ServeError as error:
+        # run() ends too, and it alone decides what happened.
+        log.info("worker not reached worker=%s error=%s", worker_id, error)
 
 
 async def _remove(worker_id: str, handle: WorkerHandle) -> None:
