@@ -1,0 +1,201 @@
+"""Lives of workers that others pull from: the real pool, gate, hello and page service, in an event loop whose clock
+stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from twostroke.config import Role
+from twostroke.errors import Overloaded, PeerLost, ServeError
+from twostroke.ids import BlockName, Epoch, PageId
+from twostroke.kv_cache.block import NAME_BYTES, root_name
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.transfer import hello
+from twostroke.transfer.base import Endpoint, Identity
+from twostroke.worker.digests import PageDigests
+from twostroke.worker.gate import Gate
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.news import News
+from twostroke.worker.pages_service import PagesService, Wanted
+
+SOURCE_PAGES = 4
+TURNS = 30
+"""Rounds of the event loop after which everything that can happen by itself has happened."""
+
+
+class StillLoop(asyncio.SelectorEventLoop):
+    """Time passes when it is told to."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def settle(self) -> None:
+        self.run_until_complete(_turns())
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            self.now += 0.101
+            self.settle()
+
+
+async def _turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+@functools.cache
+def metrics(role: Role) -> WorkerMetrics:
+    return WorkerMetrics(role, 1)
+
+
+class Bytes:
+    """A pool and its memory; a page holds its block exactly if its bytes are the block's name."""
+
+    def __init__(self, pages: int) -> None:
+        self.memory = PageMemory(pages, NAME_BYTES)
+        listener = SimpleNamespace(
+            stored=lambda _: None, removed=lambda _: None, new_writer=self.memory.begin_new_generation
+        )
+        self.pool = BlockPool(pages, cast(Any, listener))
+
+    def write(self, page: PageId, name: BlockName) -> None:
+        self.memory.page(page)[:] = np.frombuffer(name, np.uint8)
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        for name, page in self.pool._by_name.items():
+            if self.pool.is_filled(page):
+                assert self.memory.page(page).tobytes() == name, f"page {page} is readable as a block that it is not"
+
+
+class Life(Bytes):
+    """Of a worker that serves pages, and computes those that it lacks when it is told to."""
+
+    def __init__(self, worker_id: str, incarnation: int) -> None:
+        super().__init__(SOURCE_PAGES)
+        self.worker_id, self.epoch = worker_id, Epoch(incarnation, incarnation + 100)
+        self.identity = Identity(worker_id, self.epoch, "f", "token")
+        self.hello = hello.Gate(self.identity, SOURCE_PAGES, NAME_BYTES, Counter())
+        self.news = News()
+        self.endpoint = Endpoint("played", worker_id, "here", self.epoch, "f", SOURCE_PAGES, NAME_BYTES)
+        self.is_cut = False
+        """Nothing that it says arrives, and it hears of nothing."""
+        host = SimpleNamespace(
+            pool=self.pool,
+            loop=SimpleNamespace(wake=self.news.tell),
+            gate=Gate(worker_id, self.epoch, "f", metrics(Role.PREFILL)),
+            progress=self.news,
+            metrics=metrics(Role.PREFILL),
+            facts=SimpleNamespace(block_size=1),
+            memory=self.memory,
+            digests=PageDigests(self.memory),
+            endpoints=[self.endpoint],
+            config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
+        )
+        self.service = PagesService(cast(Any, host), self)
+
+    @property
+    def source(self) -> worker_pb2.PageSource:
+        return worker_pb2.PageSource(worker_id=self.worker_id, address=self.worker_id, epoch=str(self.epoch))
+
+    def begin(self, wanted: Wanted) -> _Job:
+        claim = self.pool.claim(wanted.names, root_name(), 0)
+        if claim is None:
+            raise Overloaded("no room")
+        return _Job(self, claim.pages)
+
+    def compute(self) -> None:
+        """Of the blocks that somebody waits for, one."""
+        for name, page in self.pool._by_name.items():
+            if self.pool.is_arriving(page):
+                self.write(page, name)
+                self.pool.fill(page)
+                self.news.tell()
+                return
+
+    def use(self, names: Sequence[BlockName]) -> None:
+        """Compute these for nobody: whatever is pinned stays, other pages are given new lives."""
+        claim = self.pool.claim(names, root_name(), 0)
+        if claim is not None:
+            for index in claim.missing:
+                self.write(claim.pages[index], names[index])
+                self.pool.fill(claim.pages[index])
+            self.pool.release(claim.pages)
+
+
+class _Job:
+    def __init__(self, life: Life, pages: list[PageId]) -> None:
+        self._life, self._pages = life, pages
+
+    def page(self, block: int) -> PageId | None:
+        return self._pages[block] if self._life.pool.is_filled(self._pages[block]) else None
+
+    def was_computed(self, block: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._life.pool.release(self._pages)
+
+
+class Call:
+    """A Pull between two workers, both ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, life: Life, request: worker_pb2.PullRequest) -> None:
+        self.life = life
+        self._said: asyncio.Queue[worker_pb2.PullResponse | Exception] = asyncio.Queue()
+        self._late: list[worker_pb2.PullResponse | Exception] = []
+        self._wants_end = False
+        self._serving = loop.create_task(self._serve(request))
+
+    @property
+    def is_open(self) -> bool:
+        """The source pins pages for it."""
+        return not self._serving.done()
+
+    async def read(self) -> worker_pb2.PullResponse:
+        said = await self._said.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def cancel(self) -> None:
+        self._wants_end = True
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Whatever the link lets through."""
+        if not self.life.is_cut:
+            while self._late:
+                self._said.put_nowait(self._late.pop(0))
+            if self._wants_end:
+                self._serving.cancel()
+
+    def drop(self) -> None:
+        """The source takes its puller for dead; the puller is not told."""
+        self._serving.cancel()
+
+    def break_off(self) -> None:
+        self._serving.cancel()
+        self._said.put_nowait(PeerLost("killed"))
+
+    async def _serve(self, request: worker_pb2.PullRequest) -> None:
+        try:
+            async with contextlib.aclosing(self.life.service.Pull(request, cast(Any, None))) as said:
+                async for message in said:
+                    self._late.append(message)
+                    self.pass_on()
+        except ServeError as error:
+            self._late.append(error)
+            self.pass_on()

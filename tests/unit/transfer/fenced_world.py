@@ -1,0 +1,318 @@
+"""A worker that pulls pages and the lives of those it pulls from, with nothing real between them but the protocol.
+
+Pools, pull client, page service, gates and hellos are the real ones. Only the wire is played: calls deliver messages
+within one event loop, whose clock stands still, and a transfer copies half a page when it is told to. So a history
+says exactly who does what when, and whoever plays it can look at every page after each step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from tests.fuzz.wire import Wire
+from tests.unit.transfer.fenced_lives import SOURCE_PAGES, Bytes, Call, Life, StillLoop, metrics
+from twostroke.config import Role
+from twostroke.errors import PeerLost, ServeError, TransferFailed
+from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
+from twostroke.kv_cache.block import NAME_BYTES, name_blocks, root_name
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool import PageState
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.transfer import hello, same_host
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageTransport, Peer, Transfer, TransferResult
+from twostroke.transfer.frames import Deadline
+from twostroke.worker import pull_client
+from twostroke.worker.digests import PageDigests
+from twostroke.worker.gate import Gate
+from twostroke.worker.pull_client import PullClient, PullLimits, PullSpec
+
+TARGET_PAGES = 5
+HALF = NAME_BYTES // 2
+SILENCE_S = 2.0
+
+
+@dataclass(eq=False)
+class Copying(Transfer):
+    """A transfer; `is_terminal` once it can write no more."""
+
+    memory: PageMemory
+    copies: Sequence[PageCopy]
+    sessions: list[SessionId | None]
+    """Who the pages belonged to when it began."""
+    steps: Iterator[None]
+    ended: asyncio.Future[TransferResult]
+    fence: asyncio.Event = field(default_factory=asyncio.Event)
+    is_fencing: bool = False
+    is_terminal: bool = False
+
+    def end(self, outcome: Outcome, *, is_terminal: bool) -> None:
+        self.is_terminal = self.is_terminal or is_terminal
+        if not self.ended.done():
+            self.ended.set_result(TransferResult(outcome, 0, 0.0, "played"))
+
+
+@dataclass(eq=False)
+class _Peer(Peer):
+    life: Life
+
+
+class PlayedTransport(PageTransport):
+    """Copies half a page at a time, when told to. What was given up goes on writing until its fence stands."""
+
+    name = "played"
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.transfers: list[Copying] = []
+        self.flips: set[int] = set()
+        """Half pages, counted over all, that arrive damaged."""
+        self._halves = itertools.count()
+        self._peers: dict[tuple[str, Epoch], _Peer] = {}
+
+    async def open(self, memory: Any, identity: Identity) -> Endpoint:
+        raise NotImplementedError
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return True
+
+    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+        known = self._peers.get((endpoint.address, endpoint.epoch))
+        if known is None:
+            life = self._world.page_ports.get(endpoint.address)
+            if life is None or life.is_cut:
+                raise PeerLost("nobody answers")
+            greet(self._world.identity, life, endpoint)
+            known = self._peers[endpoint.address, endpoint.epoch] = _Peer(life)
+        return known
+
+    def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
+        assert isinstance(peer, _Peer)
+        world = self._world
+        transfer = Copying(
+            world.memory,
+            copies,
+            [world.pool.writer(copy.local) for copy in copies],
+            self._copy(peer.life, copies),
+            world.loop.create_future(),
+        )
+        self.transfers.append(transfer)
+        return transfer
+
+    async def wait(self, transfer: Transfer) -> TransferResult:
+        assert isinstance(transfer, Copying)
+        return await asyncio.shield(transfer.ended)
+
+    async def fence(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, Copying)
+        transfer.is_fencing = True
+        if not transfer.is_terminal:
+            await transfer.fence.wait()
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    def advance(self, transfer: Copying) -> None:
+        try:
+            next(transfer.steps)
+        except StopIteration:
+            transfer.end(Outcome.DONE, is_terminal=True)
+        except TransferFailed:
+            transfer.end(Outcome.FAILED, is_terminal=True)
+
+    def _copy(self, life: Life, copies: Sequence[PageCopy]) -> Iterator[None]:
+        theirs, mine = life.memory, self._world.memory
+        for copy in copies:
+            same_host.refuse_changed(copy, theirs.generation(PageId(copy.remote)))
+            for part in (slice(0, HALF), slice(HALF, None)):
+                mine.page(copy.local)[part] = theirs.page(copy.remote)[part]
+                if next(self._halves) in self.flips:
+                    mine.page(copy.local)[part][0] ^= 1
+                yield
+            same_host.refuse_changed(copy, theirs.generation(PageId(copy.remote)), after=True)
+
+
+class Line(Wire):
+    """The owner answers when the reader has spoken and listens."""
+
+    def __init__(self, gate: hello.Gate) -> None:
+        super().__init__(b"")
+        self._gate: hello.Gate | None = gate
+
+    def recvmsg_into(self, buffers: Sequence[memoryview]) -> tuple[int, list[Any], int, None]:
+        if self._gate is not None:
+            owner, gate, self._gate = Wire(bytes(self.sent)), self._gate, None
+            with contextlib.suppress(ServeError):
+                gate.admit(owner.sock, Deadline.after(9.0))
+            self._left = memoryview(bytes(owner.sent))
+        return super().recvmsg_into(buffers)
+
+
+def greet(reader: Identity, owner: Life, endpoint: Endpoint) -> None:
+    """The hello of a page connection. Raises its refusal."""
+    hello.introduce(Line(owner.hello).sock, reader, endpoint, Deadline.after(9.0))
+
+
+@dataclass
+class Held:
+    """A sequence's pages."""
+
+    tokens: list[int]
+    names: list[BlockName]
+    pages: list[PageId]
+
+
+class World(Bytes):
+    """The worker that pulls."""
+
+    def __init__(self) -> None:
+        super().__init__(TARGET_PAGES)
+        self.loop = StillLoop()
+        self.identity = Identity("target", Epoch(1, 1), "f", "token")
+        self.transport = PlayedTransport(self)
+        self.lives: list[Life] = []
+        self.calls: list[Call] = []
+        self.rpc_ports: dict[str, Life] = {}
+        self.page_ports: dict[str, Life] = {}
+        """Ports are found by their address: whose they are may change at any time."""
+        self.held: list[Held] = []
+        self.computing: dict[PageId, SessionId] = {}
+        self._sessions = itertools.count(1)
+        self.client = PullClient(
+            Gate("target", Epoch(1, 1), "f", metrics(Role.DECODE)),
+            self.pool,
+            PageDigests(self.memory),
+            [self.transport],
+            metrics(Role.DECODE),
+            cluster_token="token",
+            limits=PullLimits(silence_s=SILENCE_S, copy_s=60.0),
+            wake=lambda: None,
+        )
+
+    def channel_to(self, address: str, token: str) -> Any:
+        """Stands in for a PeerChannel, and for the stub over it."""
+
+        async def close() -> None:
+            return None
+
+        return SimpleNamespace(channel=SimpleNamespace(Pull=lambda request, metadata: self._ask(address, request)),
+                               metadata=(), close=close)  # fmt: skip
+
+    def _ask(self, address: str, request: worker_pb2.PullRequest) -> Any:
+        life = self.rpc_ports.get(address)
+        if life is None:
+            raise PeerLost("nobody answers")
+        self.calls.append(Call(self.loop, life, request))
+        return self.calls[-1]
+
+    def begin_life(self, worker_id: str) -> Life:
+        """It takes over its predecessor's ports; that one may live on."""
+        life = Life(worker_id, 1 + sum(other.worker_id == worker_id for other in self.lives))
+        self.lives.append(life)
+        self.rpc_ports[worker_id] = self.page_ports[worker_id] = life
+        return life
+
+    def claim(self, tokens: list[int]) -> Held | None:
+        names = name_blocks(tokens, 1)
+        claim = self.pool.claim(names, root_name(), 0)
+        if claim is None:
+            return None
+        self.held.append(Held(tokens, names, claim.pages))
+        return self.held[-1]
+
+    def pull(self, held: Held, source: worker_pb2.PageSource, *, from_cache: bool = False) -> None:
+        """Whatever of it nobody writes."""
+        orphans = {b: p for b, p in enumerate(held.pages) if self.pool.is_arriving(p) and self.pool.writer(p) is None}
+        if orphans:
+            spec = PullSpec(
+                RequestId("r"),
+                SessionId(next(self._sessions)),
+                source,
+                held.tokens,
+                held.names,
+                orphans,
+                resident_within_s=5.0 if from_cache else None,
+            )
+            self.loop.call_soon(self.client.start, spec, self.loop)
+            self.loop.settle()
+
+    def begin_computing(self, held: Held) -> None:
+        for page in held.pages:
+            if self.pool.is_arriving(page) and self.pool.writer(page) is None:
+                self.computing[page] = SessionId(next(self._sessions))
+                self.pool.assign_writer(page, self.computing[page])
+                return
+
+    def end_computing(self, page: PageId, *, is_done: bool) -> None:
+        del self.computing[page]
+        name = next((name for name, other in self.pool._by_name.items() if other == page), None)
+        if is_done and name is not None and self.pool.is_arriving(page):
+            self.write(page, name)
+            self.pool.fill(page)
+        else:
+            self.pool.clear_writer(page)
+
+    def release(self, held: Held) -> None:
+        """Its request has ended, or was preempted."""
+        self.held.remove(held)
+        self.pool.release(held.pages)
+        self.client.prune()
+        self.loop.settle()
+
+    def check(self) -> None:
+        super().check()
+        self._no_page_has_two_writers()
+        if not self.client._sessions and not self.computing:
+            assert not self.pool.count(PageState.QUARANTINED), "quarantined, though nobody can write to it"
+        for life in self.lives:
+            life.check()
+            if not any(call.is_open and call.life is life for call in self.calls):
+                assert life.pool.available == SOURCE_PAGES, "pinned for nobody"
+
+    def _no_page_has_two_writers(self) -> None:
+        writers = Counter(self.computing.keys())
+        for transfer in self.transport.transfers:
+            if transfer.is_terminal:
+                continue
+            for copy, session in zip(transfer.copies, transfer.sessions, strict=True):
+                writers[copy.local] += 1
+                assert self.pool.writer(copy.local) == session, f"page {copy.local} was given away while it is written"
+        assert not writers or max(writers.values()) == 1, "a page has two writers"
+
+    def finish(self) -> None:
+        """Everybody gives up, and every writer ends: nothing is left behind."""
+        for held in list(self.held):
+            self.release(held)
+        for page in list(self.computing):
+            self.end_computing(page, is_done=False)
+        for life in self.lives:
+            life.is_cut = False
+        for _ in range(len(self.transport.transfers) + 2):
+            for transfer in self.transport.transfers:
+                transfer.end(Outcome.EXPIRED, is_terminal=True)
+                transfer.fence.set()
+            for call in self.calls:
+                call.pass_on()
+            self.loop.settle()
+        self.check()
+        assert self.pool.available == TARGET_PAGES, "pages are lost"
+        assert not self.client._sessions
+        assert not any(call.is_open for call in self.calls)
+
+    def close(self) -> None:
+        self.loop.settle()
+        self.loop.close()
+        for each in (self, *self.lives):
+            each.memory.close()
+
+
+def play_in(world: World, patch: Any) -> None:
+    """From here on the real client's calls go to this world."""
+    patch.setattr(pull_client, "PeerChannel", world.channel_to)
+    patch.setattr(pull_client.worker_pb2_grpc, "PagesStub", lambda channel: channel)
