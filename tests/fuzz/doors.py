@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError, Message
 from router.front import Front
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.resume import Progress, StreamPoint
 from router.text import ByteText
 from tests.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
 from tests.fuzz.target import Target, Try
@@ -39,6 +40,8 @@ from twostroke.transfer.tcp_owner import serve_pages
 from twostroke.transfer.tcp_reader import TcpConnection
 
 PAGES, PAGE_BYTES = 4, 64
+RESUMED = "r-1~0123456789abcdef:0:3"
+"""A resume token."""
 OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
 READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
 ENDPOINT = Endpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
@@ -165,6 +168,18 @@ def words() -> Iterator[Try]:
     yield attempt
 
 
+@contextlib.contextmanager
+def resume_token() -> Iterator[Try]:
+    def attempt(data: bytes) -> None:
+        for choices in (1, 4):
+            with contextlib.suppress(ServeError):
+                point = StreamPoint.after(data.decode(errors="replace"), choices, "resume_from")
+                assert len(point.sent) == choices
+                assert StreamPoint.after(Progress(point).ended(), choices, "resume_from").is_complete
+
+    yield attempt
+
+
 def message(kind: type[Message], convert: Callable[[Any], object]) -> Callable[[], Any]:
     @contextlib.contextmanager
     def opened() -> Iterator[Try]:
@@ -202,7 +217,7 @@ def script(request: Any, choice: int) -> list[SampledToken]:
 def http() -> Iterator[Try]:
     """[method, path, headers, body]: the application, without a socket around it."""
     dispatcher = ScriptedDispatcher(script=script)
-    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", seed=1)
+    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy")
     app = build_http_app(front, max_body_bytes=1 << 16)
 
     async def call(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> int:
@@ -255,7 +270,7 @@ def _http_seeds() -> Sequence[bytes]:
             "min_p": 0.1, "stop": ["x"], "logit_bias": {"7": -3.5}, "stop_token_ids": [1], "presence_penalty": 1,
             "user": "u", "frequency_penalty": 1, "repetition_penalty": 1.2, "priority": 1, "timeout": 9.0,
             "min_tokens": 1}  # fmt: skip
-    resumed = {"last-event-id": "abc.5", "x-request-timeout-s": "5", "x-tenant-id": "t", "x-request-id": "r-1"}
+    resumed = {"last-event-id": RESUMED, "x-request-timeout-s": "5", "x-tenant-id": "t", "x-request-id": "r-1"}
     return [
         json.dumps(row).encode()
         for row in (
@@ -277,7 +292,8 @@ PROMPT = tuple(range(40))
 SAMPLING = SamplingParams(seed=3, max_tokens=9, top_k=4, logit_bias=((3, 1.5),), logprobs=2, stop_token_ids=(7,))
 OPEN = convert.request_to_message(
     Request(
-        request_id=RequestId("r#0"), attempt=1, prompt=PROMPT, emitted=(1, 2), names=tuple(name_blocks(PROMPT, 16)),
+        request_id=RequestId("r#0"), attempt=1, prompt=PROMPT, emitted=(SampledToken(1), SampledToken(2)),
+        names=tuple(name_blocks(PROMPT, 16)),
         sampling=SAMPLING, deadline_s=2e9, router_id="router-0",
     ),
     fingerprint="fingerprint", worker_epoch="1.0000000000000007",
@@ -311,6 +327,7 @@ DOORS = [
     ),
     Target("endpoint", [ENDPOINT.pack()], mutate_msgpack, endpoint),
     Target("words", [b"1.0000000000000007", b"pull.copied:stop:2:1.5", b"router.token:kill:1"], mutate_bytes, words),
+    Target("resume-token", [RESUMED.encode(), b"r~0123456789abcdef:3:-,17e,3x2"], mutate_bytes, resume_token),
     Target("open-message", [OPEN.SerializeToString()], mutate_message(worker_pb2.OpenRequest),
            message(worker_pb2.OpenRequest, open_and_back)),
     Target("events-message", [BATCH.SerializeToString()], mutate_message(control_pb2.KvEventBatch),

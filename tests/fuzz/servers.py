@@ -19,7 +19,7 @@ from cluster.fleet_service import FleetService
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text import ByteText
-from tests.fuzz.doors import COUNTS, HELLO, IDS, OPEN, OWNER, PAGE_BYTES, PAGES, READER, Untouched, script
+from tests.fuzz.doors import COUNTS, HELLO, IDS, OPEN, OWNER, PAGE_BYTES, PAGES, READER, RESUMED, Untouched, script
 from tests.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_message
 from tests.fuzz.target import Target, Try
 from tests.unit.router.conftest import ScriptedDispatcher
@@ -324,7 +324,7 @@ def _front_seeds() -> Sequence[bytes]:
         n=2,
         sampling=inference_pb2.SamplingOptions(temperature=0.5, top_k=3, seed=1, logit_bias={3: 1.0}, logprobs=2),
         stop=inference_pb2.StopOptions(stop=["x"], max_tokens=4, stop_token_ids=[9]),
-        resume_from="r.5",
+        resume_from=RESUMED,
     )
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
     body = b'{"prompt": "abc", "max_tokens": 3, "stream": true}'
@@ -333,7 +333,14 @@ def _front_seeds() -> Sequence[bytes]:
     return [
         *_seeds(FRONT_METHODS, {"GenerateRequest": generate}),
         bytes([0]) + inference_pb2.GenerateRequest(chat=chat, request_id="mine").SerializeToString(),
-        bytes([HTTP]) + post + b"last-event-id: r.5\r\ncontent-length: " + length + b"\r\n\r\n" + body,
+        bytes([HTTP])
+        + post
+        + b"last-event-id: "
+        + RESUMED.encode()
+        + b"\r\ncontent-length: "
+        + length
+        + b"\r\n\r\n"
+        + body,
         bytes([HTTP]) + post + b'transfer-encoding: chunked\r\n\r\n5\r\n{"pro\r\n0\r\n\r\n',
         bytes([HTTP]) + b"GET /v1/models/toy HTTP/1.1\r\nhost: x\r\n\r\nGET /live HTTP/1.0\r\n\r\n",
     ]

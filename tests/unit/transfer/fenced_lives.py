@@ -104,7 +104,7 @@ class Life(Bytes):
             endpoints=[self.endpoint],
             config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
         )
-        self.service = PagesService(cast(Any, host), self)
+        self.service = PagesService(cast(Any, host), self, cast(Any, None))
 
     @property
     def source(self) -> worker_pb2.PageSource:

@@ -201,10 +201,12 @@ class World(Bytes):
         async def close() -> None:
             return None
 
-        return SimpleNamespace(channel=SimpleNamespace(Pull=lambda request, metadata: self._ask(address, request)),
-                               metadata=(), close=close)  # fmt: skip
+        def ask(request: worker_pb2.PullRequest, **_options: Any) -> Call:
+            return self._ask(address, request)
 
-    def _ask(self, address: str, request: worker_pb2.PullRequest) -> Any:
+        return SimpleNamespace(channel=SimpleNamespace(Pull=ask), metadata=(), close=close)
+
+    def _ask(self, address: str, request: worker_pb2.PullRequest) -> Call:
         life = self.rpc_ports.get(address)
         if life is None:
             raise PeerLost("nobody answers")

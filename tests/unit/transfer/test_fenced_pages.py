@@ -44,7 +44,7 @@ def without_generations(patch: pytest.MonkeyPatch) -> None:
 def without_epochs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hello.Gate, "_check", lambda *_: None)
     patch.setattr(hello, "_compare", lambda *_: None)
-    patch.setattr(Gate, "check", lambda *_: None)
+    patch.setattr(Gate, "check", lambda *_, **__: None)
 
 
 def without_fences(patch: pytest.MonkeyPatch) -> None:
