@@ -23,7 +23,7 @@ from twostroke.faults import install, reach
 from twostroke.lifetime import Point
 from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.server import RpcServer
-from twostroke.rpc.silence import within
+from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from twostroke.telemetry import configure_logging
 
@@ -314,7 +314,8 @@ async def _recycle_when_frozen(worker_id: str, handle: WorkerHandle) -> None:
     try:
         while True:
             await asyncio.sleep(PING_S)
-            await within(handle.place(), FROZEN_S)
+            async with listening(FROZEN_S):
+                await handle.place()
     except TimeoutError:
         log.error("worker frozen: a new process takes its place worker=%s silent_s=%g", worker_id, FROZEN_S)
         handle.recycle()

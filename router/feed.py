@@ -23,6 +23,7 @@ from twostroke.faults import reach
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.events import batch_from_message
+from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
 
@@ -78,7 +79,6 @@ class Feed:
             except ServeError as error:
                 self._broke(error)
             except TimeoutError:
-                # Whether the worker is, or this process was late, is the vigil's to judge.
                 log.warning("events silent worker=%s epoch=%s", self._member.worker, self._member.epoch)
             except Exception as error:
                 log.exception("feed failed worker=%s", self._member.worker)
@@ -111,16 +111,14 @@ class Feed:
         control, silence_s = ControlStub(channel.channel), self._ledger.vigil.patience.dead_after_s
         call = control.SubscribeKvEvents(request, metadata=channel.metadata)
         try:
-            async with asyncio.timeout(silence_s) as limit:
-                while True:
-                    message = await call.read()
-                    limit.reschedule(asyncio.get_running_loop().time() + silence_s)
-                    if not isinstance(message, control_pb2.KvEventBatch):
-                        raise PeerLost(f"{channel.address} ended its event stream")
+            async with listening(silence_s) as heard:
+                while isinstance(message := await call.read(), control_pb2.KvEventBatch):
+                    heard()
                     if reach(Point.ROUTER_EVENTS):
                         continue
                     if not all(self._take(delivered) for delivered in self._deliver(message)):
                         return
+                raise PeerLost(f"{channel.address} ended its event stream")
         finally:
             call.cancel()
 

@@ -31,7 +31,7 @@ from twostroke.faults import reach
 from twostroke.ids import Epoch, WorkerId
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
-from twostroke.rpc.silence import within
+from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import fleet_pb2
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING, WORKER_STATE_STARTING
 from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
@@ -140,9 +140,11 @@ class Fleet:
         channel = PeerChannel(self._config.fleet_address, self._config.cluster_token)
         try:
             call = FleetStub(channel.channel).Watch(request, metadata=channel.metadata)
-            while isinstance(view := await within(call.read(), VIEW_SILENCE_S), fleet_pb2.FleetView):
-                reach(Point.ROUTER_VIEW)
-                self._take(view, tasks)
+            async with listening(VIEW_SILENCE_S) as heard:
+                while isinstance(view := await call.read(), fleet_pb2.FleetView):
+                    heard()
+                    reach(Point.ROUTER_VIEW)
+                    self._take(view, tasks)
             log.warning("fleet watch ended address=%s", channel.address)
         except TimeoutError:
             log.warning("fleet watch silent address=%s seconds=%g", channel.address, VIEW_SILENCE_S)

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
-
-Heard = TypeVar("Heard")
+import contextlib
+from collections.abc import AsyncGenerator, Callable
 
 TICK_S = 0.1
 """Silence is counted in steps of this length, however late each of them ends: a listener that was frozen, or kept from
 its event loop, has heard nothing of what was said meanwhile and must not blame the speaker."""
 
 
-async def within(saying: Awaitable[Heard], silence_s: float) -> Heard:
-    """What is said, or TimeoutError once it could have been heard for `silence_s` and was not."""
-    listening = asyncio.ensure_future(saying)
+@contextlib.asynccontextmanager
+async def listening(silence_s: float) -> AsyncGenerator[Callable[[], None], None]:
+    """What runs inside calls what it is given whenever it hears something; it ends with TimeoutError once it could
+    have heard something for `silence_s` and did not."""
+    loop = asyncio.get_running_loop()
     left_s = silence_s
-    try:
-        while left_s > 0 and not listening.done():
-            step_s = min(TICK_S, left_s)
-            await asyncio.wait((listening,), timeout=step_s)
-            left_s -= step_s
-        if listening.done():
-            return listening.result()
-        raise TimeoutError(f"nothing was said for {silence_s:g} s")
-    finally:
-        if not listening.done():
-            listening.cancel()
-            await asyncio.wait((listening,))
+    timer: asyncio.TimerHandle | None = None
+
+    def heard() -> None:
+        nonlocal left_s
+        left_s = silence_s
+
+    def tick() -> None:
+        nonlocal left_s, timer
+        left_s -= TICK_S
+        if left_s > 0:
+            timer = loop.call_later(TICK_S, tick)
+        else:
+            limit.reschedule(loop.time())
+
+    async with asyncio.timeout(None) as limit:
+        timer = loop.call_later(TICK_S, tick)
+        try:
+            yield heard
+        finally:
+            timer.cancel()

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator
 import grpc.aio
 
 from twostroke.errors import PeerLost, TransferFailed
-from twostroke.rpc.silence import within
+from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import worker_pb2
 
 PullCall = grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullResponse]
@@ -60,12 +60,12 @@ class Responses:
 
 async def _read(call: PullCall, responses: Responses, silence_s: float, limit: asyncio.Timeout) -> None:
     try:
-        while True:
-            message = await within(call.read(), silence_s)
-            if not isinstance(message, worker_pb2.PullResponse):
-                raise TransferFailed(f"{responses.source} ended the pull before all pages were announced")
-            if not message.HasField("alive"):
-                responses.put(message)
+        async with listening(silence_s) as heard:
+            while isinstance(message := await call.read(), worker_pb2.PullResponse):
+                heard()
+                if not message.HasField("alive"):
+                    responses.put(message)
+        raise TransferFailed(f"{responses.source} ended the pull before all pages were announced")
     except TimeoutError:
         limit.reschedule(asyncio.get_running_loop().time())
     except (Exception, asyncio.CancelledError) as error:

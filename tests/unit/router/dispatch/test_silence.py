@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from router.liveness import Cause
 from twostroke.config import PatienceConfig
@@ -35,6 +36,20 @@ async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_
     silent._pulse = asyncio.create_task(silent._heartbeat())
     await soon(lambda: standing(core)[silent.worker_id] == "serving")
     await soon(lambda: silent.closed == [("r#0", 0)])
+
+
+async def test_a_router_that_was_late_itself_blames_no_worker(fleet, standing, soon, sampled):
+    """For twice the time after which they would be dead it hears nobody, because it does not listen."""
+    worker = await fleet.add("decode-0")
+    core = await fleet.core(patience=IMPATIENT)
+    alive = sampled(core, "worker_judgements_total", worker="decode-0", life="alive", cause="heard")
+    time.sleep(2 * IMPATIENT.dead_after_s)  # noqa: ASYNC251  # this is what is tested
+    published = worker.log.sequence
+    await soon(lambda: core._fleet.index.next_sequence("decode-0", worker.epoch) > published + 3)
+    assert sampled(core, "worker_judgements_total", worker="decode-0", life="suspect", cause="silence") == 0
+    assert sampled(core, "worker_judgements_total", worker="decode-0", life="dead", cause="silence") == 0
+    assert alive == 1
+    assert sampled(core, "own_lateness_seconds_total") > IMPATIENT.dead_after_s
 
 
 async def test_a_supervisor_that_falls_silent_is_asked_again_and_its_last_view_stands(
