@@ -97,15 +97,14 @@ class Injector:
 
 def freeze(seconds: float) -> None:
     """Stop this process; a grandchild that outlives it wakes it up."""
+    pid = os.getpid()
+    # The seconds count from when it stands still: on a busy machine that may be later than the grandchild's start.
+    asleep = f"while grep -qs '^State:.[^TXZ]' /proc/{pid}/status; do sleep 0.01; done"
+    waker = f"({asleep}; sleep {seconds:.3f}; kill -CONT {pid}) &"
     # Without our stdout, which others read to its end; reparented at once, so that nobody has to wait for it.
-    waker = f"(sleep {seconds:.3f}; kill -CONT {os.getpid()}) &"
+    nowhere = subprocess.DEVNULL
     subprocess.run(
-        ["/bin/sh", "-c", waker],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        check=True,
+        ["/bin/sh", "-c", waker], stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True, check=True
     )
     # To this thread: it takes the signal before its next instruction, where os.kill might wake another one first and
     # let this one do what the point is before.

@@ -129,7 +129,7 @@ class Links:
             door.close()
 
     def _open(self, host: str, port: int, target: str, pages: bool) -> str:
-        def pass_on(near: socket.socket) -> None:
+        def let_in(near: socket.socket) -> None:
             self._trouble.hold()
             try:
                 far = socket.create_connection(_split(target), DIAL_S)
@@ -140,14 +140,15 @@ class Links:
             far.settimeout(None)
             _Passage(near, far, self._trouble, pages).start()
 
-        door = _Door(host, port, pass_on)
+        door = _Door(host, port, let_in)
         with self._lock:
             self._doors[door.address] = door
         return door.address
 
 
 class _Door:
-    """A listening socket; whoever comes is let in on a thread of their own, for a partition may keep them waiting."""
+    """A listening socket, and a thread that lets in whoever comes, one after the other: whom a partition keeps waiting
+    waits in the kernel, connected."""
 
     def __init__(self, host: str, port: int, let_in: Callable[[socket.socket], None]) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -159,18 +160,18 @@ class _Door:
         self._thread.start()
 
     def close(self) -> None:
+        """Nobody is let in any more. Waits for nothing: the thread may be held up by a partition."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listening.close()
 
     def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._let_in, args=(near,), name=self._thread.name, daemon=True).start()
+        with self._listening:
+            while True:
+                try:
+                    near, _ = self._listening.accept()
+                except OSError:
+                    return
+                self._let_in(near)
 
 
 class _Passage:
@@ -187,7 +188,8 @@ class _Passage:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def start(self) -> None:
-        for source, sink, spoils in ((self._near, self._far, False), (self._far, self._near, self._pages)):
+        # The answering direction first: a gRPC server speaks first, and a client does not wait long for it.
+        for source, sink, spoils in ((self._far, self._near, self._pages), (self._near, self._far, False)):
             threading.Thread(target=self._pump, args=(source, sink, spoils), name="proxy-pump", daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, spoils: bool) -> None:
