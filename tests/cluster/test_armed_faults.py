@@ -56,6 +56,9 @@ async def test_armed_faults_happen_and_streams_go_on_with_the_same_tokens(journa
         await arm(cluster, "router", "router.events:lose:1")
         await arm(cluster, "prefill-0", "worker.events:lose:1")
         expected = await answers()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(happened(journal)) < 2:
+                await asyncio.sleep(0.01)
         await until_equal(cluster)
         await arm(cluster, "decode-0", "decode.sending:kill:10")
         streams = asyncio.create_task(answers())
