@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -92,9 +91,10 @@ def tcp_owner() -> Iterator[Try]:
     pages = Untouched()
 
     def attempt(data: bytes) -> None:
-        wire, refused = Wire(data), Counter[str]()
+        wire = Wire(data)
         with contextlib.suppress(*HARMLESS):
-            serve_pages(wire.sock, Gate(OWNER, PAGES, PAGE_BYTES, refused), pages.memory)
+            Gate(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            serve_pages(wire.sock, pages.memory)
         pages.check()
         assert bytes([CONTENT]) * PAGE_BYTES not in wire.sent or b"secret" in data, "pages for somebody unknown"
 
@@ -108,8 +108,9 @@ def nixl_owner() -> Iterator[Try]:
     def attempt(data: bytes) -> None:
         agent = NoAgent()
         with contextlib.suppress(*HARMLESS):
-            gate = Gate(OWNER, PAGES, PAGE_BYTES, Counter())
-            serve_writes(Wire(data).sock, gate, pages.memory, cast(Agent, agent))
+            wire = Wire(data)
+            Gate(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            serve_writes(wire.sock, pages.memory, cast(Agent, agent))
         pages.check()
         assert not agent.open
 

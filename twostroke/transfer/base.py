@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgpack
@@ -149,6 +149,11 @@ class PageTransport(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """End all connections and threads, ours and served ones."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Connections to our pages that were closed for what their other end said, or did not say, by reason."""
+        return {}
 
 
 def digest(page: npt.NDArray[np.uint8] | bytes | memoryview) -> bytes:

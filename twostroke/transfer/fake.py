@@ -115,6 +115,10 @@ class FakeTransport(PageTransport):
         self._memory = memory
         return await self._inner.open(memory, identity)
 
+    @property
+    def refused(self) -> Mapping[str, int]:
+        return self._inner.refused
+
     def reaches(self, endpoint: Endpoint) -> bool:
         return self._inner.reaches(endpoint)
 

@@ -26,6 +26,8 @@ from twostroke.transfer.frames import Deadline, check_fields, receive_frame, sen
 PROTOCOL = "twostroke-pages/1"
 HELLO_LIMIT_BYTES = 16 << 10
 """Token, ids and fingerprint are short; nothing larger is read from somebody unknown."""
+HELLO_S = 5.0
+"""Within this time a new connection must have said who it is."""
 _REFUSALS: dict[str, type[ServeError]] = {
     kind.__name__: kind for kind in (Unauthenticated, StaleEpoch, FingerprintMismatch)
 }
@@ -43,10 +45,11 @@ class Welcome:
 
 
 class Gate:
-    """The owner's side, called from connection threads. Counts refusals by error class in `refused`."""
+    """The owner's side, called from connection threads."""
 
-    def __init__(self, identity: Identity, pages: int, page_bytes: int, refused: Counter[str]) -> None:
-        self._refused = refused
+    def __init__(self, identity: Identity, pages: int, page_bytes: int) -> None:
+        self.refused: Counter[str] = Counter()
+        """Connections that were closed for what their other end did, by reason: an error class, or a word."""
         self._identity = identity
         self._pages = pages
         self._page_bytes = page_bytes
@@ -60,8 +63,6 @@ class Gate:
         try:
             self._check(fields)
         except (Unauthenticated, StaleEpoch, FingerprintMismatch) as refusal:
-            with self._lock:
-                self._refused[type(refusal).__name__] += 1
             send_frame(sock, ["refused", type(refusal).__name__, refusal.message], deadline)
             raise
         reach(Point.TRANSPORT_GREETED)
@@ -70,6 +71,11 @@ class Gate:
             sock, ["welcome", me.worker_id, str(me.epoch), me.fingerprint, self._pages, self._page_bytes], deadline
         )
         return str(fields[2])
+
+    def refuse(self, reason: str) -> None:
+        """Count one."""
+        with self._lock:
+            self.refused[reason] += 1
 
     def _check(self, fields: list[str]) -> None:
         protocol, token, worker_id, epoch, fingerprint, meant = fields

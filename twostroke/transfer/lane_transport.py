@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from twostroke.errors import ConfigError
@@ -13,9 +12,10 @@ from twostroke.transfer.base import Endpoint, Identity, PageCopy, PageTransport,
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Gate
 from twostroke.transfer.host import host_id
+from twostroke.transfer.listener import Listener
 from twostroke.transfer.peers import AnyPeer, LanePeer, PeerBook, refuse_other_layouts
 from twostroke.transfer.pulls import Pull, check_copies, fence_off, wait_for
-from twostroke.transfer.threads import Listener, off_loop
+from twostroke.transfer.threads import off_loop
 
 BACKLOG = 128
 """Readers that may knock at once."""
@@ -26,10 +26,9 @@ AnyPages = TypeVar("AnyPages", bound=Pages)
 class LaneTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
     def __init__(self, moves: type[AnyPages]) -> None:
         self._moves = moves
-        self.refused: Counter[str] = Counter()
-        """Readers refused at the hello, by error class."""
         self._peers: PeerBook[AnyPeer] = PeerBook()
         self._listener: Listener | None = None
+        self._gate: Gate | None = None
         self._memory: AnyPages | None = None
         self._identity: Identity | None = None
 
@@ -49,12 +48,16 @@ class LaneTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
                 f"those of this worker are in a {type(memory).__name__}: leave it out of --transports",
                 field="transports",
             )
-        gate = Gate(identity, memory.pages, memory.page_bytes, self.refused)
-        address, self._listener = await self.listen(gate, memory)
+        self._gate = Gate(identity, memory.pages, memory.page_bytes)
+        address, self._listener = await self.listen(self._gate, memory)
         self._memory, self._identity = memory, identity
         return Endpoint(
             self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
         )
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        return {} if self._gate is None else dict(self._gate.refused)
 
     async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
         assert self._memory is not None, "connect before open"

@@ -16,7 +16,8 @@ from twostroke.transfer.connection import Connection, ConnectionPeer
 from twostroke.transfer.hello import Gate
 from twostroke.transfer.host import host_id
 from twostroke.transfer.lane_transport import BACKLOG, LaneTransport
-from twostroke.transfer.threads import Listener, off_loop
+from twostroke.transfer.listener import Listener
+from twostroke.transfer.threads import off_loop
 
 
 class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
@@ -36,8 +37,8 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         self._stall_s = stall_s
 
     @abc.abstractmethod
-    def serve(self, sock: socket.socket, gate: Gate, memory: Pages) -> None:
-        """The owner's end of one connection, on a thread of its own. Returns only by an exception."""
+    def serve(self, sock: socket.socket, memory: Pages) -> None:
+        """The owner's end of one admitted connection, on a thread of its own. Returns only by an exception."""
 
     @abc.abstractmethod
     def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
@@ -52,7 +53,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         listening = await off_loop(self._listen)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"
-        listener = Listener(f"pages-{self.name}", listening, lambda sock: self.serve(sock, gate, memory))
+        listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self.serve(sock, memory))
         return announced(address, pages=True), listener
 
     async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:

@@ -28,11 +28,12 @@ from twostroke.transfer.base import Endpoint, Identity, PageCopy
 from twostroke.transfer.connection import Connection
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send_frame
 from twostroke.transfer.hello import Gate
+from twostroke.transfer.listener import Listener
 from twostroke.transfer.network import NetworkTransport
 from twostroke.transfer.nixl_agent import Agent, load_bindings
 from twostroke.transfer.nixl_owner import serve_writes
 from twostroke.transfer.pulls import Tally
-from twostroke.transfer.threads import Listener, off_loop
+from twostroke.transfer.threads import off_loop
 
 _REASON_LIMIT_BYTES = 4096
 
@@ -51,9 +52,9 @@ class NixlTransport(NetworkTransport):
         self._agent = await off_loop(functools.partial(Agent, "owner", memory))
         return await super().listen(gate, memory)
 
-    def serve(self, sock: socket.socket, gate: Gate, memory: Pages) -> None:
+    def serve(self, sock: socket.socket, memory: Pages) -> None:
         assert self._agent is not None, "served before open"
-        serve_writes(sock, gate, memory, self._agent)
+        serve_writes(sock, memory, self._agent)
 
     def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
         return [NixlConnection(endpoint, identity, memory)]

@@ -1,4 +1,4 @@
-"""The owner's end of one NIXL page connection: admit the reader, then write the pages that it asks for into its own."""
+"""The owner's end of one NIXL page connection: write the pages that an admitted reader asks for into its own."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from twostroke.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages, Place
 from twostroke.transfer.connection import MAX_PAGES
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send_frame
-from twostroke.transfer.hello import Gate
+from twostroke.transfer.hello import HELLO_S
 from twostroke.transfer.nixl_agent import Agent, RemotePages
 from twostroke.transfer.requests import read_pages, read_request
-from twostroke.transfer.tcp_owner import HELLO_S, keep_alive
+from twostroke.transfer.tcp_owner import keep_alive
 from twostroke.transfer.threads import has_hung_up
 
 _ENTRY_LIMIT_BYTES = 1 << 20
@@ -22,10 +22,9 @@ _REQUEST_LIMIT_BYTES = MAX_PAGES * 16 + 64
 _MAX_READER_PAGES = 1 << 26
 
 
-def serve_writes(sock: socket.socket, gate: Gate, memory: Pages, agent: Agent) -> None:
+def serve_writes(sock: socket.socket, memory: Pages, agent: Agent) -> None:
     """Returns only by an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
-    gate.admit(sock, Deadline.after(HELLO_S))
     entry = receive_frame(sock, _ENTRY_LIMIT_BYTES, Deadline.after(HELLO_S))
     check_fields(entry, (bytes, int, int, int))
     metadata, address, gpu, pages = entry

@@ -28,12 +28,10 @@ from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Gate, Welcome, introduce
 from twostroke.transfer.host import host_id
 from twostroke.transfer.lane_transport import BACKLOG, AnyPages, LaneTransport
+from twostroke.transfer.listener import Listener
 from twostroke.transfer.peers import LanePeer
 from twostroke.transfer.pulls import Pull, Tally
-from twostroke.transfer.threads import Lanes, Listener, hang_up, has_hung_up
-
-_HELLO_S = 5.0
-"""Within this time a new connection must have said who it is."""
+from twostroke.transfer.threads import Lanes, hang_up, has_hung_up
 
 
 class SameHostPeer(LanePeer, abc.ABC):
@@ -150,7 +148,7 @@ class SameHostTransport(LaneTransport[AnySameHostPeer, AnyPages], abc.ABC):
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(_abstract(name))
         listening.listen(BACKLOG)
-        listener = Listener(f"pages-{self.name}", listening, lambda sock: self._serve(sock, gate, memory))
+        listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self._serve(sock, memory))
         return self.address(name, memory), listener
 
     async def reach(
@@ -161,9 +159,8 @@ class SameHostTransport(LaneTransport[AnySameHostPeer, AnyPages], abc.ABC):
             return known
         return await self._peers.reach(self.peer(endpoint, identity, memory), deadline_s)
 
-    def _serve(self, sock: socket.socket, gate: Gate, memory: AnyPages) -> None:
+    def _serve(self, sock: socket.socket, memory: AnyPages) -> None:
         """The owner's end of one connection. Returns only by an exception, or when the reader is gone."""
-        gate.admit(sock, Deadline.after(_HELLO_S))
         self.hand_over(sock, memory)
         sock.settimeout(None)
         if sock.recv(1):

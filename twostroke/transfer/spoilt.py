@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from twostroke.faults import links
 from twostroke.faults.links import Links
@@ -37,6 +37,10 @@ class SpoiltCopies(PageTransport):
         assert isinstance(memory, PageMemory), "shared memory moves pages of no other kind"
         self._memory = memory
         return endpoint
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        return self._inner.refused
 
     def reaches(self, endpoint: Endpoint) -> bool:
         return self._inner.reaches(endpoint)

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.connection import Connection
-from twostroke.transfer.hello import Gate
 from twostroke.transfer.network import NetworkTransport
 from twostroke.transfer.tcp_owner import serve_pages
 from twostroke.transfer.tcp_reader import TcpConnection
@@ -33,8 +32,8 @@ CONNECTIONS = 2
 class TcpTransport(NetworkTransport):
     name = "tcp"
 
-    def serve(self, sock: socket.socket, gate: Gate, memory: Pages) -> None:
-        serve_pages(sock, gate, memory)
+    def serve(self, sock: socket.socket, memory: Pages) -> None:
+        serve_pages(sock, memory)
 
     def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
         return [TcpConnection(endpoint, identity, memory) for _ in range(CONNECTIONS)]

@@ -1,4 +1,4 @@
-"""The owner's end of one TCP page connection: admit the reader, then answer its requests from pool memory."""
+"""The owner's end of one TCP page connection: answers an admitted reader's requests from pool memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from twostroke.faults import reach
 from twostroke.kv_cache.memory import Pages, Window
 from twostroke.lifetime import Point
 from twostroke.transfer.connection import MAX_PAGES
-from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send, send_frame
-from twostroke.transfer.hello import Gate
+from twostroke.transfer.frames import check_fields, receive_frame, send, send_frame
 from twostroke.transfer.requests import PageRequest, read_request
 
-HELLO_S = 5.0
-"""Within this time a new connection must have said who it is."""
 REQUEST_LIMIT_BYTES = MAX_PAGES * 12 + 64
 BATCH_BYTES = 512 << 10
 """Pages between two status bytes: small pages share system calls, and what is being copied stays in the CPU's cache
@@ -29,10 +26,9 @@ def batch_pages(page_bytes: int) -> int:
     return max(1, BATCH_BYTES // page_bytes)
 
 
-def serve_pages(sock: socket.socket, gate: Gate, memory: Pages) -> None:
+def serve_pages(sock: socket.socket, memory: Pages) -> None:
     """Returns only by an exception: EOFError when the reader hangs up, InvalidRequest for garbage, ..."""
     keep_alive(sock)
-    gate.admit(sock, Deadline.after(HELLO_S))
     with contextlib.closing(memory.window(batch_pages(memory.page_bytes))) as window:
         while True:
             fields = receive_frame(sock, REQUEST_LIMIT_BYTES, None)

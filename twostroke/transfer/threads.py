@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import queue
 import socket
 import threading
@@ -13,17 +12,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from twostroke.errors import InvalidRequest, ServeError
-
-log = logging.getLogger(__name__)
-
 State = TypeVar("State")
 Result = TypeVar("Result")
-
-MAX_CONNECTIONS = 1024
-"""Served at once by one listener; one more is closed unheard."""
-_ACCEPT_RETRY_S = 0.1
-"""Pause after accept has failed for lack of descriptors or memory."""
 
 
 async def off_loop(function: Callable[[], Result]) -> Result:
@@ -78,68 +68,6 @@ class Lanes(Generic[State]):
             if future.set_running_or_notify_cancel():
                 _finish(future, functools.partial(job, state))
             del entry, future, job
-
-
-class Listener:
-    """Accepts connections and serves each on a thread of its own, until closed."""
-
-    def __init__(self, name: str, sock: socket.socket, serve: Callable[[socket.socket], None]) -> None:
-        self._name = name
-        self._sock = sock
-        self._serve = serve
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._served: dict[threading.Thread, socket.socket] = {}
-        self._acceptor = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
-        self._acceptor.start()
-
-    def close(self) -> None:
-        """Hang up on everybody; blocks until all threads have ended."""
-        self._closing.set()
-        hang_up(self._sock)
-        self._acceptor.join()
-        self._sock.close()
-        with self._lock:
-            served = dict(self._served)
-            for connection in served.values():
-                hang_up(connection)
-        for thread in served:
-            thread.join()
-
-    def _accept(self) -> None:
-        while not self._closing.is_set():
-            try:
-                connection, _ = self._sock.accept()
-            except OSError as error:
-                if not self._closing.is_set():
-                    log.warning("page connection not accepted transport=%s error=%s", self._name, error)
-                    self._closing.wait(_ACCEPT_RETRY_S)
-                continue
-            with self._lock:
-                if len(self._served) >= MAX_CONNECTIONS or self._closing.is_set():
-                    connection.close()
-                    continue
-                thread = threading.Thread(
-                    target=self._handle, args=(connection,), name=f"{self._name}-serve", daemon=True
-                )
-                self._served[thread] = connection
-            thread.start()
-
-    def _handle(self, connection: socket.socket) -> None:
-        try:
-            self._serve(connection)
-        except (OSError, EOFError) as error:
-            log.debug("page connection ended transport=%s reason=%s", self._name, error)
-        except InvalidRequest as error:
-            log.warning("page connection dropped transport=%s garbage=%s", self._name, error.message)
-        except ServeError as error:
-            log.warning(
-                "page reader refused transport=%s error=%s reason=%s", self._name, type(error).__name__, error.message
-            )
-        finally:
-            with self._lock:
-                del self._served[threading.current_thread()]
-                connection.close()
 
 
 def hang_up(sock: socket.socket) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -19,20 +20,29 @@ class PageDigests:
     """Called from one event loop. A worker of small pages never starts the thread."""
 
     def __init__(self, memory: Pages) -> None:
+        self.seconds = 0.0
+        """Spent so far, on whichever thread; of a device's pages, their copies to the host included."""
+        self.bytes = 0
         self._memory = memory
         self._reading: tuple[Window, Lanes[Window]] | None = None
 
     async def of(self, pages: Sequence[PageId]) -> list[bytes]:
         """The digests of pages that nobody writes to meanwhile."""
         memory = self._memory
+        self.bytes += len(pages) * memory.page_bytes
         if isinstance(memory, PageMemory) and len(pages) * memory.page_bytes <= _AT_ONCE_BYTES:
-            return [digest(memory.page(page)) for page in pages]
+            started_s = time.perf_counter()
+            digests_now = [digest(memory.page(page)) for page in pages]
+            self.seconds += time.perf_counter() - started_s
+            return digests_now
         if self._reading is None:
             window = memory.window(1)
             self._reading = window, Lanes("pages-digest", [window])
-        digests: Future[list[bytes]] = Future()
-        self._reading[1].submit(lambda window: _digests(window, pages), digests)
-        return await asyncio.wrap_future(digests)
+        digests: Future[tuple[list[bytes], float]] = Future()
+        self._reading[1].submit(lambda window: _timed_digests(window, pages), digests)
+        found, seconds = await asyncio.wrap_future(digests)
+        self.seconds += seconds
+        return found
 
     async def close(self) -> None:
         """Before the memory is closed. Whoever still waits gets an answer."""
@@ -42,5 +52,7 @@ class PageDigests:
             window.close()
 
 
-def _digests(window: Window, pages: Sequence[PageId]) -> list[bytes]:
-    return [digest(views[0]) for views in window.read([page] for page in pages)]
+def _timed_digests(window: Window, pages: Sequence[PageId]) -> tuple[list[bytes], float]:
+    started_s = time.perf_counter()
+    digests = [digest(views[0]) for views in window.read([page] for page in pages)]
+    return digests, time.perf_counter() - started_s

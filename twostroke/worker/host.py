@@ -105,6 +105,7 @@ class WorkerHost:
         self.transports = spoilable(open_transports(names, config.host, config.patience.dead_after_s))
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(built.memory)
+        self.metrics.watch_pages(self.digests, self.transports)
         self.pulls = PullClient(
             self.gate,
             self.pool,

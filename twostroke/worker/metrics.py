@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from twostroke.config import Role
@@ -14,8 +14,10 @@ from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Scheduler
-from twostroke.schedule.sequence import Sequence
+from twostroke.schedule.sequence import Sequence as KnownSequence
 from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S
+from twostroke.transfer.base import PageTransport
+from twostroke.worker.digests import PageDigests
 
 
 class WorkerMetrics:
@@ -65,7 +67,11 @@ class WorkerMetrics:
         )
         gauge.labels(self._role, determinism.why).set(determinism.holds)
 
-    def admitted(self, sequence: Sequence) -> None:
+    def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
+        """Report at every scrape what checksums cost, and who was refused at the page ports."""
+        self.registry.register(_PageCounters(self._role, digests, transports))
+
+    def admitted(self, sequence: KnownSequence) -> None:
         if sequence.preemptions == 0:
             self._queries.inc(len(sequence.known))
             self._hits.inc(sequence.hit_blocks * self._block_size)
@@ -117,3 +123,28 @@ class _Gauges(Collector):
             gauge = GaugeMetricFamily(f"twostroke_{name}", text, labels=("role",))
             gauge.add_metric((self._role,), value())
             yield gauge
+
+
+class _PageCounters(Collector):
+    def __init__(self, role: str, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
+        self._role = role
+        self._digests = digests
+        self._transports = transports
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        for name, text, value in (
+            ("digest_seconds", "Spent on checksums of pages, served and arrived.", self._digests.seconds),
+            ("digest_bytes", "Of pages whose checksum was taken.", self._digests.bytes),
+        ):
+            counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
+            counter.add_metric((self._role,), value)
+            yield counter
+        refused = CounterMetricFamily(
+            "twostroke_page_connections_refused",
+            "Connections to this worker's pages that were closed for what their other end said, or did not say.",
+            labels=("role", "transport", "reason"),
+        )
+        for transport in self._transports:
+            for reason, count in transport.refused.items():
+                refused.add_metric((self._role, transport.name, reason), count)
+        yield refused

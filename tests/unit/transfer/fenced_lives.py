@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -87,7 +86,7 @@ class Life(Bytes):
         super().__init__(SOURCE_PAGES)
         self.worker_id, self.epoch = worker_id, Epoch(incarnation, incarnation + 100)
         self.identity = Identity(worker_id, self.epoch, "f", "token")
-        self.hello = hello.Gate(self.identity, SOURCE_PAGES, NAME_BYTES, Counter())
+        self.hello = hello.Gate(self.identity, SOURCE_PAGES, NAME_BYTES)
         self.news = News()
         self.endpoint = Endpoint("played", worker_id, "here", self.epoch, "f", SOURCE_PAGES, NAME_BYTES)
         self.is_cut = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -52,7 +51,7 @@ class Served:
         self.memory = PageMemory(PAGES, PAGE_BYTES)
         self.agent = RecordingAgent()
         self.sock, theirs = a_connection()
-        gate = Gate(OWNER, PAGES, PAGE_BYTES, Counter())
+        gate = Gate(OWNER, PAGES, PAGE_BYTES)
         self.ending: list[BaseException] = []
         self._thread = threading.Thread(target=self._serve, args=(theirs, gate))
         self._thread.start()
@@ -78,7 +77,8 @@ class Served:
     def _serve(self, sock: socket.socket, gate: Gate) -> None:
         with sock:
             try:
-                serve_writes(sock, gate, self.memory, cast(Agent, self.agent))
+                gate.admit(sock, Deadline.after(5.0))
+                serve_writes(sock, self.memory, cast(Agent, self.agent))
             except BaseException as error:
                 self.ending.append(error)
 

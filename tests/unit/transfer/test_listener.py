@@ -1,0 +1,117 @@
+"""The door to pages, by any transport: strangers keep nobody out, and whoever is shown out is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.fuzz.mutate import frame
+from twostroke.ids import Epoch, PageId
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.transfer import listener
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
+from twostroke.transfer.hello import PROTOCOL
+from twostroke.transfer.lane_transport import LaneTransport
+from twostroke.transfer.shm import ShmTransport
+from twostroke.transfer.tcp import TcpTransport
+
+OWNER = Identity("owner", Epoch(1, 7), "f", "secret")
+READER = Identity("reader", Epoch(1, 8), "f", "secret")
+HELLO = frame([PROTOCOL, "secret", "other", str(READER.epoch), "f", str(OWNER.epoch)])
+
+
+@dataclass
+class Door:
+    owner: LaneTransport[Any, Any]
+    reader: LaneTransport[Any, Any]
+    endpoint: Endpoint
+
+    def knock(self, said: bytes = b"") -> socket.socket:
+        if self.owner.name == "shm":
+            sock = socket.socket(socket.AF_UNIX)
+            sock.connect("\0" + self.endpoint.address)
+        else:
+            host, _, port = self.endpoint.address.rpartition(":")
+            sock = socket.create_connection((host, int(port)))
+        sock.settimeout(20.0)
+        sock.sendall(said)
+        return sock
+
+    async def pulls(self) -> bool:
+        peer = await self.reader.connect(self.endpoint, 20.0)
+        transfer = self.reader.pull(peer, [PageCopy(PageId(1), PageId(0), 0)], 20.0)
+        return (await self.reader.wait(transfer)).outcome is Outcome.DONE
+
+    async def shows_out(self, reason: str, count: int = 1) -> None:
+        async with asyncio.timeout(20.0):
+            while self.owner.refused.get(reason, 0) < count:
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture(params=[lambda: TcpTransport("127.0.0.1"), ShmTransport], ids=["tcp", "shm"])
+async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
+    memories = [PageMemory(2, 64), PageMemory(2, 64)]
+    owner, reader = request.param(), request.param()
+    endpoint = await owner.open(memories[0], OWNER)
+    await reader.open(memories[1], READER)
+    yield Door(owner, reader, endpoint)
+    for each in (reader, owner):
+        await each.close()
+    for memory in memories:
+        memory.close()
+
+
+async def test_silent_strangers_keep_nobody_out(door: Door) -> None:
+    with contextlib.ExitStack() as strangers:
+        first = strangers.enter_context(door.knock())
+        for _ in range(listener.MAX_STRANGERS + 5):
+            strangers.enter_context(door.knock(HELLO[:9]))
+        await door.shows_out("crowded", 6)
+        assert first.recv(1) == b""
+        assert await door.pulls()
+
+
+async def test_admitted_readers_are_not_strangers(door: Door) -> None:
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(door.knock(HELLO)) for _ in range(3)]
+        for sock in readers:
+            assert b"welcome" in sock.recv(4096)
+        for _ in range(listener.MAX_STRANGERS + 1):
+            stack.enter_context(door.knock())
+        await door.shows_out("crowded")
+        for sock in readers:
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                assert sock.recv(4096), "an admitted reader was closed"
+
+
+async def test_a_hello_that_does_not_come_in_time_ends_the_connection(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HELLO_S", 0.1)
+    with door.knock(HELLO[:-1]) as sock:
+        await door.shows_out("slow")
+        assert sock.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n", "garbage"),
+        (HELLO + b"\xff" * 64, "garbage"),
+        (HELLO.replace(b"secret", b"guess?"), "Unauthenticated"),
+        (HELLO.replace(b"1.0000000000000007", b"1.0000000000000009"), "StaleEpoch"),
+        (HELLO.replace(b"\xa1f", b"\xa1g"), "FingerprintMismatch"),
+    ],
+)
+async def test_whoever_is_shown_out_is_counted_by_reason(door: Door, said: bytes, reason: str) -> None:
+    with door.knock(said):
+        await door.shows_out(reason)
+    assert await door.pulls()
+    assert door.owner.refused == {reason: 1}
