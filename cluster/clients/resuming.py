@@ -57,9 +57,13 @@ class ResumingClient:
         http: Sequence[str] = (),
         silence_s: float = SILENCE_S,
         patience_s: float = PATIENCE_S,
+        begin_s: float = PATIENCE_S,
     ) -> None:
+        """A router that is silent for `silence_s` is left. A stream fails that no router goes on with for `patience_s`,
+        and one that none begins for `begin_s`."""
         self._silence_s = silence_s
         self._patience_s = patience_s
+        self._begin_s = begin_s
         self._grpc = [PeerChannel(address, "") for address in grpc]
         self._http = list(http)
         self._preferred = 0
@@ -107,11 +111,13 @@ class ResumingClient:
                 return
             except ServeError as error:
                 may_go_on = isinstance(error, PeerLost | Draining) or (token and isinstance(error, Overloaded))
-                if not may_go_on or time.monotonic() - alive_s > self._patience_s:
+                is_last = (number + 1) % routers == 0
+                is_over = time.monotonic() - alive_s > (self._patience_s if token else self._begin_s)
+                if not may_go_on or (is_last and is_over):
                     raise
                 log.info("going on elsewhere after=%s error=%s", token or "nothing", error)
                 self.resumptions += bool(token)
-            if (number + 1) % routers == 0:
+            if is_last:
                 await asyncio.sleep(ROUND_PAUSE_S)
 
     async def _generate(
