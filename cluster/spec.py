@@ -47,6 +47,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             pin=config.pin,
             borrow=config.borrow,
             transports=config.transports,
+            orphan_grace_s=config.orphan_grace_s,
             patience=config.patience,
         )
         for role, count in counts

@@ -196,14 +196,15 @@ class RouterCore:
     async def _found(self, request: GenerationRequest) -> dict[int, Found]:
         """What decode workers have of a stream that is resumed. If this router serves it still, over a connection that
         its client has given up, that ends, and it is found there, too."""
+        if self._links is None:
+            return {}
+        members = [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
+        found = await find(self._links.to_all(members), request)
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
             earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
             await earlier.stop()
-        if self._links is None:
-            return {}
-        members = [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
-        return await find(self._links.to_all(members), request)
+        return found
 
     def _admit(self, request: GenerationRequest, found: Mapping[int, Found]) -> _OpenRequest:
         """Check what only the router knows, and begin every choice."""

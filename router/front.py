@@ -188,7 +188,7 @@ class Front:
         try:
             yield parts
         finally:
-            if self._open[name] is parts:
+            if self._open.get(name) is parts:
                 del self._open[name]
 
 

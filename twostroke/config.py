@@ -33,6 +33,8 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 PACED_PREFIX = "paced:"
 
 
+ORPHAN_GRACE_S = 5.0
+"""A client notices that its router is gone, and is at the next one, within seconds; pages wait as long."""
 MOST_HELD = 10_000
 """Requests: some ten megabytes of token ids, and hours of work for most fleets."""
 
@@ -209,8 +211,8 @@ class WorkerConfig:
     transports: tuple[str, ...] | None = None
     """Page transports offered, best first; the first that both ends can use is taken per pair. None: what suits the
     memory that the pages are in (transfer.registry)."""
-    orphan_grace_s: float = 5.0
-    """How long requests of a broken token stream wait for a router to attach again."""
+    orphan_grace_s: float = ORPHAN_GRACE_S
+    """How long answers of a broken token stream, and ended ones, wait for a router to attach."""
     pull_timeout_s: float = 300.0
     """Copying the pages that were announced together takes no longer: what is missing then is computed locally."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
@@ -218,6 +220,7 @@ class WorkerConfig:
 
     def __post_init__(self) -> None:
         _positive("--threads", self.threads)
+        _positive("--orphan-grace", self.orphan_grace_s)
         self.schedule.check_budget()
 
 
@@ -291,6 +294,8 @@ class ClusterConfig:
     max_held: int = MOST_HELD
     """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
     request_log: str | None = None
+    orphan_grace_s: float = ORPHAN_GRACE_S
+    """How long decode workers keep the answers of a router that is gone, for another one to go on with."""
     public_prefixes: tuple[str, ...] = ()
     """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
@@ -306,6 +311,7 @@ class ClusterConfig:
         if self.routers < 1:
             raise ConfigError(f"--routers must be at least 1, got {self.routers}", field="routers")
         _positive("--threads", self.threads)
+        _positive("--orphan-grace", self.orphan_grace_s)
         _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()
 

@@ -134,6 +134,13 @@ def _add_routing(group: argparse._ArgumentGroup) -> None:
         help="refuse requests (429 with Retry-After) whose first token is predicted later than this (default: none)",
     )
     group.add_argument(
+        "--orphan-grace",
+        type=float,
+        default=DEFAULTS.orphan_grace_s,
+        metavar="SECONDS",
+        help=_help("how long decode workers keep answers whose router is gone"),
+    )
+    group.add_argument(
         "--suspect-after",
         type=float,
         default=DEFAULTS.patience.suspect_after_s,
@@ -267,6 +274,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         seed=args.seed,
         slo_ttft_s=args.slo_ttft,
         max_held=args.max_held,
+        orphan_grace_s=args.orphan_grace,
         request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
         public_prefixes=tuple(str(Path(file).absolute()) for file in args.public_prefix),
         patience=PatienceConfig(suspect_after_s=args.suspect_after, dead_after_s=args.dead_after),

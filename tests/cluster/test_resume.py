@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
+import grpc.aio
+import pytest
+
 from cluster.clients.resuming import ResumingClient
-from tests.cluster.processes import ProcessCluster, generate_request, running_cluster
+from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, generate_request, running_cluster
 from twostroke.config import ModelConfig
+from twostroke.rpc.v1 import inference_pb2
 
 MODEL = ModelConfig(model="paced:step_ms=12,prefill_tokens_per_s=20000")
 PROMPT = list(range(1000, 1070))
@@ -48,12 +55,16 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @asynccontextmanager
 async def two_routers(decode: int = 2) -> AsyncIterator[tuple[ProcessCluster, ResumingClient]]:
-    async with running_cluster(prefill=1, decode=decode, routers=2, model=MODEL) as cluster:
-        doors = cluster.routers.values()
-        async with ResumingClient(
-            grpc=[door.grpc for door in doors], http=[door.http for door in doors], silence_s=SILENCE_S
-        ) as client:
-            yield cluster, client
+    async with (
+        running_cluster(prefill=1, decode=decode, routers=2, model=MODEL) as cluster,
+        new_client(cluster) as client,
+    ):
+        yield cluster, client
+
+
+def new_client(cluster: ProcessCluster) -> ResumingClient:
+    doors = [cluster.routers[rank] for rank in sorted(cluster.routers)]
+    return ResumingClient(grpc=[door.grpc for door in doors], http=[door.http for door in doors], silence_s=SILENCE_S)
 
 
 async def grpc_stream(client: ResumingClient, got: Got, options: dict[str, Any]) -> Got:
@@ -96,46 +107,138 @@ async def chat_stream(client: ResumingClient, got: Got, options: dict[str, Any])
 STREAMS = [(door, kind) for door in (grpc_stream, chat_stream) for kind in KINDS]
 
 
-async def all_streams(client: ResumingClient, progress: list[Got], seeds: bool = True) -> list[Got]:
+async def all_streams(client: ResumingClient, progress: list[Got]) -> list[Got]:
     """One of every kind over each door, at once."""
-    del seeds
     progress[:] = [Got() for _ in STREAMS]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         return await asyncio.gather(
             *(door(client, got, KINDS[kind]) for got, (door, kind) in zip(progress, STREAMS, strict=True))
         )
 
 
+async def until_total(progress: list[Got], total: int) -> None:
+    while sum(got.total for got in progress) < total:
+        await asyncio.sleep(0.002)
+
+
 def check(got: list[Got], undisturbed: list[Got]) -> None:
     for (door, kind), mine, theirs in zip(STREAMS, got, undisturbed, strict=True):
         where = f"{door.__name__}, {kind}"
+        assert mine.usages == theirs.usages, where
         assert mine.finishes == theirs.finishes, where
-        assert all(len(finishes) == 1 for finishes in mine.finishes.values()), where
+        assert mine.roles == theirs.roles, where
         assert {index: len(tokens) for index, tokens in mine.tokens.items()} == {
             index: len(tokens) for index, tokens in theirs.tokens.items()
         }, where
-        assert mine.usages == theirs.usages, where
-        assert len(mine.usages) == 1, where
-        assert mine.roles == theirs.roles, where
         if kind != "sampled without a seed":  # of which each request has its own
             assert mine == theirs, where
 
 
 async def test_streams_of_every_kind_go_on_at_another_router_when_theirs_is_killed() -> None:
-    draws = random.Random(11)
+    draws = random.Random()
     async with two_routers() as (cluster, client):
         undisturbed = await all_streams(client, [])
-        for kill in range(2):
-            progress: list[Got] = []
-            running = asyncio.create_task(all_streams(client, progress))
+        everything = sum(got.total for got in undisturbed)
+        progress: list[Got] = []
+
+        at = draws.randrange(1, everything * 3 // 4)
+        print(f"router killed after {at} of {everything} tokens")
+        running = asyncio.create_task(all_streams(client, progress))
+        await asyncio.sleep(0)
+        await until_total(progress, at)
+        await cluster.kill_router(0)
+        check(await running, undisturbed)
+        assert await router_metric(cluster, 1, "twostroke_attached_requests_total") >= 1, "nothing was taken over"
+        resumed = client.resumptions
+
+        await cluster.start_router(None, 0)
+        at = draws.randrange(1, everything // 2)
+        print(f"decode worker killed after {at} of {everything} tokens, then the router")
+        async with new_client(cluster) as again:
+            running = asyncio.create_task(all_streams(again, progress))
             await asyncio.sleep(0)
-            at = draws.randrange(1, 10 * TOKENS)
-            while sum(got.total for got in progress) < at:
-                await asyncio.sleep(0.002)
-            victim = client._preferred
-            await cluster.kill_router(victim)
+            await until_total(progress, at)
+            await cluster.kill("decode-0")
+            await until_total(progress, min(at + everything // 5, everything - 1))
+            await cluster.kill_router(0)
             check(await running, undisturbed)
-            if kill == 0:
-                await cluster.start_router(None, victim)
-                break
-        assert client.resumptions >= len(STREAMS) / 2
+            assert resumed + again.resumptions >= 1
+
+
+async def test_a_client_goes_on_while_its_router_lives_and_what_it_left_behind_harms_nobody() -> None:
+    async with two_routers(decode=1) as (cluster, _):
+        clients = [Client(router.grpc) for router in cluster.routers.values()]
+        request = generate_request(PROMPT, max_tokens=200, ignore_eos=True, seed=3)
+        whole = [token async for message in clients[0].stub.Generate(request) for token in message.token_ids]
+        tokens: list[int] = []
+        left = []
+        for router in (0, 1, 1, 0):
+            call = clients[router].stub.Generate(request, timeout=PATIENCE_S)
+            left.append(call)
+            for _ in range(30):
+                message = await call.read()
+                assert isinstance(message, inference_pb2.GenerateResponse)
+                tokens += message.token_ids
+                request.resume_from = message.resume_token
+        await refused(cluster, request.resume_from)
+        tokens += [token async for message in clients[1].stub.Generate(request) for token in message.token_ids]
+        assert tokens == whole
+        for call in left:
+            with pytest.raises(grpc.aio.AioRpcError, match="goes on with this stream"):
+                await rest_of(call)
+        assert cluster.metric("decode-0", "twostroke_sampled_tokens_total") <= 2 * 200 + 5, "computed again"
+        for client in clients:
+            await client.close()
+
+
+async def rest_of(call: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
+    while await call.read() is not grpc.aio.EOF:
+        pass
+
+
+async def refused(cluster: ProcessCluster, token: str) -> None:
+    """What goes on with nothing is refused, with a word about the field."""
+    whole = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "seed": 3}
+    for body, header in (
+        (whole, token),
+        ({**whole, "stream": True}, "no token"),
+        ({**whole, "stream": True}, token.replace(":", ":9999", 1)),
+        ({**whole, "stream": True, "n": 2}, token),
+        ({**whole, "stream": True, "prompt": [1, *PROMPT]}, token),
+        ({**whole, "stream": True, "seed": 4}, token),
+    ):
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{cluster.http}/v1/completions", json=body, headers={"Last-Event-ID": header}) as answer,
+        ):
+            assert answer.status == 400, (body, header)
+            assert (await answer.json())["error"]["param"] in ("last-event-id", "resume_from")
+
+
+async def test_a_router_that_is_told_to_end_leaves_its_streams_to_the_next_one_and_chat_goes_on_by_itself() -> None:
+    async with two_routers(decode=1) as (cluster, client):
+        long = {"max_tokens": 150, "seed": 3}
+        undisturbed = await chat_stream(client, Got(), long)
+        doors = ",".join(router.http for router in cluster.routers.values())
+        command = [sys.executable, "-m", "cluster.cli", "chat", "--http", doors, "Tell me everything." * 3]
+        chat = await asyncio.create_subprocess_exec(
+            *command, "--seed", "3", "--max-tokens", "150", stdout=asyncio.subprocess.PIPE
+        )
+        assert chat.stdout is not None
+        said = await chat.stdout.read(20)
+        got = Got()
+        running = asyncio.create_task(chat_stream(client, got, long))
+        await until_total([got], 5)
+        cluster.routers[0].process.send_signal(signal.SIGTERM)
+        await cluster.kill_router(0, signal.SIGINT)  # the second signal: it waits for nobody any longer
+        assert await running == undisturbed
+        assert client.resumptions == 1
+        said += await chat.stdout.read()
+        assert (await chat.wait(), said.decode()) == (0, undisturbed.texts[0] + "\n")
+        assert cluster.metric("decode-0", "twostroke_sampled_tokens_total") <= 3 * 150 + 5, "computed again"
+
+
+async def router_metric(cluster: ProcessCluster, rank: int, name: str) -> float:
+    async with aiohttp.ClientSession() as session, session.get(f"http://{cluster.routers[rank].http}/metrics") as got:
+        lines = (await got.text()).splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))

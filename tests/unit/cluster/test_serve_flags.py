@@ -33,7 +33,7 @@ def test_every_flag_reaches_the_config() -> None:
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
         *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
         *("--device", "cuda:1", "--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
-        *("--suspect-after", "2", "--dead-after", "5"),
+        *("--suspect-after", "2", "--dead-after", "5", "--orphan-grace", "9"),
         *("--request-log", "/tmp/log.jsonl", "--routers", "2", "--slo-ttft", "2.5", "--max-held", "77"),
     )
     assert (config.prefill, config.decode, config.routers, config.threads, config.seed) == (2, 3, 2, 4, 6)
@@ -42,6 +42,7 @@ def test_every_flag_reaches_the_config() -> None:
     assert config.request_log == "/tmp/log.jsonl"
     assert (config.slo_ttft_s, config.max_held) == (2.5, 77)
     assert (config.patience.suspect_after_s, config.patience.dead_after_s) == (2.0, 5.0)
+    assert {worker.orphan_grace_s for worker in fleet_spec(config, token="", port=0).workers} == {9.0}
     assert {worker.patience for worker in fleet_spec(config, token="", port=0).workers} == {config.patience}
     assert (config.model.model, config.model.dtype, config.model.max_model_len) == ("some/model", "float32", 100)
     assert (config.model.public_name, config.model.device) == ("name", "cuda:1")
