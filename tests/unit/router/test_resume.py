@@ -1,0 +1,145 @@
+"""Tokens that name how far a client has a stream, and answers that are replayed up to there in silence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from router.attempts import Attempts, first_attempt
+from router.front import Front, TextEvent
+from router.metrics import RouterMetrics
+from router.openai_reply import Reply
+from router.openai_schema import parse_chat, parse_completion
+from router.params import Ask
+from router.resume import Progress, Seeds, Sent, StreamPoint
+from router.text import ByteText
+from tests.unit.router.conftest import ScriptedDispatcher
+from twostroke.errors import InvalidRequest
+from twostroke.request import SampledToken
+
+SENT = st.one_of(st.just(Sent()), st.builds(Sent, tokens=st.integers(0, 10**6), is_finished=st.booleans()))
+
+
+@given(st.text(min_size=1).filter(str.isprintable), st.integers(0, 4000), st.lists(SENT, min_size=1, max_size=20))
+def test_what_a_token_says_is_read_again_and_it_fits_into_a_header(
+    request_id: str, resumptions: int, sent: list[Sent]
+) -> None:
+    point = replace(StreamPoint.begin(request_id, len(sent)), resumptions=resumptions, sent=tuple(sent))
+    progress = Progress(point)
+    token = progress.finished(0)
+    assert token.isascii()
+    assert not set(token) & set(" \r\n")
+    after = StreamPoint.after(token, len(sent), "resume_from")
+    assert after == replace(
+        point, resumptions=resumptions + 1, sent=(Sent(sent[0].tokens or 0, is_finished=True), *sent[1:])
+    )
+    assert after.request_id == request_id
+    assert StreamPoint.after(progress.ended(), len(sent), "resume_from").is_complete
+
+
+def test_many_choices_that_advance_together_make_a_short_token() -> None:
+    progress = Progress(StreamPoint.begin("r", 1000))
+    for choice in range(1000):
+        token = progress.sent_token(choice)
+    assert token.endswith(":0:1x1000")
+
+
+NAME = "r~0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        *("x", "r:0:1", f"{NAME}:0:", f"{NAME}:0:1", f"{NAME}:0:1,2,3", f"{NAME}:0:1x99999", f"{NAME}:-1:1,2"),
+        *(f"{NAME}:9999:1,2", f"{NAME}:0:-e,1", f"{NAME}:0:1,²", f"{NAME}:0:1,2,", "~0123456789abcdef:0:1,2"),
+        *(f"{NAME}:0:99999999999,1", f"{NAME}:²:1,2", "a" * 20_000, f"%0A{NAME}:0:1,2"),
+    ],
+)
+def test_what_is_no_token_of_the_request_is_refused_by_its_fields_name(token: str) -> None:
+    with pytest.raises(InvalidRequest, match="last-event-id must be what came with the last message") as refusal:
+        StreamPoint.after(token, 2, "last-event-id")
+    assert refusal.value.field == "last-event-id"
+    assert len(refusal.value.message) < 300
+
+
+def test_seeds_are_the_same_at_every_router_of_a_cluster_and_differ_by_stream_and_prompt() -> None:
+    one, other = StreamPoint.begin("same", 1), StreamPoint.begin("same", 1)
+    here, there = Seeds("token"), Seeds("token")
+    assert here.of(one, 0) == there.of(one, 0)
+    assert len({here.of(one, 0), here.of(one, 1), here.of(other, 0), Seeds("another").of(one, 0)}) == 4
+    assert Seeds("token", 7).of(one, 0) == Seeds("another", 7).of(other, 0) != Seeds("token", 8).of(one, 0)
+
+
+def test_of_two_attempts_the_later_is_higher_whoever_makes_them_and_whatever_the_clocks_say() -> None:
+    behind, ahead = Attempts(lambda: 10**15), Attempts(lambda: 10**18)
+    begun = [ahead.next(first_attempt(0)) for _ in range(3)]
+    assert begun == sorted(set(begun))
+    resumed = behind.next(first_attempt(1))
+    assert resumed > begun[-1], "a router that is left behind stays behind"
+    assert behind.next(resumed + 10**12) == resumed + 10**12, "nor does a clock stay below what was found"
+    assert first_attempt(4095) + 2**52 - 1 < 2**64
+
+
+TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "é", "猫", "🙂", "stop", "st", "op"]), max_size=14).map("".join)
+STOPS = st.lists(st.sampled_from(["stop", "b🙂", "猫", "aab", "é"]), max_size=2, unique=True)
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(texts=st.tuples(TEXTS, TEXTS), stops=STOPS, data=st.data())
+async def test_an_answer_that_breaks_off_anywhere_goes_on_with_what_would_have_followed(
+    is_chat: bool, texts: tuple[str, str], stops: list[str], data: st.DataObject
+) -> None:
+    """Two choices; characters and stop strings lie across tokens, and so across the break."""
+    body: dict[str, Any] = {"stream": True, "n": 2, "stop": stops, "max_tokens": 40}
+    body |= {"stream_options": {"include_usage": True}, "logprobs": True if is_chat else 1}
+    body |= {"messages": [{"role": "user", "content": "x"}]} if is_chat else {"prompt": "x"}
+    events = await _events(body, texts, StreamPoint.begin("r", 2))
+    broken = data.draw(st.integers(0, len(events)))
+    kept = events[:broken]
+    if not kept:
+        return
+    point = StreamPoint.after(kept[-1][0], 2, "last-event-id")
+    assert [chunk for _, chunk in [*kept, *await _events(body, texts, point)]] == [chunk for _, chunk in events]
+
+
+async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoint) -> list[tuple[str, Any]]:
+    """Of a stream, what follows `point`: ids and chunks."""
+
+    def script(_: object, choice: int) -> list[SampledToken]:
+        return [SampledToken(byte, -1.0, ((byte, -1.0),)) for byte in texts[choice].encode()]
+
+    dispatcher = _Replaying(script=script)
+    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", seeds=Seeds())
+    wanted = (parse_chat if "messages" in body else parse_completion)(json.loads(json.dumps(body)))
+    reply = Reply(wanted, point, "toy", ByteText())
+    events: list[tuple[str, Any]] = []
+
+    async def sink(event: TextEvent) -> None:
+        for token, chunk in reply.chunks(event):
+            if chunk.get("usage"):  # what was found cached, each life says for itself
+                del chunk["usage"]["prompt_tokens_details"]
+            events.append((token, {**chunk, "created": 0}))
+
+    await front.answer(Ask(point=point, is_stream=True, prompts=wanted.prompts, options=wanted.options), sink)
+    return events
+
+
+class _Replaying(ScriptedDispatcher):
+    """Whatever a resumed stream has settled already is not played again."""
+
+    async def generate(self, request):  # type: ignore[no-untyped-def]  # as its parent's
+        async for event in super().generate(request):
+            if event.index not in request.settled:
+                yield event
+
+
+async def test_an_answer_that_is_shorter_than_what_the_client_has_is_another_requests() -> None:
+    point = replace(StreamPoint.begin("r", 2), resumptions=1, sent=(Sent(7), Sent(0)))
+    with pytest.raises(InvalidRequest, match="answers another request"):
+        await _events({"stream": True, "n": 2, "prompt": "x"}, ("short", "a longer one"), point)
