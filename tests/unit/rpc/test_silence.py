@@ -12,8 +12,9 @@ from twostroke.errors import PeerLost
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.silence import TICK_S, listening
-from twostroke.rpc.v1 import control_pb2
+from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlServicer, ControlStub, add_ControlServicer_to_server
+from twostroke.rpc.v1.worker_pb2_grpc import DecodeServicer, DecodeStub, add_DecodeServicer_to_server
 
 
 class Told(ControlServicer):
@@ -90,3 +91,33 @@ async def test_silence_ends_the_listening_and_whatever_is_heard_prolongs_it() ->
     with pytest.raises(TimeoutError):
         await speak_and_fall_silent()
     assert times == 3
+
+
+class Talkative(DecodeServicer):
+    """Says something whenever it is asked for more."""
+
+    said = 0
+
+    async def Tokens(self, request, context):  # noqa: N802
+        while True:
+            self.said += 1
+            yield worker_pb2.TokenBatch(entries=[worker_pb2.TokenEntry(request_id="x" * (256 << 10))])
+
+
+async def test_a_stream_that_nobody_reads_is_not_written_to_for_long() -> None:
+    """So what a worker has for a frozen router stays in its outbox, which holds no token twice."""
+    talker, server = Talkative(), RpcServer("127.0.0.1", 0, token="secret")
+    add_DecodeServicer_to_server(talker, server.server)
+    await server.start()
+    channel = PeerChannel(server.address, "secret")
+    call = DecodeStub(channel.channel).Tokens(worker_pb2.TokensRequest(), metadata=channel.metadata)
+    await call.read()
+    before = 0
+    async with asyncio.timeout(30):
+        while talker.said > before:
+            before = talker.said
+            await asyncio.sleep(3 * TICK_S)
+    assert talker.said < 100, "some megabytes are in buffers, and that is all"
+    call.cancel()
+    await channel.close()
+    await server.stop(0)
