@@ -75,7 +75,7 @@ async def _room(host: WorkerHost, heir: control_pb2.Heir) -> int:
 
 async def _give(host: WorkerHost, share: Share, until_s: float) -> int:
     heir, blocks, loop = share.heir, 0, asyncio.get_running_loop()
-    own = worker_pb2.PageSource(worker_id=host.config.worker_id, address=host.rpc.address, epoch=str(host.epoch))
+    own = worker_pb2.PageSource(worker_id=host.config.worker_id, address=host.address, epoch=str(host.epoch))
     peer = PeerChannel(heir.address, host.config.cluster_token)
     try:
         for chain in share.chains:

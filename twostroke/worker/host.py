@@ -118,7 +118,8 @@ class WorkerHost:
         )
         self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)
         serve_faults(injector, self.rpc.server, config.cluster_token)
-        self._address = announced(self.rpc.address)
+        self.address = announced(self.rpc.address)
+        """Of the rpc server, as others are told."""
         self._metrics_server = MetricsServer(self.metrics.registry, config.host)
         self._sessions = itertools.count(1)
 
@@ -163,7 +164,7 @@ class WorkerHost:
         return ReadyInfo(
             worker_id=self.config.worker_id,
             role=self.config.role.value,
-            address=self._address,
+            address=self.address,
             epoch=str(self.epoch),
             fingerprint=self.facts.fingerprint,
             metrics_address=self._metrics_server.address,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from twostroke.errors import ConfigError
@@ -69,3 +71,20 @@ def test_pages_are_spoilt_where_they_travel_and_events_lost_where_they_are_at_ha
         for point in (Point.PULL_ASKING, Point.PULL_ANNOUNCED, Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING)
     }
     assert not {cell for cell in over_shm if cell.point in (Point.TRANSPORT_SERVING, Point.TRANSPORT_SENT)}
+
+
+def test_every_point_is_in_the_code_of_a_process_that_comes_to_it() -> None:
+    folders = {
+        Process.ROUTER: ["router"],
+        Process.DECODE: ["decode_worker", "twostroke"],
+        Process.PREFILL: ["prefill_worker", "twostroke"],
+        Process.SUPERVISOR: ["cluster"],
+    }
+    root = Path(__file__).parents[3]
+    code = {
+        folder: "".join(path.read_text() for path in (root / folder).rglob("*.py") if "faults" not in path.parts)
+        for folder in ("router", "decode_worker", "prefill_worker", "twostroke", "cluster")
+    }
+    for point in Point:
+        for process in REACHED_BY[point]:
+            assert any(f"Point.{point.name}" in code[folder] for folder in folders[process]), (point, process)
