@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -15,7 +16,10 @@ from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import faults_pb2
-from twostroke.rpc.v1.faults_pb2_grpc import FaultsAsyncStub, FaultsStub
+from twostroke.rpc.v1.faults_pb2_grpc import FaultsStub
+
+if TYPE_CHECKING:  # exists for type checkers only
+    from twostroke.rpc.v1.faults_pb2_grpc import FaultsAsyncStub
 
 TOKEN = "the cluster's token"
 PATIENCE_S = 20.0
