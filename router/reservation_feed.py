@@ -15,6 +15,7 @@ from router.reservations import Reservations
 from twostroke.errors import InternalError, PeerLost, ServeError
 from twostroke.ids import RouterId
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import fleet_pb2, routing_pb2
 from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
 
@@ -86,19 +87,17 @@ class ReservationFeed:
             call = RoutingStub(channel.channel).WatchReservations(
                 routing_pb2.WatchReservationsRequest(router_id=self._router_id), metadata=channel.metadata
             )
-            while True:
-                try:
-                    async with asyncio.timeout(SILENCE_S):
-                        message = await call.read()
-                except TimeoutError:
-                    raise PeerLost(f"{address} said nothing of its reservations for {SILENCE_S} s") from None
-                if not isinstance(message, routing_pb2.ReservationBatch):
-                    raise PeerLost(f"{address} ended its stream of reservations")
-                self._reservations.apply(
-                    router, batch_from(message), time.monotonic(), whole=router not in self._flowing
-                )
-                if router not in self._flowing:
-                    self._flowing.add(router)
-                    log.info("router joins router=%s address=%s", router, address)
+            async with listening(SILENCE_S) as heard:
+                while isinstance(message := await call.read(), routing_pb2.ReservationBatch):
+                    heard()
+                    self._reservations.apply(
+                        router, batch_from(message), time.monotonic(), whole=router not in self._flowing
+                    )
+                    if router not in self._flowing:
+                        self._flowing.add(router)
+                        log.info("router joins router=%s address=%s", router, address)
+            raise PeerLost(f"{address} ended its stream of reservations")
+        except TimeoutError:
+            raise PeerLost(f"{address} said nothing of its reservations for {SILENCE_S} s") from None
         finally:
             await channel.close()

@@ -174,3 +174,18 @@ async def test_a_new_stream_within_the_grace_with_nothing_parked_ends_the_grace(
     await asyncio.sleep(0.1)
     await stream.aclose()
     assert abandoned.empty()
+
+
+async def test_a_stream_without_news_says_that_it_lives(abandoned: Abandoned) -> None:
+    outbox = Outbox(60.0, 0.02, abandoned.put_nowait)
+    stream, answer = await connected(outbox), an_answer()
+    assert [told(await anext(stream)) for _ in range(3)] == [[], [], []]
+    outbox.carry(answer, 0)
+    grow(answer, 7)
+    outbox.tell(answer)
+    async for batch in stream:
+        if batch.entries:
+            break
+    assert told(batch) == [("r", 0, [7])]
+    await stream.aclose()
+    outbox.close()
