@@ -27,13 +27,20 @@ class Attendant:
         self._known: dict[str, Worker] = {}
         self._all_serve = asyncio.Event()
         self._is_gone = False
+        self._is_restarting = False
+        self._lives = 1
+        """Of the supervisor."""
 
     async def keep_supervisor(self) -> None:
         """Ends only by failure: the fleet's own, or because somebody else took it down."""
         try:
             while not await self._has_ended():
-                self._announcer.warn("the supervisor died; Ray starts it again, and it finds its workers")
+                if self._is_restarting:
+                    self._announcer.say("the supervisor begins another life")
+                else:
+                    self._announcer.warn("the supervisor died; Ray starts it again, and it finds its workers")
                 await ray_session.wait_until_alive(self._supervisor)
+                self._lives += 1
         except ray.exceptions.RayActorError:
             pass  # for good: Ray does not start it again
         self._is_gone = True
@@ -51,6 +58,37 @@ class Attendant:
 
     async def fleet_address(self) -> str:
         return str(await self._supervisor.address.options(max_task_retries=-1).remote())
+
+    async def workers(self) -> list[str]:
+        snapshot: Snapshot = await self._supervisor.snapshot.remote()
+        return [worker.config.worker_id for worker in snapshot.workers]
+
+    async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
+        """See `Supervisor.drain`. Raises PeerLost where the supervisor dies meanwhile: the next one goes on."""
+        try:
+            return int(await self._supervisor.drain.remote(worker_id, deadline_s, restart))
+        except ray.exceptions.RayTaskError as error:
+            raise _cause(error) from None
+        except ray.exceptions.RayActorError as error:
+            raise PeerLost("the supervisor died; its next life goes on with what it had begun") from error
+
+    async def restart_supervisor(self) -> None:
+        """Returns when its next life has found all workers."""
+        before, self._is_restarting = self._lives, True
+        try:
+            ray_session.restart(self._supervisor)
+            while self._lives == before or not await self._has_found_all():  # noqa: ASYNC110  # of another process
+                await asyncio.sleep(RETRY_S)
+        finally:
+            self._is_restarting = False
+
+    async def _has_found_all(self) -> bool:
+        try:
+            snapshot: Snapshot = await self._supervisor.snapshot.remote()
+        except ray.exceptions.RayActorError:
+            return False
+        settled = (Stage.SERVING, Stage.DRAINED, Stage.FAILED)
+        return all(worker.observed.stage in settled for worker in snapshot.workers)
 
     async def until_all_serve(self) -> None:
         await self._all_serve.wait()

@@ -1,4 +1,4 @@
-"""`twostroke serve | status | chat | doctor | simulate | bench | faults | model | down`."""
+"""`twostroke serve | status | chat | doctor | simulate | bench | faults | model | drain | restart | down`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ COMMANDS = {
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
     "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
+    "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
+    "restart": Command("cluster.commands.restart", "begin new lives of processes, one by one, while they are used"),
     "down": Command("cluster.commands.down", "stop a running server"),
 }
 

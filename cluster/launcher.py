@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster import ports, ray_environment, state_file
+from cluster import orders, ports, ray_environment, state_file
 from cluster.announce import Announcer, fetch_with_progress
 from cluster.home import Home
 from cluster.router_keeper import RouterKeeper
@@ -139,6 +139,7 @@ class _Launch:
             asyncio.create_task(attendant.follow_fleet()),
             *(asyncio.create_task(self._keep_router(router, attendant)) for router in self._routers),
             asyncio.create_task(self._announce_when_ready(attendant)),
+            asyncio.create_task(self._take_orders(attendant)),
         ]
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -157,6 +158,26 @@ class _Launch:
     async def _keep_router(self, router: RouterKeeper, attendant: Attendant) -> None:
         """Ends only by cancellation or failure."""
         await router.keep(await attendant.fleet_address())
+
+    async def _take_orders(self, attendant: Attendant) -> None:
+        """Ends only by cancellation or failure."""
+        routers = {router.name: router for router in self._routers}
+
+        async def processes() -> dict[str, list[str]]:
+            return {"workers": await attendant.workers(), "routers": list(routers)}
+
+        async def restart_router(name: str) -> None:
+            await routers[name].restart()
+            self._announcer.say(f"{name} begins another life; the one before finishes what it has")
+
+        known: dict[str, orders.Order] = {
+            "processes": processes,
+            "drain": attendant.drain,
+            "restart_router": restart_router,
+            "restart_supervisor": attendant.restart_supervisor,
+        }
+        async with orders.taking(self._home.folder, known):
+            await asyncio.Event().wait()
 
     async def _announce_when_ready(self, attendant: Attendant) -> None:
         """Ends only by cancellation or failure."""

@@ -86,6 +86,11 @@ def remove(supervisor: Any) -> None:
     ray.kill(supervisor, no_restart=True)
 
 
+def restart(supervisor: Any) -> None:
+    """End its life; Ray begins another one."""
+    ray.kill(supervisor, no_restart=False)
+
+
 async def wait_until_alive(supervisor: Any) -> None:
     await supervisor.snapshot.options(max_task_retries=-1).remote()
 

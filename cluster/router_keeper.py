@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from cluster.announce import Announcer
 from cluster.router_process import Addresses, RouterProcess, until_ready
+from router.listener import bind_listener
 from twostroke.config import RouterConfig
-from twostroke.errors import ConfigError
+from twostroke.errors import ConfigError, PeerLost
 
 GRACE_S = 5.0
 """For open streams when it is told to stop."""
+HAND_OVER_S = 125.0
+"""For a life that another one has replaced; it ends by itself a little earlier."""
 STEADY_S = 10.0
 """A router that ran for this long did not crash because of how it was started."""
 MOST_PAUSE_S = 10.0
@@ -21,17 +25,31 @@ MOST_PAUSE_S = 10.0
 
 
 class RouterKeeper:
-    """Of one router over its lives. Used in the main thread alone: see `RouterProcess`."""
+    """Of one router over its lives. Used in the main thread alone: see `RouterProcess`.
+
+    It opens the socket that the HTTP door listens on and hands it to every life: whoever connects between two of them
+    waits, and none is refused.
+    """
 
     def __init__(self, index: int, config: RouterConfig, log_dir: Path, announcer: Announcer) -> None:
         self.name = f"router-{index}"
         self._config = config
         self._log_path = log_dir / f"{self.name}.log"
         self._announcer = announcer
+        self._listener: socket.socket | None = None
         self._process: RouterProcess | None = None
+        self._next: asyncio.Future[RouterProcess] | None = None
+        """Set where a life is replaced by another one."""
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._replaced: set[RouterProcess] = set()
         self._addresses: asyncio.Future[Addresses] | None = None
 
     def start(self) -> None:
+        """Raises ConfigError where its port is taken."""
+        if self._listener is None:
+            self._listener = bind_listener(self._config.host, self._config.http_port)
+            port = self._listener.getsockname()[1]
+            self._config = replace(self._config, http_port=port, http_fd=self._listener.fileno())
         self._process = RouterProcess(self._config, self._log_path)
 
     async def keep(self, fleet_address: str) -> None:
@@ -41,11 +59,13 @@ class RouterKeeper:
         while True:
             if self._process is None:
                 self.start()
-            assert self._process is not None
-            started_s = time.monotonic()
-            ending = await self._live(self._process)
+            process, started_s = self._process, time.monotonic()
+            assert process is not None
+            ending = await self._live(process)
+            if ending is None:
+                continue
             crashes = 1 if time.monotonic() - started_s > STEADY_S else crashes + 1
-            self._announcer.warn(f"{self.name} {ending}; it is started again\n{self._process.tail()}")
+            self._announcer.warn(f"{self.name} {ending}; it is started again\n{process.tail()}")
             self._process = None
             await asyncio.sleep(min(MOST_PAUSE_S, 0.5 * (crashes - 1)))
 
@@ -55,16 +75,52 @@ class RouterKeeper:
         await until_ready(addresses.http)
         return addresses
 
+    async def restart(self) -> None:
+        """Begin another life, and let the one that serves go when the new one does. Raises PeerLost where there is
+        none, ConfigError where the new one cannot serve; then all stays as it was."""
+        before = self._process
+        if before is None or self._next is None:
+            raise PeerLost(f"{self.name} is not up; try again later")
+        process = RouterProcess(self._config, self._log_path)
+        try:
+            await process.addresses()
+        except BaseException:
+            process.kill()
+            raise
+        if self._process is not before or self._next is None:
+            process.kill()
+            raise PeerLost(f"{self.name} died while its next life began; it is started again")
+        self._process = process
+        self._next.set_result(process)
+        self._replaced.add(before)
+        leaving = asyncio.create_task(before.leave(HAND_OVER_S), name=f"{self.name} leaves")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(lambda _: self._forget(leaving, before))
+
     async def stop(self) -> None:
+        for leaving in self._leaving:
+            leaving.cancel()
+        for process in self._replaced:
+            process.kill()
+            await process.wait()
         if self._process is not None:
             await self._process.stop(GRACE_S)
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        for process in (self._process, *self._replaced):
+            if process is not None:
+                process.kill()
+        if self._listener is not None:
+            self._listener.close()
 
-    async def _live(self, process: RouterProcess) -> str:
-        """One life; how it ended. In later ones a port may be taken by somebody else for a while."""
+    def _forget(self, leaving: asyncio.Task[None], process: RouterProcess) -> None:
+        self._leaving.discard(leaving)
+        if not leaving.cancelled():
+            self._replaced.discard(process)
+
+    async def _live(self, process: RouterProcess) -> str | None:
+        """One life; how it ended, or None where another one has taken its place. In later ones the gRPC port may be
+        taken by somebody else for a while."""
         listening = self._listening()
         try:
             addresses = await process.addresses()
@@ -73,9 +129,16 @@ class RouterKeeper:
                 raise
             return f"could not start: {error.message}"
         if not listening.done():
-            self._config = replace(self._config, http_port=_port(addresses.http), grpc_port=_port(addresses.grpc))
+            self._config = replace(self._config, grpc_port=_port(addresses.grpc), takes_over=True)
             listening.set_result(addresses)
-        return f"ended with status {await process.wait()}"
+        self._next = asyncio.get_running_loop().create_future()
+        ended = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait((ended, self._next), return_when=asyncio.FIRST_COMPLETED)
+            return None if self._next.done() else f"ended with status {ended.result()}"
+        finally:
+            ended.cancel()
+            self._next = None
 
     def _listening(self) -> asyncio.Future[Addresses]:
         """Set by its first life; later ones have the same addresses."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -45,9 +47,10 @@ class RouterProcess:
                 stdout=subprocess.PIPE,
                 stderr=log_file,
                 start_new_session=True,
+                pass_fds=() if config.http_fd is None else (config.http_fd,),
             )
-        self._first_line = ""
-        self._has_spoken = threading.Event()
+        self._first_line: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._ended: concurrent.futures.Future[int] = concurrent.futures.Future()
         self._reader = threading.Thread(target=self._read, name="router-stdout", daemon=True)
         self._reader.start()
         assert self._process.stdin is not None
@@ -56,21 +59,28 @@ class RouterProcess:
 
     async def addresses(self) -> Addresses:
         """Where it listens, as soon as it does."""
-        await asyncio.to_thread(self._has_spoken.wait)
-        if not self._first_line:
+        first_line = await asyncio.shield(asyncio.wrap_future(self._first_line))
+        if not first_line:
             status = await self.wait()
             tail = self.tail()
             _, is_explained, why = tail.rpartition(ROUTER_ERROR)
             raise ConfigError(why if is_explained else f"the router ended with status {status}:\n{tail}")
-        told = json.loads(self._first_line)
+        told = json.loads(first_line)
         return Addresses(http=told["http"], grpc=told["grpc"])
 
     async def wait(self) -> int:
-        return await asyncio.to_thread(self._process.wait)
+        return await asyncio.shield(asyncio.wrap_future(self._ended))
+
+    async def leave(self, grace_s: float) -> None:
+        """Another life serves on its ports: let it finish what it has, then kill it."""
+        await self._end(signal.SIGUSR1, grace_s)
 
     async def stop(self, grace_s: float) -> None:
         """Let it finish open streams for `grace_s`, then kill it."""
-        self._process.terminate()
+        await self._end(signal.SIGTERM, grace_s)
+
+    async def _end(self, number: signal.Signals, grace_s: float) -> None:
+        self._process.send_signal(number)
         try:
             await asyncio.wait_for(self.wait(), grace_s)
         except TimeoutError:
@@ -85,11 +95,11 @@ class RouterProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        self._first_line = self._process.stdout.readline().decode()
-        self._has_spoken.set()
+        self._first_line.set_result(self._process.stdout.readline().decode())
         # Whatever else is printed must not fill the pipe and stop the router.
         for _ in self._process.stdout:
             pass
+        self._ended.set_result(self._process.wait())
 
 
 def tail_of(log_path: Path) -> str:

@@ -1,7 +1,8 @@
 """`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
 
 CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names both addresses
-once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not. The exit
+once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not. SIGUSR1 says
+that another life serves on the same ports: this one finishes what it has, refuses nobody, and ends. The exit
 status is 0 after a signal, 2 for what cannot be served as configured, 1 if the router itself failed.
 """
 
@@ -26,6 +27,10 @@ from twostroke.telemetry import configure_logging
 
 DRAIN_GRACE_S = 3.0
 """For open requests after SIGTERM: launchers kill after five. Longer drains are asked for with Control.Drain."""
+HAND_OVER_S = 120.0
+"""For open requests where another life serves new ones: longer than answers take."""
+READY_S = 10.0
+"""A life that takes over waits so long for workers; then it is better that it says that there are none."""
 
 
 async def serve(config: RouterConfig) -> None:
@@ -37,11 +42,16 @@ async def serve(config: RouterConfig) -> None:
     signals = _signals()
     await core.start(config.peer_address or server.peer_address)
     try:
+        if config.takes_over:
+            await _first(core.until_ready(READY_S), core.ended())
         async with server.serving():
             collector.keep_out_of_the_way()
             print(json.dumps({"http": server.http_address, "grpc": server.grpc_address}), flush=True)
             try:
-                if await _first(signals.get(), core.ended()) == signal.SIGTERM:
+                told = await _first(signals.get(), core.ended())
+                if told == signal.SIGUSR1:
+                    told = await _first(server.hand_over(HAND_OVER_S), signals.get())
+                if told == signal.SIGTERM:
                     await _first(server.drain(DRAIN_GRACE_S), signals.get())
             finally:
                 await core.close()
@@ -65,7 +75,7 @@ def main() -> int:
 
 def _signals() -> asyncio.Queue[signal.Signals]:
     caught: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         asyncio.get_running_loop().add_signal_handler(number, caught.put_nowait, number)
     return caught
 

@@ -65,6 +65,12 @@ class RouterCore:
         self._running = asyncio.create_task(self._run(started, address), name="router core")
         await started.wait()
 
+    async def until_ready(self, timeout_s: float) -> None:
+        """Returns once a decode worker serves, or after `timeout_s`."""
+        until_s = time.monotonic() + timeout_s
+        while not self.is_ready and (left_s := until_s - time.monotonic()) > 0:
+            await self._fleet.wait_for_change(left_s)
+
     async def ended(self) -> None:
         """Waits for the end; raises what the core failed of. A router whose core has ended serves nothing any more."""
         assert self._running is not None, "ended() before start()"

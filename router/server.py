@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import uvicorn
 from grpc_reflection.v1alpha import reflection
@@ -16,6 +15,8 @@ from router.front import Front
 from router.generation import Dispatcher
 from router.grpc_service import SERVICE_NAMES, ControlService, InferenceService
 from router.http_app import build_http_app
+from router.http_server import HttpServer
+from router.listener import bind_listener, inherited
 from router.metrics import RouterMetrics
 from router.public_prefixes import read_public_prefixes
 from router.reservations import Reservations
@@ -50,10 +51,18 @@ class RouterServer:
     ) -> None:
         self._dispatcher = dispatcher
         public = read_public_prefixes(config.public_prefixes, text)
-        self._listener = bind_listener(config.host, config.http_port)
+        self._listener = (
+            bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
+        )
         self.http_address = host_port(config.host, self._listener.getsockname()[1])
         try:
-            self._rpc = RpcServer(config.host, config.grpc_port, token=None, max_message_bytes=config.max_message_bytes)
+            self._rpc = RpcServer(
+                config.host,
+                config.grpc_port,
+                token=None,
+                max_message_bytes=config.max_message_bytes,
+                shares_port=config.http_fd is not None,
+            )
         except ConfigError:
             self._listener.close()
             raise
@@ -69,9 +78,10 @@ class RouterServer:
             seeds=Seeds(config.cluster_token, config.seed),
             public=public,
         )
-        self._http = _HttpServer(
+        self._http = HttpServer(
             uvicorn.Config(
                 build_http_app(front, max_body_bytes=config.max_message_bytes),
+                http="h11",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -124,6 +134,21 @@ class RouterServer:
                 await self._rpc.stop(CLOSE_GRACE_S)
                 await asyncio.wait([http])
 
+    async def hand_over(self, grace_s: float) -> None:
+        """Another life of this router serves on the same ports: take no new connections, answer over those that are
+        there until each is closed, and give what is open `grace_s`."""
+        log.info("handing over grace_s=%.0f", grace_s)
+        until_s = time.time() + grace_s
+        if self._routing is not None:
+            self._routing.close()
+        stopping = asyncio.create_task(self._rpc.stop(grace_s), name="rpc server stops")
+        try:
+            await self._http.leave(grace_s)
+            left = await self._dispatcher.drain(until_s)
+            log.info("handed over open=%d", left)
+        finally:
+            stopping.cancel()
+
     async def drain(self, grace_s: float) -> int:
         """Take nothing new and give open requests `grace_s`; how many were left."""
         return await self._dispatcher.drain(time.time() + grace_s)
@@ -132,36 +157,3 @@ class RouterServer:
         while True:
             await self._rpc.set_serving(self._dispatcher.is_ready and not self._dispatcher.is_draining)
             await asyncio.sleep(HEALTH_PERIOD_S)
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn that says when it is up and leaves signals to the process's owner."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_up.set()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def bind_listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host_port(host, port)} (--http-port): {error.strerror}", field="http_port"
-        ) from error
-    listener.setblocking(False)
-    return listener

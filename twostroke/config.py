@@ -229,6 +229,11 @@ class RouterConfig:
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 50051
+    http_fd: int | None = None
+    """Descriptor of the HTTP door's listening socket, where whoever starts the router keeps it over the router's lives.
+    Lives then share the gRPC port too."""
+    takes_over: bool = False
+    """A life before this one may still serve: open the doors only once there are workers (or after a while)."""
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
     peer_address: str = ""

@@ -150,14 +150,23 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
 class RpcServer:
     """A grpc.aio server with the funnel, health service and message limits; bound when constructed, started later."""
 
-    def __init__(self, host: str, port: int, *, token: str | None, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
-        _check_can_listen(host, port)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        token: str | None,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        shares_port: bool = False,
+    ) -> None:
+        """`shares_port`: with others that do, of the same user; the kernel spreads new connections over them."""
+        _check_can_listen(host, port, shares_port)
         self.server = grpc.aio.server(
             interceptors=[Funnel(token)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-                ("grpc.so_reuseport", 0),
+                ("grpc.so_reuseport", int(shares_port)),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -193,12 +202,13 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _check_can_listen(host: str, port: int) -> None:
+def _check_can_listen(host: str, port: int, shares_port: bool) -> None:
     """Asked before there is a server: one that was never started hangs when it is collected after its event loop."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
             probe.bind(address)
     except OSError as error:
         raise _cannot_listen(host, port) from error

@@ -1,0 +1,71 @@
+"""`twostroke drain`: a worker takes no new work, hands over what it has, and leaves."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster import orders, ray_environment, state_file
+from twostroke.errors import ConfigError, PeerLost
+
+DEADLINE_S = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("worker", metavar="WORKER", help="as `twostroke status` names it")
+    parser.add_argument("--restart", action="store_true", help="begin a new life of it afterwards")
+    add_common_arguments(parser)
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=DEADLINE_S,
+        metavar="S",
+        help="what a worker still has by then is cut off, and goes on elsewhere (default: %(default)s)",
+    )
+    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="ask the fleet on this Ray cluster, without its launcher"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    left = drain(args, args.worker, args.restart)
+    done = "serves again" if args.restart else "has left"
+    cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
+    print(f"{args.worker} {done}{cut}")
+    return 0
+
+
+def drain(args: argparse.Namespace, worker: str, restart: bool) -> int:
+    """How much was cut off."""
+    if not 0 <= args.deadline < float("inf"):
+        raise ConfigError(f"--deadline must be seconds, 0 or more, got {args.deadline}", field="--deadline")
+    if args.address is not None:
+        return _drain_at(args.address, worker, args.deadline, restart)
+    return int(orders.give(folder(args), "drain", worker_id=worker, deadline_s=args.deadline, restart=restart))
+
+
+def folder(args: argparse.Namespace) -> Path:
+    """Of the launcher that is meant."""
+    return Path(state_file.the_one_running(args.pid).log_dir)
+
+
+def _drain_at(address: str, worker: str, deadline_s: float, restart: bool) -> int:
+    ray_environment.for_joined_cluster()
+    # Only now: Ray reads its environment when it is imported.
+    import ray
+
+    from cluster import ray_session
+
+    ray_session.join(address)
+    try:
+        return int(ray.get(ray_session.find_supervisor().drain.remote(worker, deadline_s, restart)))
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        raise PeerLost(f"the supervisor at {address} does not answer: {error}") from error
+    finally:
+        ray_session.leave()

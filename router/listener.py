@@ -1,0 +1,34 @@
+"""The HTTP door's listening socket: opened here, or handed over by whoever keeps it over the router's lives."""
+
+from __future__ import annotations
+
+import socket
+
+from twostroke.errors import ConfigError
+
+BACKLOG = 1024
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise ConfigError(f"cannot listen on {shown} (--http-port): {error.strerror}", field="http_port") from error
+    listener.setblocking(False)
+    return listener
+
+
+def inherited(descriptor: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ConfigError(
+            f"descriptor {descriptor} is no listening socket: {error.strerror}", field="http_fd"
+        ) from error
