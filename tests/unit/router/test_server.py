@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import signal
 import socket
@@ -10,11 +12,13 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 
+import grpc
 import pytest
 
+from router.listener import bind_listener
 from twostroke.config import RouterConfig, to_json
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 HEAVY = ("torch", "ray", "transformers", "triton")
 
@@ -23,14 +27,15 @@ def config(**fields) -> RouterConfig:
     return RouterConfig(**{"http_port": 0, "grpc_port": 0, "fleet_address": "127.0.0.1:1", **fields})
 
 
-@contextmanager
-def router_process(told: RouterConfig) -> Iterator[subprocess.Popen[str]]:
+@contextlib.contextmanager
+def router_process(told: RouterConfig, *descriptors: int) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "router"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        pass_fds=descriptors,
     )
     try:
         assert process.stdin is not None
@@ -41,6 +46,11 @@ def router_process(told: RouterConfig) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+def addresses_of(process: subprocess.Popen[str]) -> dict[str, str]:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
 
 
 def test_no_module_of_the_router_loads_torch_ray_or_transformers():
@@ -122,3 +132,35 @@ def test_it_listens_on_ipv6_and_names_addresses_that_can_be_used():
             assert answer.status == 200
         assert told["grpc"].startswith("[::1]:")
         socket.create_connection(("::1", int(told["grpc"].rpartition(":")[2])), timeout=10).close()
+
+
+def live(connection: http.client.HTTPConnection) -> str | None:
+    """Whether it is the connection's last answer."""
+    connection.request("GET", "/live")
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (200, b"live\n")
+    return answer.getheader("connection")
+
+
+def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
+    with bind_listener("127.0.0.1", 0) as listener:
+        door = listener.getsockname()
+        told = {"http_port": door[1], "http_fd": listener.fileno()}
+        kept, idle = (http.client.HTTPConnection(*door, timeout=10) for _ in range(2))
+        with router_process(config(**told), listener.fileno()) as first:
+            grpc_port = int(addresses_of(first)["grpc"].rpartition(":")[2])
+            assert live(kept) is live(idle) is None
+            with router_process(config(**told, grpc_port=grpc_port), listener.fileno()) as second:
+                assert addresses_of(second)["grpc"] == f"127.0.0.1:{grpc_port}"
+                first.send_signal(signal.SIGUSR1)
+                while live(kept) is None:  # it has not heard of it yet
+                    with contextlib.closing(http.client.HTTPConnection(*door, timeout=10)) as another:
+                        live(another)
+                assert first.poll() is None, "somebody may still ask over the other connection"
+                assert live(idle) == "close"
+                assert first.wait(timeout=20) == 0
+                assert live(kept) is None, "the next life has the door"
+                kept.close()
+                with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+                    control = control_pb2_grpc.ControlStub(channel)
+                    assert control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10).role == "router"
