@@ -36,23 +36,27 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def leave(self, grace_s: float) -> None:
-        """Accept nothing more, and answer every connection once more at most. Returns when all are closed, or after
-        `grace_s`. Connections that nobody has accepted yet are left to whoever shares the listening socket."""
-        begun_s = time.monotonic()
+        """Accept nothing more, and end every connection with its next answer. Returns when all have ended, or after
+        `grace_s`. Connections that nobody has accepted yet are left to whoever shares the listening socket.
+
+        What is answered now is not the end of its connection, as its client was not told: it may be asking again.
+        """
         for server in self.servers:
             server.close()
         self._farewell.is_said = True
-        for connection in self._connections():
-            if connection.cycle is not None:
-                connection.cycle.keep_alive = False
-        while (passed_s := time.monotonic() - begun_s) < grace_s and self.server_state.connections:
-            if passed_s > LINGER_S:
-                self._close_idle()
-            await asyncio.sleep(LOOK_S)
+        idle_since_s: dict[H11Protocol, float] = {}
+        until_s = time.monotonic() + grace_s
+        while time.monotonic() < until_s:
+            await asyncio.sleep(LOOK_S)  # also for those that were accepted just now and are no connections yet
+            if not self.server_state.connections:
+                return
+            self._close_idle(idle_since_s, time.monotonic())
 
-    def _close_idle(self) -> None:
+    def _close_idle(self, idle_since_s: dict[H11Protocol, float], now_s: float) -> None:
         for connection in self._connections():
-            if connection.cycle is None or connection.cycle.response_complete:
+            if connection.cycle is not None and not connection.cycle.response_complete:
+                idle_since_s.pop(connection, None)
+            elif idle_since_s.setdefault(connection, now_s) + LINGER_S < now_s:
                 connection.shutdown()
 
     def _connections(self) -> list[H11Protocol]:
