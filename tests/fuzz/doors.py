@@ -99,6 +99,7 @@ def tcp_owner() -> Iterator[Try]:
         assert bytes([CONTENT]) * PAGE_BYTES not in wire.sent or b"secret" in data, "pages for somebody unknown"
 
     yield attempt
+    pages.memory.close()
 
 
 @contextlib.contextmanager
@@ -115,6 +116,7 @@ def nixl_owner() -> Iterator[Try]:
         assert not agent.open
 
     yield attempt
+    pages.memory.close()
 
 
 @contextlib.contextmanager
@@ -135,6 +137,7 @@ def page_reader() -> Iterator[Try]:
 
     yield attempt
     tcp.release()
+    memory.close()
 
 
 @contextlib.contextmanager
@@ -150,6 +153,7 @@ def endpoint() -> Iterator[Try]:
             check_copies([PageCopy(PageId(3), PageId(0), 0)], read, memory)
 
     yield attempt
+    memory.close()
 
 
 @contextlib.contextmanager

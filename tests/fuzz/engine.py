@@ -7,6 +7,7 @@ JSON; an input that breaks something is left in FOLDER and the exit status is no
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -115,7 +116,7 @@ def _play_by_chance(target: Target, seconds: float, seed: int, finds: Path) -> i
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("target")
+    parser.add_argument("targets", nargs="+", help="one after the other; led by coverage only where there is one")
     parser.add_argument("--for", dest="seconds", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--finds", type=Path, required=True)
@@ -125,16 +126,14 @@ def main() -> int:
     atheris = None
     if not wanted.by_chance and importlib.util.find_spec("atheris") is not None:
         import atheris  # type: ignore[no-redef,import-not-found]
-    if atheris is not None:
-        with atheris.instrument_imports(include=list(INSTRUMENTED)):
-            targets = _targets()
-    else:
+    with contextlib.nullcontext() if atheris is None else atheris.instrument_imports(include=list(INSTRUMENTED)):
         targets = _targets()
-    target = targets[wanted.target]
-    if atheris is not None and not target.is_live:
-        _play_led_by_coverage(atheris, target, wanted.seconds, wanted.seed, wanted.finds)
-    else:
-        _tell(target, _play_by_chance(target, wanted.seconds, wanted.seed, wanted.finds), led=False)
+    for name in wanted.targets:
+        target = targets[name]
+        if atheris is not None and not target.is_live:
+            _play_led_by_coverage(atheris, target, wanted.seconds, wanted.seed, wanted.finds)
+        else:
+            _tell(target, _play_by_chance(target, wanted.seconds, wanted.seed, wanted.finds), led=False)
     return 0
 
 

@@ -100,6 +100,7 @@ def page_ports() -> Iterator[Try]:
             for transport in (*readers, *owners):
                 runner.run(transport.close())
             mine.close()
+            pages.memory.close()
         assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("pages-")]
 
 

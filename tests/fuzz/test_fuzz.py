@@ -4,21 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.fuzz.doors import DOORS
 from tests.fuzz.engine import play
+from tests.fuzz.servers import SERVERS
 from tests.fuzz.target import Target, Try
-from tests.fuzz.targets import TARGETS
 
 MOMENT_S = 0.2
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_nothing_that_anybody_sends_breaks(target: Target) -> None:
+@pytest.mark.parametrize("target", DOORS, ids=lambda target: target.name)
+def test_nothing_that_anybody_sends_breaks_a_parser(target: Target) -> None:
     assert play(target, MOMENT_S, seed=5) >= len(target.corpus)
+
+
+def test_nothing_that_anybody_sends_breaks_a_server(tmp_path: Path) -> None:
+    """In a process of its own: gRPC's leftovers are not those of other tests."""
+    names = [target.name for target in SERVERS]
+    command = [sys.executable, "-m", "tests.fuzz.engine", *names, "--for", "0.4", "--by-chance", "--finds", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert len(ended.stdout.splitlines()) == len(names)
 
 
 def test_a_door_that_breaks_is_noticed_and_the_input_is_kept(tmp_path: Path) -> None:
