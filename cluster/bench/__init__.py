@@ -27,6 +27,7 @@ COMMANDS = {
     "compare": "the same loads against several servers, in turns: ratios with their spread, figures",
     "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
     "kernels": "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
+    "determinism": "shares of streams that are the same wherever they are computed, and what --deterministic costs",
     "policies": "routing policies on real clusters in turns, under the same requests; the simulator beside them",
     "index": "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",
     "decisions": "how long the router thinks about one request, in a large fleet",

@@ -66,9 +66,17 @@ def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
     token = int(logits.argmax()) if _is_greedy(params) else _draw(logits / params.temperature, row)
     if params.logprobs is None:
         return SampledToken(token)
-    logprobs = logits.log_softmax(dim=-1)
-    values, ids = logprobs.topk(params.logprobs)
-    return SampledToken(token, float(logprobs[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+    logprobs = logits.log_softmax(dim=-1).numpy(force=True)
+    return SampledToken(token, float(logprobs[token]), _top(logprobs, params.logprobs))
+
+
+def _top(logprobs: Values, count: int) -> tuple[tuple[int, float], ...]:
+    """The likeliest first; among equals the lowest id, so that no library decides on their order."""
+    if count == 0:
+        return ()
+    ids = likeliest(logprobs, min(count, len(logprobs)))
+    ids = ids[np.lexsort((ids, -logprobs[ids]))]
+    return tuple(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
 
 
 def _adjusted(logits: torch.Tensor, row: SampleRow) -> torch.Tensor:

@@ -55,13 +55,13 @@ def step_work(setting: Setting, span: Span) -> Work:
 
 
 def _timed_step(setting: Setting, runner: Runner, span: Span) -> Result:
-    batch = _batch(span, setting.spec.vocab_size)
+    batch = step_batch(span, setting.spec.vocab_size)
     kind = "decode" if span.new == 1 else f"prefill of {span.new}"
     what = f"{kind}, {span.sequences} x {span.context} context"
     return setting.result("step", what, step_work(setting, span), timed(lambda: runner.run(batch), setting.repeats))
 
 
-def _batch(span: Span, vocab_size: int) -> Batch:
+def step_batch(span: Span, vocab_size: int) -> Batch:
     draw = np.random.default_rng(0)
     blocks = -(-span.context // BLOCK)
     tables = draw.permutation(span.sequences * blocks).astype(np.int32).reshape(span.sequences, blocks)

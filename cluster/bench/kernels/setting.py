@@ -65,7 +65,7 @@ class Setting:
 
 def check_kernels(kernels: str) -> None:
     """Raises ConfigError for kernels that this CPU has not."""
-    with _override(kernels):
+    with overridden(kernels):
         chosen_variants()
 
 
@@ -75,7 +75,7 @@ def setting_of(
 ) -> Iterator[Setting]:
     """With kernels that were checked before."""
     torch.set_num_threads(threads)
-    with _override(kernels):
+    with overridden(kernels):
         loaded = load_kernels(cache_dir() / "kernels")
         team = None if loaded is None else Team(loaded, tuple(range(threads)))
         try:
@@ -88,7 +88,7 @@ def setting_of(
 
 
 @contextmanager
-def _override(kernels: str) -> Iterator[None]:
+def overridden(kernels: str) -> Iterator[None]:
     """For all that loads kernels meanwhile; `BEST` leaves the user's own choice alone."""
     before = os.environ.get(OVERRIDE)
     if kernels != BEST:

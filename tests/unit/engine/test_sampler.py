@@ -183,6 +183,14 @@ def test_logprobs_are_those_before_temperature_and_truncation() -> None:
     assert one(logits, row()).logprob is None
 
 
+def test_equals_among_the_logprobs_are_ranked_by_id() -> None:
+    logits = torch.zeros(VOCAB)
+    logits[[400, 20]] = 1.0
+    top = one(logits, row(temperature=0, logprobs=5)).top
+    assert [token for token, _ in top] == [20, 400, 0, 1, 2]
+    assert [token for token, _ in one(logits, row(logprobs=20)).top][:2] == [20, 400]
+
+
 def test_a_biased_row_leaves_its_neighbours_logits_alone() -> None:
     logits = random_logits(6, rows=2)
     before = logits.clone()
