@@ -75,19 +75,19 @@ def _outcomes(args: argparse.Namespace, engine: str) -> Iterator[Outcome]:
             model = ModelConfig(model=args.model, dtype=dtype, device="cpu", deterministic=flag)
             built.append(stack.enter_context(_engine(model, kernels or BEST, args)))
         seconds = _times(built, args.repeats)
-        for flag, each in enumerate(built):
+        for turn, each in enumerate(built):
             assert isinstance(each.runner, ModelRunner)
             streams = Streams(
                 each.runner, BLOCK, each.model.vocab_size, count=args.streams, tokens=args.tokens, seed=args.seed
             )
             yield Outcome(
                 engine=engine,
-                flag=bool(flag),
+                flag=turn == 1,
                 claim=each.determinism,
                 shares=list(streams.shares()),
-                median_s={step: statistics.median(turns[flag]) for step, turns in seconds.items()},
+                median_s={step: statistics.median(turns[turn]) for step, turns in seconds.items()},
                 ratio={
-                    step: statistics.median(ours / plain for plain, ours in zip(turns[0], turns[flag], strict=True))
+                    step: statistics.median(ours / plain for plain, ours in zip(turns[0], turns[turn], strict=True))
                     for step, turns in seconds.items()
                 },
             )
