@@ -100,6 +100,8 @@ class Liveness:
         """Call it every so often: silence makes itself not heard."""
         if self.life is Life.ALIVE and self.silence_s(Signal.EVENTS, now_s) >= self._patience.suspect_after_s:
             return self._move(Life.SUSPECT, Cause.SILENCE, self._signals(now_s))
+        if not self._heard_s:  # it has nothing yet that could go elsewhere
+            return None
         silence_s = min(self.silence_s(signal, now_s) for signal in Signal)
         if self.life is Life.SUSPECT and silence_s >= self._patience.dead_after_s:
             return self._move(Life.DEAD, Cause.SILENCE, self._signals(now_s))

@@ -41,6 +41,11 @@ def test_silence_makes_suspect_first_and_dead_second_and_says_what_was_missing()
     assert liveness.look(99.0) is None
 
 
+def test_a_worker_that_has_never_been_heard_gets_no_work_and_is_not_dead_either() -> None:
+    liveness = Liveness(PATIENCE, 0.0)
+    assert (liveness.life, liveness.look(99.0)) == (Life.SUSPECT, None)
+
+
 @pytest.mark.parametrize("silent_s", [1.5, 50.0])
 def test_any_sign_of_life_takes_suspicion_and_death_back(silent_s: float) -> None:
     liveness = heard()
