@@ -9,11 +9,12 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test lint faults proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test rolling lint faults proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
+	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
@@ -58,6 +59,9 @@ test: lint proto-check
 faults: $(VENV)/.dev
 	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
 	$(BIN)/twostroke faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
+
+rolling: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py

@@ -6,7 +6,6 @@ What is to become of whom is written down before anybody is told, so that a rest
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -16,7 +15,7 @@ import grpc.aio
 from cluster.actors import Serving
 from cluster.ground import Departure, Ground, WorkerHandle
 from cluster.plan import Stage
-from twostroke.errors import NotFound, PeerLost, ServeError
+from twostroke.errors import PeerLost, ServeError
 from twostroke.faults import reach
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
@@ -26,6 +25,8 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """For a drain whose caller is not known any more."""
+END_S = 2.0
+"""For the supervisor to hear of the end of a worker that has shut down or died; after that it is killed."""
 ANSWER_S = 5.0
 """A worker that drains answers this long after its deadline, if it lives."""
 
@@ -112,13 +113,20 @@ class Drains:
             left = await self._ask(worker_id, deadline_s)
             await asyncio.wait_for(fleet.handle(worker_id).shutdown(), self._shutdown_s)
         except (ServeError, TimeoutError) as error:
-            log.warning("worker did not leave by itself worker=%s error=%r", worker_id, error)
-            with contextlib.suppress(NotFound):
-                fleet.handle(worker_id).recycle()
-        await fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
+            log.warning("worker does not leave by itself worker=%s error=%r", worker_id, error)
+        await self._make_end(worker_id)
         await fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.DRAINED, Stage.FAILED))
         log.info("drained worker=%s cut_off=%d stage=%s", worker_id, left, fleet.stage(worker_id))
         return left
+
+    async def _make_end(self, worker_id: str) -> None:
+        """Whatever the worker does; one that has died is not killed once more."""
+        try:
+            async with asyncio.timeout(END_S):
+                await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
+        except TimeoutError:
+            self._fleet.handle(worker_id).recycle()
+            await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
 
     async def _ask(self, worker_id: str, deadline_s: float) -> int:
         serving = self._fleet.serving(worker_id)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from openai import AsyncOpenAI
 
-from tests.cluster.served import SMALL, Server, starting
+from tests.cluster.served import SMALL, Server, alive, starting
 
 CLIENTS = 6
 PROMPTS = [f"{number} {'word ' * (20 + 7 * number)}" for number in range(CLIENTS)]
@@ -41,32 +44,55 @@ async def answer(client: AsyncOpenAI, prompt: str, tokens: int, is_stream: bool)
     return "".join([chunk.choices[0].text async for chunk in stream])
 
 
-async def test_a_rolling_restart_of_every_process_fails_no_request_and_changes_no_token(tmp_path: Path) -> None:
-    flags = ["--prefill", "2", "--decode", "2", "--routers", "2", "--kv-cache-memory", "4M"]
+async def roll(server: Server, *, times: int = 1) -> None:
+    """Every process begins a new life, several times over, while all clients get the answers that they had before."""
+    await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
+    before = server.epochs()
+    async with clients(server) as opened:
+        kinds = [(prompt, tokens) for prompt in PROMPTS for tokens in LENGTHS]
+        expected = {(prompt, tokens): await answer(opened[0], prompt, tokens, False) for prompt, tokens in kinds}
+        is_over = asyncio.Event()
+
+        async def use(client: AsyncOpenAI, prompt: str) -> None:
+            for count in itertools.count():
+                if is_over.is_set() and count > 2:
+                    return
+                tokens = LENGTHS[count % len(LENGTHS)]
+                assert await answer(client, prompt, tokens, count % 3 > 0) == expected[prompt, tokens]
+
+        async with asyncio.TaskGroup() as load:
+            for client, prompt in zip(opened, PROMPTS, strict=True):
+                load.create_task(use(client, prompt))
+            for _ in range(times):
+                await asyncio.to_thread(server.command, "restart", "--all")
+            is_over.set()
+    after = server.epochs()
+    assert sorted(after) == sorted(before)
+    assert all(life(after[worker]) >= life(before[worker]) + times for worker in before)
+
+
+def life(epoch: str) -> int:
+    return int(epoch.partition(".")[0])
+
+
+async def test_a_rolling_restart_of_every_process_fails_no_request_and_changes_no_token_and_ctrl_c_ends_all(
+    tmp_path: Path,
+) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    flags = ["--prefill", "2", "--decode", "2", "--kv-cache-memory", "4M"]
     with starting(tmp_path, *SMALL, "--model", MODEL, *flags) as server:
-        await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
-        before = server.epochs()
-        async with clients(server) as opened:
-            expected = {
-                (prompt, tokens): await answer(opened[0], prompt, tokens, False)
-                for prompt in PROMPTS
-                for tokens in LENGTHS
-            }
-            over = asyncio.Event()
+        await roll(server)
+        processes = server.processes()
+        assert server.end(signal.SIGINT) == 0
+        assert "\x1b" not in server.printed, "plain lines where there is no terminal"
+        assert not alive(processes)
+        assert not list(server.temporary.iterdir())
+    assert set(os.listdir("/dev/shm")) == shared_memory
 
-            async def use(client: AsyncOpenAI, prompt: str) -> int:
-                for count in itertools.count():
-                    if over.is_set():
-                        return count
-                    tokens = LENGTHS[count % 2]
-                    assert await answer(client, prompt, tokens, count % 3 > 0) == expected[prompt, tokens]
-                raise AssertionError
 
-            async with asyncio.TaskGroup() as load:
-                using = [load.create_task(use(*each)) for each in zip(opened, PROMPTS, strict=True)]
-                print(await asyncio.to_thread(server.command, "restart", "--all"))
-                over.set()
-        print([task.result() for task in using])
-        after = server.epochs()
-        assert sorted(after) == sorted(before)
-        assert all(int(after[worker].partition(".")[0]) > int(before[worker].partition(".")[0]) for worker in before)
+@pytest.mark.slow
+@pytest.mark.usefixtures("smollm2_dir")
+async def test_rolling_restarts_with_the_real_model(tmp_path: Path) -> None:
+    flags = ["--dtype", "float32", "--decode", "2", "--routers", "2", "--kv-cache-memory", "256M"]
+    with starting(tmp_path, *flags, "--served-model-name", "tiny") as server:
+        await roll(server, times=3)

@@ -24,7 +24,6 @@ from tests.cluster.served import (
     SMALL,
     TWOSTROKE,
     Server,
-    alive,
     assert_all_ended,
     cmdline_of,
     starting,
@@ -249,18 +248,6 @@ def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:
     assert "grpc" in mapped
     assert "libtorch" not in mapped
     assert "/ray/" not in mapped
-
-
-def test_ctrl_c_ends_everything_and_nothing_is_left(tmp_path: Path) -> None:
-    shared_memory = set(os.listdir("/dev/shm"))
-    with starting(tmp_path, *SMALL) as server:
-        server.until_printed("Ctrl-C ends it")
-        processes = server.processes()
-        assert server.end(signal.SIGINT) == 0
-        assert "\x1b" not in server.printed, "plain lines where there is no terminal"
-        assert not alive(processes)
-        assert not list(server.temporary.iterdir())
-    assert set(os.listdir("/dev/shm")) == shared_memory
 
 
 def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:

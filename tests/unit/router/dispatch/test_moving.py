@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from twostroke.errors import Overloaded
+import pytest
+
+from twostroke.errors import Draining, Overloaded
 from twostroke.kv_cache.block import name_blocks, root_name
 from twostroke.rpc.convert import names_to_bytes
 from twostroke.rpc.v1 import control_pb2
@@ -85,3 +87,23 @@ async def test_whoever_cannot_fetch_the_pages_costs_the_answer_nothing_but_time(
     third = await fleet.add("decode-2")
     assert (await answer.task).is_right
     assert third.opens or len(other.opens) > 1
+
+
+async def test_while_the_only_decode_worker_begins_a_new_life_requests_wait_and_are_not_refused(
+    fleet, ask, standing, soon
+):
+    leaving = await fleet.add("decode-0")
+    core = await fleet.core()
+    fleet.members["decode-0"].state = control_pb2.WORKER_STATE_DRAINING
+    fleet.show()
+    await soon(lambda: standing(core) == {"decode-0": "draining"})
+    with pytest.raises(Draining):
+        await ask(core).task
+    fleet.members["decode-0"].returns = True
+    fleet.show()
+    await soon(lambda: not core._fleet.is_leaving)
+    answer = ask(core)
+    await leaving.kill()
+    await leaving.begin(2)
+    fleet.show()
+    assert (await answer.task).is_right
