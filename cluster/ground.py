@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 from collections.abc import Awaitable
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
+RECYCLED_PAUSE_S = 0.05
+"""Between two looks whether a process is a fresh one."""
 KV_NAMESPACE = "twostroke"
 """Of Ray's internal key-value store."""
 
@@ -80,8 +83,17 @@ class Ground(Protocol):
 class RayWorker:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
+        self._place: Place | None = None
+        self._left: Place | None = None
+        """Of the process that was recycled: Ray kills it some time later, and until then it answers."""
 
     async def place(self) -> Place:
+        while (place := await self._place_now()) == self._left:  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(RECYCLED_PAUSE_S)
+        self._place = place
+        return place
+
+    async def _place_now(self) -> Place:
         # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
         return await _answer(self._actor.place.options(max_task_retries=-1).remote())
 
@@ -95,6 +107,7 @@ class RayWorker:
         await _answer(self._actor.shutdown.remote())
 
     def recycle(self) -> None:
+        self._left = self._place
         ray.kill(self._actor, no_restart=False)
 
     def remove(self) -> None:

@@ -50,7 +50,8 @@ async def roll(server: Server, *, times: int = 1) -> None:
     before = server.epochs()
     async with clients(server) as opened:
         kinds = [(prompt, tokens) for prompt in PROMPTS for tokens in LENGTHS]
-        expected = {(prompt, tokens): await answer(opened[0], prompt, tokens, False) for prompt, tokens in kinds}
+        answers = await asyncio.gather(*(answer(opened[0], prompt, tokens, False) for prompt, tokens in kinds))
+        expected = dict(zip(kinds, answers, strict=True))
         is_over = asyncio.Event()
 
         async def use(client: AsyncOpenAI, prompt: str) -> None:
@@ -66,9 +67,10 @@ async def roll(server: Server, *, times: int = 1) -> None:
             for _ in range(times):
                 await asyncio.to_thread(server.command, "restart", "--all")
             is_over.set()
+    assert "died" not in server.printed
     after = server.epochs()
     assert sorted(after) == sorted(before)
-    assert all(life(after[worker]) >= life(before[worker]) + times for worker in before)
+    assert all(life(after[worker]) == life(before[worker]) + times for worker in before)
 
 
 def life(epoch: str) -> int:
