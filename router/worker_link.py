@@ -284,7 +284,7 @@ class WorkerLink:
         )
         try:
             await self._answer_to(
-                self._decode.Attach(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
+                self._decode.Attach(request, metadata=self._channel.metadata, timeout=self._vigil.patience.dead_after_s)
             )
         except NotFound as error:
             raise PeerLost(f"decode worker {self.worker} no longer has {stream.request_id}") from error
