@@ -101,7 +101,7 @@ class RouterCore:
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_draining and bool(self._fleet.serving(Role.DECODE))
+        return not self._is_draining and self._fleet.can_answer
 
     @property
     def is_draining(self) -> bool:

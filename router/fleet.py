@@ -116,6 +116,12 @@ class Fleet:
         return [m for m in self._members.values() if m.role is role and m.standing is Standing.SERVING]
 
     @property
+    def can_answer(self) -> bool:
+        """A decode worker serves, or is only suspect: requests wait for that one, and a balancer need not go away."""
+        standings = {m.standing for m in self._members.values() if m.role is Role.DECODE}
+        return bool(standings & {Standing.SERVING, Standing.SUSPECT})
+
+    @property
     def is_leaving(self) -> bool:
         """No decode worker will take a request any more: those that could all drain, and no other one is coming."""
         standings = {m.standing for m in self._members.values() if m.role is Role.DECODE} - {Standing.REFUSED}

@@ -25,6 +25,7 @@ async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_
     seen = []
     await soon(lambda: seen.append(standing(core)[silent.worker_id]) or seen[-1] == "dead")
     assert "suspect" in seen
+    assert core.is_ready
     other.hold_at = None
     assert (await answer.task).is_right
     assert silent.closed == []
