@@ -322,11 +322,16 @@ class Router:
         request = worker_pb2.CloseRequest(request_id=request_id, attempt=attempt)
         await self._ask(self._stub.Close(request, metadata=self._peer.metadata))
 
-    async def attach(self, request_id: str = "r", attempt: int = 0, *, from_position: int) -> None:
+    async def attach(self, request_id: str = "r", attempt: int = 0, *, from_position: int, **taking) -> None:
+        """`taking`: take_as and deadline_s."""
         request = worker_pb2.AttachRequest(
-            request_id=request_id, attempt=attempt, router_id=self.router_id, from_position=from_position
+            request_id=request_id, attempt=attempt, router_id=self.router_id, from_position=from_position, **taking
         )
         await self._ask(self._stub.Attach(request, metadata=self._peer.metadata))
+
+    async def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
+        call = self._stub.Find(worker_pb2.FindRequest(stream=stream), metadata=self._peer.metadata)
+        return list((await self._ask(call)).answers)
 
     async def answer(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
         """Open, and wait for the end."""
@@ -335,9 +340,9 @@ class Router:
             await got.done.wait()
         return got
 
-    async def _ask(self, call) -> None:
+    async def _ask(self, call):
         try:
-            await call
+            return await call
         except grpc.aio.AioRpcError as error:
             raise error_of(error, self.worker.address) from error
 
