@@ -206,6 +206,8 @@ class RouterCore:
             return {}
         members = [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
         found = await find(self._links.to_all(members), request)
+        self._metrics.taken_over_requests_total.inc(len(found))
+        self._metrics.replayed_requests_total.inc(len(request.sampling) - len(request.settled) - len(found))
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
             earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)

@@ -78,6 +78,12 @@ class RouterMetrics:
         self.reopened_requests_total = self._counter(
             "reopened_requests", "Answers that went on at another decode worker (or another life of it)."
         )
+        self.taken_over_requests_total = self._counter(
+            "taken_over_requests", "Answers with which a client went on, found at their decode worker."
+        )
+        self.replayed_requests_total = self._counter(
+            "replayed_requests", "Answers with which a client went on, computed again: no worker had them any more."
+        )
         self.moved_requests_total = self._counter(
             "moved_requests", "Answers that left a decode worker because it drains; not among the reopened ones."
         )
