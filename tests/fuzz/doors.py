@@ -256,6 +256,7 @@ def http() -> Iterator[Try]:
                 sent = body.encode() if isinstance(body, str) else json.dumps(body).encode()
                 path, method = "/" + str(path).lstrip("/"), str(method)
                 path.encode()
+                method.encode("ascii")
             except (ValueError, TypeError, AttributeError, RecursionError):
                 return
             dispatcher.requests.clear()
