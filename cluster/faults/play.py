@@ -18,8 +18,9 @@ from cluster.faults.stimuli import CROWDED, STIMULI, worker_dies
 from cluster.faults.testbed import HEAD_TITLE, Happened, Target, Testbed
 from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from twostroke.errors import ConfigError, ServeError
+from twostroke.faults.injector import HIT
 from twostroke.faults.plan import Fault, Kind
-from twostroke.faults.points import Process
+from twostroke.faults.points import SPOILING, Process
 from twostroke.lifetime import Point
 
 WAVES_TO_REACH = 10
@@ -119,7 +120,7 @@ class Player:
         for wave in range(WAVES_TO_REACH):
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
-            got += await self._wave(trial, armed, fault if wave in (0, WAVES_OF_ONE) else None)
+            got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))
             happened = self._happened(fault, journal_lines)
             if happened is not None:
                 # Healing those that are broken would end their fault.
@@ -147,7 +148,9 @@ class Player:
                 await self._bed.disarm(target)
 
     def _happened(self, fault: Fault, journal_lines: int) -> Happened | None:
-        return next((each for each in self._bed.journal()[journal_lines:] if each.fault == str(fault)), None)
+        """Of pages that were to be spoilt: once some were."""
+        line = f"{fault}{HIT}" if fault.kind in SPOILING else str(fault)
+        return next((each for each in self._bed.journal()[journal_lines:] if each.fault == line), None)
 
     async def _until_over(self, at_s: float, over: Mapping[str, str]) -> list[Transcript]:
         """Waves go on while the process is away and until it is back: one that wakes up meets requests."""
@@ -164,19 +167,19 @@ class Player:
         await asyncio.sleep(at_s - time.time())
         await self._bed.whole_within(WHOLE_S, over)
 
-    async def _wave(self, trial: Trial, armed: Sequence[Target], fault: Fault | None) -> list[Transcript]:
-        """With `fault` armed before it begins, or as soon as streams are open."""
+    async def _wave(self, trial: Trial, armed: Sequence[Target], fault: Fault, *, is_new: bool) -> list[Transcript]:
+        """`is_new`: the fault is armed before it begins, or as soon as streams are open."""
         is_early = trial.point not in ON_THEIR_OWN
-        if fault is not None and is_early:
+        if is_new and is_early:
             await self._arm(armed, fault)
         asking = asyncio.create_task(self._load(trial))
         try:
             await asyncio.sleep(MID_WAVE_S)
-            if fault is not None and not is_early:
+            if is_new and not is_early:
                 await self._arm(armed, fault)
             stimulus = STIMULI.get(Point(trial.point))
             if stimulus is not None:
-                await stimulus(self._bed, armed[0], self._draws)
+                await stimulus(self._bed, armed[0], fault, self._draws)
         finally:
             got = await asking
         return got
@@ -222,7 +225,7 @@ class Player:
             while not freezing.done():
                 got += await self._ask(self._asks)
             await freezing
-        await worker_dies(self._bed, Target(HEAD, HEAD, ""), self._draws)
+        await worker_dies(self._bed, self._draws)
         await asyncio.sleep(1.0)  # for the death to be known: until then all seem to serve
         return HEAD, happened, got
 

@@ -17,25 +17,30 @@ DRAIN_S = 5.0
 RETURN_S = 15.0
 """For a worker to be there again; longer than its supervisor is frozen."""
 
-Stimulus = Callable[[Testbed, Target, random.Random], Awaitable[None]]
+Stimulus = Callable[[Testbed, Target, Fault, random.Random], Awaitable[None]]
 
 
-async def worker_dies(bed: Testbed, broken: Target, draws: random.Random) -> None:
-    """The supervisor notices, and starts it again."""
-    del broken
+async def worker_dies(bed: Testbed, draws: random.Random) -> None:
+    """And is started again."""
     workers = [target for target in await bed.targets() if target.kind == Process.PREFILL]
     worker, epochs = draws.choice(workers), await bed.epochs()
     await bed.arm(worker, Fault(Point.WORKER_EVENTS, Kind.KILL))
     await bed.whole_within(RETURN_S, over={worker.name: epochs[worker.name]})
 
 
-async def somebody_watches(bed: Testbed, broken: Target, draws: random.Random) -> None:
-    del broken, draws
+async def supervisor_has_to_act(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    del broken, fault
+    await worker_dies(bed, draws)
+
+
+async def somebody_watches(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    del broken, fault, draws
     await bed.view()
 
 
-async def worker_is_drained(bed: Testbed, broken: Target, draws: random.Random) -> None:
+async def worker_is_drained(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
     """The broken one, if it is a worker."""
+    del fault
     workers = [target for target in await bed.targets() if target.kind in (Process.PREFILL, Process.DECODE)]
     worker = broken if broken.kind in (Process.PREFILL, Process.DECODE) else draws.choice(workers)
     request = fleet_pb2.DrainWorkerRequest(worker_id=worker.name, deadline_s=DRAIN_S, restart=True)
@@ -46,18 +51,19 @@ async def worker_is_drained(bed: Testbed, broken: Target, draws: random.Random) 
             )
 
 
-async def supervisor_begins_again(bed: Testbed, broken: Target, draws: random.Random) -> None:
-    """With its fault from the start: what it does first cannot be waited for by calling it."""
+async def supervisor_begins_again(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    """With its fault from the start: it has come to the point before it can be called."""
     del draws
+    bed.arm_next_life(broken, fault)
     await bed.arm(broken, Fault(Point.SUPERVISOR_WATCHED, Kind.KILL))
     with contextlib.suppress(ServeError):
         await bed.view()
 
 
 STIMULI: dict[Point, Stimulus] = {
-    Point.SUPERVISOR_STARTING: worker_dies,
-    Point.SUPERVISOR_ANNOUNCING: worker_dies,
-    Point.SUPERVISOR_MOURNING: worker_dies,
+    Point.SUPERVISOR_STARTING: supervisor_has_to_act,
+    Point.SUPERVISOR_ANNOUNCING: supervisor_has_to_act,
+    Point.SUPERVISOR_MOURNING: supervisor_has_to_act,
     Point.SUPERVISOR_WATCHED: somebody_watches,
     Point.SUPERVISOR_DRAINING: worker_is_drained,
     Point.WORKER_DRAINING: worker_is_drained,

@@ -17,7 +17,7 @@ from cluster.serving import serving
 from cluster.state_file import ServeState
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
-from twostroke.faults.injector import BY_CALL, JOURNAL
+from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE
 from twostroke.faults.plan import ENVIRONMENT, Fault
 from twostroke.faults.points import Process
 from twostroke.rpc.channel import PeerChannel, error_of
@@ -30,8 +30,8 @@ from twostroke.rpc.v1 import (
     fleet_pb2_grpc,
 )
 
-ANSWER_S = 2.0
-"""Of any process that is not broken."""
+ANSWER_S = 10.0
+"""Of any process that is not broken, on a busy machine."""
 POLL_S = 0.1
 SUPERVISOR_TITLE = "ray::Supervisor"
 HEAD_TITLE = "gcs_server"
@@ -134,6 +134,10 @@ class Testbed:
         async with self.channel(target.address) as channel:
             stub = faults_pb2_grpc.FaultsStub(channel.channel)
             await stub.Arm(faults_pb2.ArmRequest(fault=str(fault)), metadata=channel.metadata, timeout=ANSWER_S)
+
+    def arm_next_life(self, target: Target, fault: Fault) -> None:
+        """Of a process that is about to die."""
+        Path(NEXT_LIFE.format(journal=self._journal, process=target.name)).write_text(str(fault))
 
     async def disarm(self, target: Target) -> dict[str, int]:
         """Links are as they were, too. How often its points have been reached. Raises ServeError."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 
 from twostroke.faults.links import Links
 from twostroke.faults.plan import ENVIRONMENT, Fault, Kind
@@ -23,6 +24,8 @@ BY_CALL = "control"
 """As TWOSTROKE_FAULT: nothing is armed, and anything can be."""
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
+NEXT_LIFE = "{journal}.{process}"
+"""Names a file with a fault that is armed when the process begins, once: beside the journal."""
 HIT = " has hit pages"
 """Ends the fault's name in a second line, when pages are spoilt: they may come long after the point."""
 
@@ -122,7 +125,9 @@ def install(process: str) -> Injector | None:
         return None
     fault = planned()
     if _injector is None or _injector.process != process:
-        _injector = Injector(process, os.environ.get(JOURNAL))
+        journal = os.environ.get(JOURNAL)
+        _injector = Injector(process, journal)
+        fault = fault or _left_for(process, journal)
         if fault is not None:
             _injector.arm(fault)
     return _injector
@@ -132,6 +137,16 @@ def planned() -> Fault | None:
     """The fault that TWOSTROKE_FAULT names. Raises ConfigError for what is no fault."""
     wanted = os.environ.get(ENVIRONMENT)
     return Fault.parse(wanted) if wanted and wanted != BY_CALL else None
+
+
+def _left_for(process: str, journal: str | None) -> Fault | None:
+    """What this life is to begin with: points that are reached before a call could arm anything."""
+    note = Path(NEXT_LIFE.format(journal=journal, process=process))
+    if journal is None or not note.exists():
+        return None
+    text = note.read_text()
+    note.unlink()
+    return Fault.parse(text)
 
 
 def announced(address: str, *, pages: bool = False) -> str:
