@@ -9,10 +9,12 @@ from pathlib import Path
 from cluster.checks import file_can_be_made, positive
 from twostroke.config import PACED_PREFIX
 from twostroke.errors import ConfigError
+from twostroke.faults.plan import Guard
 
-MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=2048"
-PACED_MEMORY = "1M"
-"""Of 64 pages: some streams fill it."""
+MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=128"
+"""Pages have room for their tokens' hashes and no more: every bit of them counts."""
+PACED_MEMORY = "10K"
+"""80 pages: some streams fill it."""
 REAL_MEMORY = "64M"
 TRANSPORTS = ("tcp", "")
 """Of clusters, one after the other. Empty: the default, which on one host is shared memory."""
@@ -78,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help='"-": to standard output')
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into it, as docs/faults.md")
     parser.add_argument(
-        "--break", dest="breaks", choices=("fencing", "digests", "resume"), help="switch that off: it has to be noticed"
+        "--break", dest="breaks", choices=[guard.value for guard in Guard], help="switch that off: it has to be noticed"
     )
     parser.add_argument(
         "--logs", type=Path, metavar="DIR", help="keep the logs of clusters in which something was wrong"

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.faults.trials import Trial
+from twostroke.faults.points import SPOILING
+
+MISMATCHES = "twostroke_digest_mismatches_total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,8 @@ class Outcome:
     """What did not serve again."""
     recovery_s: float | None
     """From the fault to the next token of the stream that waited longest for it; None: none was open."""
+    slowest: str
+    """Which that was, and where its client turned."""
     resumed: int
     """Streams that went on at another router."""
     refused: Mapping[str, int] = field(default_factory=dict)
@@ -34,12 +39,22 @@ class Outcome:
     took_s: float = 0.0
 
     @property
+    def damage(self) -> str | None:
+        """Digests are the last guard: without damage on the wire, the others have failed."""
+        count = self.refused.get(MISMATCHES, 0)
+        return f"{count} pages were damaged though nobody damaged them" if count and not self.is_spoiling else None
+
+    @property
+    def is_spoiling(self) -> bool:
+        return self.trial.kind in SPOILING
+
+    @property
     def is_miss(self) -> bool:
-        return bool(self.wrong or self.left or self.missing or not self.has_happened)
+        return bool(self.wrong or self.left or self.missing or self.damage or not self.has_happened)
 
     @property
     def verdict(self) -> str:
         if not self.has_happened:
             return "not reached"
-        found = [*self.wrong[:3], *filter(None, (self.left, self.missing))]
+        found = [*self.wrong[:3], *filter(None, (self.left, self.missing, self.damage))]
         return "; ".join(found) if found else "ok"

@@ -92,7 +92,7 @@ class Player:
         left = await at_rest_within(self._bed, REST_S)
         wrong = tuple(filter(None, (difference(self._expected[each.name], each) for each in got)))
         is_patient = trial.process == Process.ROUTER and trial.kind in (Kind.STOP, Kind.PARTITION)
-        waits = [longest_wait_s(each, happened.at_s, without_patience=is_patient) for each in got] if happened else []
+        recovery_s, slowest = _slowest(got, happened, without_patience=is_patient)
         return Outcome(
             trial=trial,
             transports=transports,
@@ -104,7 +104,8 @@ class Player:
             wrong=wrong,
             left=left,
             missing=missing,
-            recovery_s=max((wait for wait in waits if wait is not None), default=None),
+            recovery_s=recovery_s,
+            slowest=slowest,
             resumed=sum(bool(each.turns) for each in got),
             refused=await self._refused_since(before),
             took_s=time.time() - began_s,
@@ -236,3 +237,20 @@ class Player:
         except ServeError:
             return {}
         return {name: count - min(count, before.get(name, 0)) for name, count in after.items() if count}
+
+
+def _slowest(
+    got: Sequence[Transcript], happened: Happened | None, *, without_patience: bool
+) -> tuple[float | None, str]:
+    """The longest wait of a stream that was open, and which it was."""
+    if happened is None:
+        return None, ""
+    waits = {
+        at: wait
+        for at, each in enumerate(got)
+        if (wait := longest_wait_s(each, happened.at_s, without_patience=without_patience)) is not None
+    }
+    if not waits:
+        return None, ""
+    slowest = got[max(waits, key=waits.__getitem__)]
+    return max(waits.values()), ": ".join([slowest.name, *slowest.turns[:3]])

@@ -7,6 +7,7 @@ import contextlib
 from collections import Counter
 
 from cluster.doctor.scrape import Samples, scrape
+from cluster.faults.outcome import MISMATCHES
 from cluster.faults.testbed import POLL_S, Testbed
 from twostroke.errors import ServeError
 from twostroke.rpc.v1.control_pb2 import Load
@@ -22,7 +23,7 @@ REFUSALS = (
     "twostroke_stale_epochs_total",
     "twostroke_stale_epochs_refused_total",
     "twostroke_stale_token_entries_total",
-    "twostroke_digest_mismatches_total",
+    MISMATCHES,
 )
 """What those that came back, and bytes that were spoilt, met."""
 

@@ -23,10 +23,12 @@ from cluster.faults.report import Facts, summary, written
 from cluster.faults.testbed import Testbed, testbed
 from cluster.faults.trials import QUICK, Trial, in_turns, trials
 from cluster.output import write_json
+from twostroke.faults.plan import BREAK
 
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""
-BREAK = "TWOSTROKE_FAULT_BREAK"
+SLOW_S = 3.0
+"""Until the next token: longer is no miss, but worth a look."""
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
 PACED_TOKENS, PACED_LETTERS = 60, 320
@@ -99,7 +101,7 @@ class _Session:
                     for at, trial in enumerate(wanted):
                         outcome = await player.play(trial, transports=transports, model=options.model)
                         self._tell(outcome)
-                        if outcome.is_miss:
+                        if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
                             self._keep_logs(bed, outcome)
                         if outcome.left or outcome.missing:
                             return list(wanted[at + 1 :])
@@ -114,7 +116,7 @@ class _Session:
 
     def _tell(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        waited = "" if outcome.recovery_s is None else f", next token after {outcome.recovery_s:.2f} s"
+        waited = "" if outcome.recovery_s is None else f", {outcome.slowest} waited {outcome.recovery_s:.2f} s"
         print(
             f"faults: {len(self._outcomes)}/{self._total} {outcome.trial} in {outcome.broken or 'nobody'}: "
             f"{outcome.streams} streams{waited}, {outcome.took_s:.1f} s: {outcome.verdict}",

@@ -15,8 +15,9 @@
     eos                   token id that ends an answer, drawn one time in 64   (none: never)
 
 Tokens depend on pages as a real model's do. The running hash of a sequence up to position p lies in p's slot of its
-page; p + 1 goes on from there, and a sampled token is a hash over the last slots of all blocks of its context. A page
-that is missing, stale or wrong changes the tokens, and a stream that was moved goes on as if nothing had happened.
+page; p + 1 goes on from there, and a sampled token is a hash over the last slots of all blocks of its context, and over
+all slots of one of them, of each in turns. A page that is missing, stale or wrong changes the tokens (over an answer,
+even one that is wrong in a single bit of a slot), and a stream that was moved goes on as if nothing had happened.
 """
 
 from __future__ import annotations
@@ -161,9 +162,12 @@ class PacedRunner:
 
     def _sample(self, batch: Batch, row: SampleRow) -> SampledToken:
         table, context_len = batch.block_tables[row.row], int(batch.context_lens[row.row])
-        ends = self._slots[table[: context_len // self._block_size], self._block_size - 1]
+        blocks = context_len // self._block_size
+        ends = self._slots[table[:blocks], self._block_size - 1]
         order = np.arange(1, len(ends) + 1, dtype=np.uint64) * _STRIDE
         state = int(_mix(ends ^ order).sum(dtype=np.uint64)) + int(self._slot_of(table, context_len - 1))
+        if blocks:
+            state += int(_mix(self._slots[table[context_len % blocks]]).sum(dtype=np.uint64))
         if row.params.temperature > 0:
             state ^= _mix_one(row.params.seed + row.params.choice * int(_STRIDE))
         token = self._token(_mix_one(state), row.banned)

@@ -9,6 +9,6 @@ else is a fault itself, "point:kind:count" with an optional ":seconds" (see `pla
     links       proxies around this process's connections, whose traffic can be spoilt
 """
 
-from twostroke.faults.injector import announced, carried, dialled, hang_up, install, links, reach
+from twostroke.faults.injector import announced, carried, dialled, hang_up, install, is_off, links, reach
 
-__all__ = ["announced", "carried", "dialled", "hang_up", "install", "links", "reach"]
+__all__ = ["announced", "carried", "dialled", "hang_up", "install", "is_off", "links", "reach"]

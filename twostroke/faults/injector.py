@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from twostroke.faults.links import Links
-from twostroke.faults.plan import ENVIRONMENT, Fault, Kind
+from twostroke.faults.plan import BREAK, ENVIRONMENT, Fault, Guard, Kind
 from twostroke.lifetime import Point
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,10 @@ HIT = " has hit pages"
 class Injector:
     """Of one process. Points are reached on any thread; no lock is held while a fault happens."""
 
-    def __init__(self, process: str, journal: str | None = None) -> None:
+    def __init__(self, process: str, journal: str | None = None, off: Guard | None = None) -> None:
         self.process = process
         """Its name in the journal."""
+        self.off = off
         self.links = Links(self._has_hit)
         self._journal = journal
         self._lock = threading.Lock()
@@ -126,7 +127,8 @@ def install(process: str) -> Injector | None:
     fault = planned()
     if _injector is None or _injector.process != process:
         journal = os.environ.get(JOURNAL)
-        _injector = Injector(process, journal)
+        off = os.environ.get(BREAK)
+        _injector = Injector(process, journal, Guard(off) if off else None)
         fault = fault or _left_for(process, journal)
         if fault is not None:
             _injector.arm(fault)
@@ -172,6 +174,11 @@ def carried(connected: socket.socket) -> socket.socket:
 def links() -> Links | None:
     """Of this process; None where nothing can go wrong with them on purpose."""
     return None if _injector is None else _injector.links
+
+
+def is_off(guard: Guard) -> bool:
+    """True only where a test proves that it notices."""
+    return _injector is not None and _injector.off is guard
 
 
 def reach(point: Point) -> bool:

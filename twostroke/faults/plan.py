@@ -12,6 +12,8 @@ from twostroke.lifetime import Point
 FROZEN_S = 10.0
 """Of a process or a link, where a fault does not say how long."""
 ENVIRONMENT = "TWOSTROKE_FAULT"
+BREAK = "TWOSTROKE_FAULT_BREAK"
+"""Names a guard that is off, where faults can be armed at all."""
 
 
 class Kind(enum.StrEnum):
@@ -32,6 +34,17 @@ class Kind(enum.StrEnum):
     """The next bytes of pages are sent twice."""
     LOSE = "lose"
     """What is at hand is dropped: a batch of the event log."""
+
+
+class Guard(enum.StrEnum):
+    """What keeps faults from being noticed: switched off to prove that tests notice then."""
+
+    FENCING = "fencing"
+    """Pages are nobody else's until whoever wrote them has stopped; pages that were reused are not sent."""
+    DIGESTS = "digests"
+    """What arrived is what was sent."""
+    RESUME = "resume"
+    """Routers go on with streams that others have begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from cluster import faults
 from cluster.faults import process_table
 from cluster.faults.load import asks
 from cluster.faults.options import FaultsOptions, options_from
-from cluster.faults.outcome import Outcome
+from cluster.faults.outcome import MISMATCHES, Outcome
 from cluster.faults.report import Facts, summary, written
 from cluster.faults.session import shared_out
 from cluster.faults.trials import ANYWHERE, HEAD, PROCESSES, QUICK, Trial, trials
@@ -39,6 +39,7 @@ def outcome(trial: Trial, **changes: object) -> Outcome:
         "left": None,
         "missing": None,
         "recovery_s": 0.5,
+        "slowest": "greedy",
         "resumed": 1,
     }
     return Outcome(trial=trial, **(fields | changes))  # type: ignore[arg-type]
@@ -95,6 +96,7 @@ def test_requests_of_one_seed_are_the_same_and_of_every_kind() -> None:
         ({"has_happened": False}, "not reached"),
         ({"wrong": ("greedy: tokens differ",)}, "greedy: tokens differ"),
         ({"left": "decode-0: 1 active"}, "decode-0: 1 active"),
+        ({"refused": {MISMATCHES: 2}}, "2 pages were damaged though nobody damaged them"),
         ({"missing": "only prefill-0 serves"}, "only prefill-0 serves"),
     ],
 )

@@ -166,3 +166,11 @@ def test_a_wrong_spec_names_the_key(text: str, key: str) -> None:
 def test_pages_too_small_for_their_tokens_are_refused() -> None:
     with pytest.raises(ConfigError, match="page_bytes must be at least 128"):
         PacedSpec(page_bytes=127).page_bytes_for(16)
+
+
+@pytest.mark.parametrize("slot", range(BLOCK))
+def test_over_an_answer_every_bit_of_a_page_counts(runner: PacedRunner, memory: PageMemory, slot: int) -> None:
+    expected = answer(runner, Stream(PROMPT.copy(), list(range(8))))
+    memory.data[1, slot * 8 + 3] ^= 1
+    again = Stream(PROMPT + expected[:2], list(range(8)), computed=12)
+    assert answer(runner, again, 10) != expected[2:12]
