@@ -58,6 +58,20 @@ class Ask:
         return replace(self, conduct=Conduct.STAYS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much is asked."""
+
+    tokens: int
+    """Of most answers."""
+    prompt_letters: int
+    """Of most prompts."""
+    seed: int = 0
+
+    def with_seed(self, seed: int) -> Load:
+        return replace(self, seed=seed)
+
+
 def asks(seed: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
     """Answers of about `tokens` tokens. Some share a prefix of half a prompt; the others share nothing."""
     random_ = random.Random(seed)

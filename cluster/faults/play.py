@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from cluster.faults import head
 from cluster.faults.answer import Transcript, difference, longest_wait_s
 from cluster.faults.client import Clients
-from cluster.faults.load import Ask, asks, crowd, family
+from cluster.faults.load import Ask, Load, asks, crowd, family
 from cluster.faults.outcome import Outcome
 from cluster.faults.rest import at_rest_within, refusals
 from cluster.faults.stimuli import CROWDED, STIMULI, worker_dies
-from cluster.faults.testbed import HEAD_TITLE, Happened, Target, Testbed
+from cluster.faults.testbed import HEAD_TITLE, Bed, Happened, Target
 from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from twostroke.errors import ConfigError, ServeError
 from twostroke.faults.injector import HIT
@@ -44,7 +44,10 @@ INDEXED_S = 0.3
 class Player:
     """In one cluster. `prepare` first."""
 
-    def __init__(self, bed: Testbed, clients: Clients, *, seed: int, tokens: int, prompt_letters: int) -> None:
+    def __init__(self, bed: Bed, clients: Clients, load: Load, seconds: Mapping[Kind, float]) -> None:
+        """`seconds`: how long faults last that end by themselves."""
+        seed, tokens, prompt_letters = load.seed, load.tokens, load.prompt_letters
+        self._seconds = seconds
         self._bed = bed
         self._clients = clients
         self._draws = random.Random(f"play {seed}")
@@ -117,7 +120,7 @@ class Player:
         """A process of the kind, where it comes to the point; waves of requests until that is over."""
         got: list[Transcript] = []
         armed: list[Target] = []
-        fault = Fault(Point(trial.point), trial.kind, trial.count(self._draws), trial.seconds or 1.0)
+        fault = Fault(Point(trial.point), trial.kind, trial.count(self._draws), self._seconds.get(trial.kind, 1.0))
         for wave in range(WAVES_TO_REACH):
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
@@ -129,7 +132,7 @@ class Player:
                 await self._disarm([target for target in armed if target.name not in broken])
                 is_dead = trial.kind is Kind.KILL and happened.process in epochs
                 over = {happened.process: epochs[happened.process]} if is_dead else {}
-                got += await self._until_over(happened.at_s + trial.seconds, over)
+                got += await self._until_over(happened.at_s + self._seconds.get(trial.kind, 0.0), over)
                 return happened.process, happened, got
         await self._disarm(armed)
         return "", None, got
@@ -180,7 +183,8 @@ class Player:
                 await self._arm(armed, fault)
             stimulus = STIMULI.get(Point(trial.point))
             if stimulus is not None:
-                await stimulus(self._bed, armed[0], fault, self._draws)
+                with contextlib.suppress(ServeError):  # whoever is asked may be the one that breaks
+                    await stimulus(self._bed, armed[0], fault, self._draws)
         finally:
             got = await asking
         return got
@@ -221,7 +225,7 @@ class Player:
             await asyncio.sleep(max(0.0, happened.at_s + HEADLESS_S - time.time()))
             self._heads.append(await restart.start())
         else:
-            freezing = asyncio.create_task(head.freeze(process, trial.seconds))
+            freezing = asyncio.create_task(head.freeze(process, self._seconds[trial.kind]))
             got = await asking
             while not freezing.done():
                 got += await self._ask(self._asks)

@@ -8,7 +8,7 @@ from collections import Counter
 
 from cluster.doctor.scrape import Samples, scrape
 from cluster.faults.outcome import MISMATCHES
-from cluster.faults.testbed import POLL_S, Testbed
+from cluster.faults.testbed import POLL_S, Bed
 from twostroke.errors import ServeError
 from twostroke.rpc.v1.control_pb2 import Load
 
@@ -28,7 +28,7 @@ REFUSALS = (
 """What those that came back, and bytes that were spoilt, met."""
 
 
-async def at_rest_within(bed: Testbed, seconds: float) -> str | None:
+async def at_rest_within(bed: Bed, seconds: float) -> str | None:
     """None as soon as nothing is left; what still is after so long."""
     left: str | None = "nobody has answered"
     with contextlib.suppress(TimeoutError):
@@ -38,7 +38,7 @@ async def at_rest_within(bed: Testbed, seconds: float) -> str | None:
     return left
 
 
-async def _left(bed: Testbed) -> str | None:
+async def _left(bed: Bed) -> str | None:
     try:
         view = await bed.view()
         for member in view.members:
@@ -71,7 +71,7 @@ def held_by(load: Load) -> str | None:
     return held or None
 
 
-async def refusals(bed: Testbed) -> Counter[str]:
+async def refusals(bed: Bed) -> Counter[str]:
     """Of all processes that answer, since they began."""
     counted: Counter[str] = Counter()
     view = await bed.view()

@@ -16,12 +16,13 @@ from typing import Any
 
 from cluster.faults.answer import Transcript
 from cluster.faults.client import Clients
+from cluster.faults.load import Load
 from cluster.faults.options import FaultsOptions
 from cluster.faults.outcome import Outcome
 from cluster.faults.play import Player
 from cluster.faults.report import Facts, summary, written
-from cluster.faults.testbed import Testbed, testbed
-from cluster.faults.trials import QUICK, Trial, in_turns, trials
+from cluster.faults.testbed import testbed
+from cluster.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
 from cluster.output import write_json
 from twostroke.faults.plan import BREAK
 
@@ -31,8 +32,8 @@ SLOW_S = 3.0
 """Until the next token: longer is no miss, but worth a look."""
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
-PACED_TOKENS, PACED_LETTERS = 60, 320
-REAL_TOKENS, REAL_LETTERS = 40, 600
+PACED_LOAD = Load(tokens=60, prompt_letters=320)
+REAL_LOAD = Load(tokens=40, prompt_letters=600)
 
 
 def run_session(options: FaultsOptions) -> int:
@@ -93,26 +94,25 @@ class _Session:
         options = self._options
         environment = {} if options.breaks is None else {BREAK: options.breaks}
         with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
-            async with testbed(Path(folder), options.flags(transports), environment) as bed:
+            async with testbed(Path(folder), options.flags(transports), environment) as (bed, logs):
                 clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-                player = Player(bed, clients, seed=options.seed, **self._size())
+                player = Player(bed, clients, self._load(), QUICK_SECONDS if options.quick else SECONDS)
                 try:
                     self._expected = await player.prepare(self._expected)
                     for at, trial in enumerate(wanted):
                         outcome = await player.play(trial, transports=transports, model=options.model)
                         self._tell(outcome)
                         if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
-                            self._keep_logs(bed, outcome)
+                            self._keep_logs(logs, outcome)
                         if outcome.left or outcome.missing:
                             return list(wanted[at + 1 :])
                 finally:
                     await player.close()
         return []
 
-    def _size(self) -> dict[str, int]:
-        if self._options.is_paced:
-            return {"tokens": PACED_TOKENS, "prompt_letters": PACED_LETTERS}
-        return {"tokens": REAL_TOKENS, "prompt_letters": REAL_LETTERS}
+    def _load(self) -> Load:
+        seed = self._options.seed
+        return PACED_LOAD.with_seed(seed) if self._options.is_paced else REAL_LOAD.with_seed(seed)
 
     def _tell(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
@@ -124,12 +124,12 @@ class _Session:
             flush=True,
         )
 
-    def _keep_logs(self, bed: Testbed, outcome: Outcome) -> None:
+    def _keep_logs(self, logs: Path, outcome: Outcome) -> None:
         if self._options.logs is None:
             return
         name = str(outcome.trial).replace("/", "-")
         with contextlib.suppress(shutil.Error):  # sockets are no files
-            shutil.copytree(bed.log_dir, self._options.logs / name, dirs_exist_ok=True, symlinks=True)
+            shutil.copytree(logs, self._options.logs / name, dirs_exist_ok=True, symlinks=True)
 
 
 def _as_json(facts: Facts, outcomes: Sequence[Outcome]) -> dict[str, Any]:

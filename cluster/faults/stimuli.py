@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 
-from cluster.faults.testbed import ANSWER_S, Target, Testbed
-from twostroke.errors import ServeError
+from cluster.faults.testbed import ANSWER_S, Bed, Target
 from twostroke.faults.plan import Fault, Kind
 from twostroke.faults.points import Process
 from twostroke.lifetime import Point
@@ -17,10 +15,10 @@ DRAIN_S = 5.0
 RETURN_S = 15.0
 """For a worker to be there again; longer than its supervisor is frozen."""
 
-Stimulus = Callable[[Testbed, Target, Fault, random.Random], Awaitable[None]]
+Stimulus = Callable[[Bed, Target, Fault, random.Random], Awaitable[None]]
 
 
-async def worker_dies(bed: Testbed, draws: random.Random) -> None:
+async def worker_dies(bed: Bed, draws: random.Random) -> None:
     """And is started again."""
     workers = [target for target in await bed.targets() if target.kind == Process.PREFILL]
     worker, epochs = draws.choice(workers), await bed.epochs()
@@ -28,36 +26,34 @@ async def worker_dies(bed: Testbed, draws: random.Random) -> None:
     await bed.whole_within(RETURN_S, over={worker.name: epochs[worker.name]})
 
 
-async def supervisor_has_to_act(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+async def supervisor_has_to_act(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
     del broken, fault
     await worker_dies(bed, draws)
 
 
-async def somebody_watches(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+async def somebody_watches(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
     del broken, fault, draws
     await bed.view()
 
 
-async def worker_is_drained(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+async def worker_is_drained(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
     """The broken one, if it is a worker."""
     del fault
     workers = [target for target in await bed.targets() if target.kind in (Process.PREFILL, Process.DECODE)]
     worker = broken if broken.kind in (Process.PREFILL, Process.DECODE) else draws.choice(workers)
     request = fleet_pb2.DrainWorkerRequest(worker_id=worker.name, deadline_s=DRAIN_S, restart=True)
-    with contextlib.suppress(ServeError):  # whoever is asked may be the one that breaks
-        async with bed.channel(await bed.fleet_address()) as channel:
-            await fleet_pb2_grpc.FleetStub(channel.channel).DrainWorker(
-                request, metadata=channel.metadata, timeout=DRAIN_S + ANSWER_S
-            )
+    async with bed.channel(await bed.fleet_address()) as channel:
+        await fleet_pb2_grpc.FleetStub(channel.channel).DrainWorker(
+            request, metadata=channel.metadata, timeout=DRAIN_S + ANSWER_S
+        )
 
 
-async def supervisor_begins_again(bed: Testbed, broken: Target, fault: Fault, draws: random.Random) -> None:
+async def supervisor_begins_again(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
     """With its fault from the start: it has come to the point before it can be called."""
     del draws
     bed.arm_next_life(broken, fault)
     await bed.arm(broken, Fault(Point.SUPERVISOR_WATCHED, Kind.KILL))
-    with contextlib.suppress(ServeError):
-        await bed.view()
+    await bed.view()
 
 
 STIMULI: dict[Point, Stimulus] = {

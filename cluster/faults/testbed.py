@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ import grpc.aio
 from cluster.faults import process_table
 from cluster.router_process import Addresses, is_ready
 from cluster.serving import serving
-from cluster.state_file import ServeState
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
 from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE
@@ -58,26 +58,33 @@ class Happened:
     at_s: float
 
 
-class Testbed:
-    """Use `testbed`."""
+class Bed:
+    """Use `testbed`; or make one of processes that somebody else keeps alive."""
 
-    def __init__(self, state: ServeState, journal: Path, workers: int) -> None:
-        self.launcher = state.pid
-        self.routers = state.routers
-        self.model = state.model
-        self.log_dir = Path(state.log_dir)
+    def __init__(
+        self,
+        *,
+        routers: Sequence[Addresses],
+        model: str,
+        journal: Path,
+        workers: int,
+        token: str,
+        launcher: int | None = None,
+        fleet_address: str | None = None,
+    ) -> None:
+        """Without a `launcher` there is neither Ray nor a supervisor to break, and the fleet has to be named."""
+        self.routers = routers
+        self.model = model
+        self._launcher = launcher
         self._journal = journal
         self._workers = workers
-        self._head = self.process(HEAD_TITLE)
-        self._token = self._head.environment()[TOKEN_VARIABLE]
-        self._fleet_address: str | None = None
+        self._token = token
+        self._fleet_address = fleet_address
 
     def process(self, title: str) -> process_table.Process:
         """Raises PeerLost where there is none."""
-        for process in process_table.below(self.launcher):
-            if title in process.title:
-                return process
-        raise PeerLost(f"no process {title} below {self.launcher}")
+        assert self._launcher is not None
+        return process_titled(title, self._launcher)
 
     async def targets(self) -> list[Target]:
         """Whose addresses are known: all, once the cluster is whole."""
@@ -89,8 +96,16 @@ class Testbed:
         return [*routers, *workers, Target(Process.SUPERVISOR, Process.SUPERVISOR, await self.fleet_address())]
 
     async def view(self) -> fleet_pb2.FleetView:
-        """What the supervisor says now. Raises PeerLost."""
-        return await self._view_at(await self.fleet_address())
+        """What the supervisor says now, or when it is there again. Raises ServeError after ANSWER_S."""
+        give_up_s = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return await self._view_at(await self.fleet_address())
+            except ServeError:
+                self._forget_fleet()
+                if time.monotonic() > give_up_s:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     async def fleet_address(self) -> str:
         """Of the supervisor. Raises PeerLost."""
@@ -110,6 +125,11 @@ class Testbed:
         if not isinstance(view, fleet_pb2.FleetView):
             raise PeerLost(f"{address} says nothing of the fleet")
         return view
+
+    def _forget_fleet(self) -> None:
+        """It may serve elsewhere in its next life, where there is one."""
+        if self._launcher is not None:
+            self._fleet_address = None
 
     async def _find_fleet(self) -> str:
         for port in sorted(self.process(SUPERVISOR_TITLE).ports()):
@@ -180,9 +200,9 @@ class Testbed:
 
     async def _missing(self, over: Mapping[str, str]) -> str | None:
         try:
-            view = await self.view()
+            view = await self._view_at(await self.fleet_address())
         except ServeError as error:
-            self._fleet_address = None
+            self._forget_fleet()
             return f"supervisor: {error.message}"
         serving = {
             member.worker_id: member.epoch
@@ -213,14 +233,22 @@ class Testbed:
         }
 
 
+def process_titled(title: str, launcher: int) -> process_table.Process:
+    """Below a launcher. Raises PeerLost where there is none."""
+    for process in process_table.below(launcher):
+        if title in process.title:
+            return process
+    raise PeerLost(f"no process {title} below {launcher}")
+
+
 async def _loads(channel: PeerChannel) -> control_pb2.GetLoadResponse:
     stub = control_pb2_grpc.ControlStub(channel.channel)
     return await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=channel.metadata, timeout=ANSWER_S)
 
 
 @contextlib.asynccontextmanager
-async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str]) -> AsyncIterator[Testbed]:
-    """Started with `flags` of `serve`; two routers, two prefill and three decode workers."""
+async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str]) -> AsyncIterator[tuple[Bed, Path]]:
+    """Started with `flags` of `serve`, and where its logs are; two routers, two prefill and three decode workers."""
     journal = folder / "journal.jsonl"
     head_store = folder / "head"
     head_store.mkdir(exist_ok=True)
@@ -238,4 +266,12 @@ async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str
         *flags,
     ]
     async with serving(arguments, variables | environment) as state:
-        yield Testbed(state, journal, counts[Role.PREFILL] + counts[Role.DECODE])
+        bed = Bed(
+            routers=state.routers,
+            model=state.model,
+            journal=journal,
+            workers=counts[Role.PREFILL] + counts[Role.DECODE],
+            token=process_titled(HEAD_TITLE, state.pid).environment()[TOKEN_VARIABLE],
+            launcher=state.pid,
+        )
+        yield bed, Path(state.log_dir)

@@ -18,6 +18,8 @@ HEAD_KINDS = (Kind.KILL, Kind.STOP)
 
 SECONDS = {Kind.STOP: 10.0, Kind.PARTITION: 5.0, Kind.SLOW: 2.0}
 """How long a fault lasts that ends by itself."""
+QUICK_SECONDS = {Kind.STOP: 3.0, Kind.PARTITION: 3.0, Kind.SLOW: 1.0}
+"""Long enough to be declared dead, and to come back."""
 
 OFTEN = frozenset(
     {
@@ -59,10 +61,6 @@ class Trial:
 
     def __str__(self) -> str:
         return f"{self.process}/{self.point}/{self.kind}"
-
-    @property
-    def seconds(self) -> float:
-        return SECONDS.get(self.kind, 0.0)
 
     @property
     def is_of_peers(self) -> bool:

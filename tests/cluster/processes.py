@@ -56,8 +56,10 @@ class ProcessCluster:
         policy: str,
         event_faults: str = "",
         public_prefixes: tuple[str, ...] = (),
+        transports: tuple[str, ...] | None = None,
     ) -> None:
         self.folder = folder
+        self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.event_faults = event_faults
         self.public_prefixes = public_prefixes
@@ -86,10 +88,10 @@ class ProcessCluster:
         )
         await self._until_ready()
 
-    async def start_router(self, model_dir: Path | None, rank: int = 0) -> None:
+    async def start_router(self, model_dir: Path | None, rank: int = 0, http_port: int = 0, grpc_port: int = 0) -> None:
         config = RouterConfig(
-            http_port=0,
-            grpc_port=0,
+            http_port=http_port,
+            grpc_port=grpc_port,
             fleet_address=self._fleet_server.address,
             cluster_token=TOKEN,
             model_dir=str(model_dir or ""),
@@ -115,6 +117,10 @@ class ProcessCluster:
         await self.start_router(None, rank)
         await self._until_ready()
 
+    @property
+    def fleet_address(self) -> str:
+        return self._fleet_server.address
+
     async def start_worker(self, role: Role, worker_id: str, incarnation: int, **changes: object) -> None:
         config = WorkerConfig(
             role=role,
@@ -124,6 +130,7 @@ class ProcessCluster:
             model=self.model,
             cache=self.cache,
             schedule=self.schedule,
+            transports=self.transports,
         )
         config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # any field of the config
         module = "prefill_worker" if role is Role.PREFILL else "decode_worker"
@@ -154,6 +161,7 @@ class ProcessCluster:
                 address=str(worker.info.get("address", "")),
                 epoch=str(worker.info.get("epoch", "")),
                 state=worker.state,
+                metrics_address=str(worker.info.get("metrics_address", "")),
             )
             for name, worker in self.workers.items()
         ]
@@ -258,6 +266,7 @@ async def running_cluster(
     event_faults: str = "",
     public_prefixes: tuple[str, ...] = (),
     routers: int = 1,
+    transports: tuple[str, ...] | None = None,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -269,6 +278,7 @@ async def running_cluster(
             policy,
             event_faults,
             public_prefixes,
+            transports,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)
