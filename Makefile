@@ -9,7 +9,7 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test rolling lint faults proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test rolling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -17,6 +17,7 @@ help:
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
+	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
@@ -62,6 +63,9 @@ faults: $(VENV)/.dev
 
 rolling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
+
+soak: $(VENV)/.dev
+	$(BIN)/twostroke soak --write docs/faults.md $(ARGS)
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py

@@ -1,4 +1,4 @@
-"""`twostroke serve | status | chat | doctor | simulate | bench | faults | model | drain | restart | down`."""
+"""`twostroke serve | status | chat | doctor | simulate | bench | faults | soak | model | drain | restart | down`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ COMMANDS = {
     "simulate": Command("cluster.commands.simulate", "play a trace against policies and fleets in virtual time"),
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
     "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
+    "soak": Command("cluster.soak", "load and random faults for as long as it is told: nothing may be lost or grow"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
     "restart": Command("cluster.commands.restart", "begin new lives of processes, one by one, while they are used"),

@@ -49,12 +49,17 @@ class Outcome:
         return self.trial.kind in SPOILING
 
     @property
+    def is_lossy(self) -> bool:
+        """Something was lost, left or damaged."""
+        return bool(self.wrong or self.left or self.missing or self.damage)
+
+    @property
     def is_miss(self) -> bool:
-        return bool(self.wrong or self.left or self.missing or self.damage or not self.has_happened)
+        return self.is_lossy or not self.has_happened
 
     @property
     def verdict(self) -> str:
-        if not self.has_happened:
-            return "not reached"
         found = [*self.wrong[:3], *filter(None, (self.left, self.missing, self.damage))]
+        if not self.has_happened:
+            found.insert(0, "not reached")
         return "; ".join(found) if found else "ok"

@@ -83,6 +83,13 @@ class Player:
                 process.kill()
                 await process.wait()
 
+    async def undisturbed(self, seconds: float) -> tuple[int, list[str]]:
+        """Waves of requests while nothing is broken: how many there were, and what was wrong with them."""
+        until_s, got = time.monotonic() + seconds, list[Transcript]()
+        while time.monotonic() < until_s:
+            got += await self._ask(self._asks)
+        return len(got), self._wrong(got)
+
     async def play(self, trial: Trial, *, transports: str, model: str) -> Outcome:
         began_s = time.time()
         before, epochs = await refusals(self._bed), await self._bed.epochs()
@@ -93,7 +100,6 @@ class Player:
             broken, happened, got = await self._break(trial, journal_lines, epochs)
         missing = await self._bed.whole_within(WHOLE_S)
         left = await at_rest_within(self._bed, REST_S)
-        wrong = tuple(filter(None, (difference(self._expected[each.name], each) for each in got)))
         is_patient = trial.process == Process.ROUTER and trial.kind in (Kind.STOP, Kind.PARTITION)
         recovery_s, slowest = _slowest(got, happened, without_patience=is_patient)
         return Outcome(
@@ -104,7 +110,7 @@ class Player:
             fault="" if happened is None else happened.fault,
             has_happened=happened is not None,
             streams=len(got),
-            wrong=wrong,
+            wrong=tuple(self._wrong(got)),
             left=left,
             missing=missing,
             recovery_s=recovery_s,
@@ -113,6 +119,9 @@ class Player:
             refused=await self._refused_since(before),
             took_s=time.time() - began_s,
         )
+
+    def _wrong(self, got: Sequence[Transcript]) -> list[str]:
+        return [wrong for each in got if (wrong := difference(self._expected[each.name], each)) is not None]
 
     async def _break(
         self, trial: Trial, journal_lines: int, epochs: Mapping[str, str]

@@ -115,7 +115,7 @@ def _table(outcomes: Sequence[Outcome]) -> str:
         [process, point, *(_cell(by_trial.get((process, point, kind), [])) for kind in kinds)]
         for process, point in _rows(outcomes)
     ]
-    return _markdown(["process", "point", *kinds], rows)
+    return markdown(["process", "point", *kinds], rows)
 
 
 def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, str]]:
@@ -175,7 +175,7 @@ def _waits_table(outcomes: Sequence[Outcome]) -> str:
         )
     ]
     title = "Recovery: seconds from the fault to the next token of the stream that waited longest."
-    return f"{title}\n\n" + _markdown(["kind", "process", "faults", "p50", "p99", "max"], rows)
+    return f"{title}\n\n" + markdown(["kind", "process", "faults", "p50", "p99", "max"], rows)
 
 
 def _refusals(outcomes: Sequence[Outcome]) -> str:
@@ -203,7 +203,7 @@ def _reasons() -> str:
                     by_reason.setdefault(reason, []).append(cell)
     rows = [[reason, _names(c.kind for c in cells), _places(cells)] for reason, cells in by_reason.items()]
     rows.append(["Ray's head has no points of ours and carries neither tokens nor pages", "others", HEAD])
-    return "Why cells are empty (and no process comes to another's points):\n\n" + _markdown(
+    return "Why cells are empty (and no process comes to another's points):\n\n" + markdown(
         ["because", "kinds", "at"], rows
     )
 
@@ -229,6 +229,6 @@ def _word(point: Point) -> str:
     return point.partition(".")[0]
 
 
-def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])

@@ -96,23 +96,19 @@ class _Session:
         with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
             async with testbed(Path(folder), options.flags(transports), environment) as (bed, logs):
                 clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-                player = Player(bed, clients, self._load(), QUICK_SECONDS if options.quick else SECONDS)
+                player = Player(bed, clients, load_of(options), QUICK_SECONDS if options.quick else SECONDS)
                 try:
                     self._expected = await player.prepare(self._expected)
                     for at, trial in enumerate(wanted):
                         outcome = await player.play(trial, transports=transports, model=options.model)
                         self._tell(outcome)
                         if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
-                            self._keep_logs(logs, outcome)
+                            kept_logs(logs, options.logs, outcome)
                         if outcome.left or outcome.missing:
                             return list(wanted[at + 1 :])
                 finally:
                     await player.close()
         return []
-
-    def _load(self) -> Load:
-        seed = self._options.seed
-        return PACED_LOAD.with_seed(seed) if self._options.is_paced else REAL_LOAD.with_seed(seed)
 
     def _tell(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
@@ -124,12 +120,18 @@ class _Session:
             flush=True,
         )
 
-    def _keep_logs(self, logs: Path, outcome: Outcome) -> None:
-        if self._options.logs is None:
-            return
-        name = str(outcome.trial).replace("/", "-")
-        with contextlib.suppress(shutil.Error):  # sockets are no files
-            shutil.copytree(logs, self._options.logs / name, dirs_exist_ok=True, symlinks=True)
+
+def load_of(options: FaultsOptions) -> Load:
+    return (PACED_LOAD if options.is_paced else REAL_LOAD).with_seed(options.seed)
+
+
+def kept_logs(logs: Path, folder: Path | None, outcome: Outcome) -> None:
+    """A copy, where one is wanted: a cluster's own logs end with it."""
+    if folder is None:
+        return
+    name = str(outcome.trial).replace("/", "-")
+    with contextlib.suppress(shutil.Error):  # sockets are no files
+        shutil.copytree(logs, folder / name, dirs_exist_ok=True, symlinks=True)
 
 
 def _as_json(facts: Facts, outcomes: Sequence[Outcome]) -> dict[str, Any]:

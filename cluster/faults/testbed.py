@@ -86,6 +86,11 @@ class Bed:
         assert self._launcher is not None
         return process_titled(title, self._launcher)
 
+    def processes(self) -> list[process_table.Process]:
+        """The launcher and all below it."""
+        assert self._launcher is not None
+        return [process_table.Process(self._launcher, "cluster.cli serve"), *process_table.below(self._launcher)]
+
     async def targets(self) -> list[Target]:
         """Whose addresses are known: all, once the cluster is whole."""
         view = await self.view()

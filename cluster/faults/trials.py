@@ -71,7 +71,9 @@ class Trial:
         return reads if self.process == Process.PREFILL else serves and self.process == Process.DECODE
 
     def count(self, draws: random.Random) -> int:
-        return draws.randint(1, MOST_OFTEN if self.point in OFTEN else 1 if self.is_of_peers else MOST_SELDOM)
+        if self.is_of_peers or self.process == Process.SUPERVISOR or self.point == Point.WORKER_DRAINING:
+            return 1  # a second time may never come
+        return draws.randint(1, MOST_OFTEN if self.point in OFTEN else MOST_SELDOM)
 
 
 def trials(transport: str, seed: int, only: Sequence[str]) -> list[Trial]:

@@ -1,0 +1,110 @@
+"""How much the processes of a cluster hold, over their lives. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+WARM_UP_S = 120.0
+"""Of a life, in which caches, pools and allocators fill."""
+LEAST_S = 240.0
+"""After it, of a life from which anything can be told."""
+GROWTH_BYTES = 24 << 20
+"""After its warm-up, over what was watched and as a trend per hour: more is a leak."""
+FILES = 200
+"""Open at once: more than all connections of a cluster of this size."""
+
+_KINDS = {
+    "ray::PrefillWorker": "prefill worker",
+    "ray::DecodeWorker": "decode worker",
+    "ray::Supervisor": "supervisor",
+    "-m router": "router",
+    "cluster.cli serve": "launcher",
+}
+
+
+def kind_of(title: str) -> str | None:
+    """None: not a process of ours (Ray's)."""
+    return next((kind for mark, kind in _KINDS.items() if mark in title), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at_s: float
+    resident_bytes: int
+    files: int
+
+
+@dataclass(slots=True)
+class Life:
+    kind: str
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def warm(self) -> list[Sample]:
+        """Without its beginning."""
+        return [sample for sample in self.samples if sample.at_s - self.samples[0].at_s >= WARM_UP_S]
+
+    @property
+    def is_telling(self) -> bool:
+        warm = self.warm
+        return len(warm) > 2 and warm[-1].at_s - warm[0].at_s >= LEAST_S
+
+    @property
+    def bytes_per_s(self) -> float:
+        """By least squares over what is warm."""
+        warm = self.warm
+        mean_s = sum(sample.at_s for sample in warm) / len(warm)
+        mean_bytes = sum(sample.resident_bytes for sample in warm) / len(warm)
+        spread = sum((sample.at_s - mean_s) ** 2 for sample in warm)
+        common = sum((sample.at_s - mean_s) * (sample.resident_bytes - mean_bytes) for sample in warm)
+        return common / spread
+
+    @property
+    def grows(self) -> bool:
+        """By its trend, which a single burst is not."""
+        warm = self.warm
+        watched_s = warm[-1].at_s - warm[0].at_s
+        return self.bytes_per_s * watched_s > GROWTH_BYTES and self.bytes_per_s * 3600 > GROWTH_BYTES
+
+
+@dataclass(slots=True)
+class Memory:
+    lives: dict[int, Life] = field(default_factory=dict)
+    """By process id."""
+
+    def take(self, now_s: float, processes: Iterable[tuple[int, str, int, int]]) -> None:
+        """Process id, title, resident bytes and open files of each that lives."""
+        for pid, title, resident_bytes, files in processes:
+            kind = kind_of(title)
+            if kind is not None and resident_bytes:
+                life = self.lives.setdefault(pid, Life(kind))
+                life.samples.append(Sample(now_s, resident_bytes, files))
+
+    def by_kind(self) -> dict[str, list[Life]]:
+        found: dict[str, list[Life]] = {}
+        for life in self.lives.values():
+            found.setdefault(life.kind, []).append(life)
+        return found
+
+    def misses(self) -> list[str]:
+        """Who grows, in words."""
+        growing = [
+            f"a {life.kind} (process {pid}) grows by {life.bytes_per_s * 3600 / 2**20:.0f} MiB an hour"
+            for pid, life in self.lives.items()
+            if life.is_telling and life.grows
+        ]
+        crowded = [
+            f"a {life.kind} (process {pid}) has {most} files open"
+            for pid, life in self.lives.items()
+            if (most := most_files([life])) > FILES
+        ]
+        return growing + crowded
+
+
+def most_files(lives: Sequence[Life]) -> int:
+    return max((sample.files for life in lives for sample in life.samples), default=0)
+
+
+def most_bytes(lives: Sequence[Life]) -> int:
+    return max((sample.resident_bytes for life in lives for sample in life.samples), default=0)
