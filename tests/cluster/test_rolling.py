@@ -96,5 +96,6 @@ async def test_a_rolling_restart_of_every_process_fails_no_request_and_changes_n
 @pytest.mark.usefixtures("smollm2_dir")
 async def test_rolling_restarts_with_the_real_model(tmp_path: Path) -> None:
     flags = ["--dtype", "float32", "--decode", "2", "--routers", "2", "--kv-cache-memory", "256M"]
-    with starting(tmp_path, *flags, "--served-model-name", "tiny") as server:
+    torch_keeps_files_in = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    with starting(tmp_path, *flags, "--served-model-name", "tiny", **torch_keeps_files_in) as server:
         await roll(server, times=3)
