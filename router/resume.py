@@ -23,6 +23,9 @@ from twostroke.faults.plan import Guard
 RANDOM_BYTES = 8
 """Of a stream's name: whoever knows it, and the prompt, may read the answer."""
 MOST_CHARS = 16 << 10
+"""Of a token. A thousand choices that advance together take few; in disorder, five each."""
+MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES
+"""A request id may have 256."""
 MOST_TOKENS = 1 << 32
 PULSE_S = 1.0
 """While known tokens are replayed the client hears so often that somebody works for it."""
@@ -59,7 +62,8 @@ class StreamPoint:
         resumed, _, said = rest.partition(":")
         stream = unquote(name)
         client, _, drawn = stream.rpartition("~")
-        is_token = len(token) <= MOST_CHARS and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
+        is_short = len(token) <= MOST_CHARS and len(stream) <= MOST_NAME_CHARS
+        is_token = is_short and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
         if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
             raise _no_token(token, field)
         if is_off(Guard.RESUME):
