@@ -39,7 +39,7 @@ class Door:
         else:
             host, _, port = self.endpoint.address.rpartition(":")
             sock = socket.create_connection((host, int(port)))
-        sock.settimeout(20.0)
+        sock.settimeout(10.0)
         sock.sendall(said)
         return sock
 
@@ -67,7 +67,8 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
         memory.close()
 
 
-async def test_silent_strangers_keep_nobody_out(door: Door) -> None:
+async def test_silent_strangers_keep_nobody_out(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HELLO_S", 600.0)
     with contextlib.ExitStack() as strangers:
         first = strangers.enter_context(door.knock())
         for _ in range(listener.MAX_STRANGERS + 5):
