@@ -91,11 +91,16 @@ class Account:
         predicted = min(forecast.cached_blocks, len(self._asked.names))
         return Comparison(predicted, self.cached_tokens // size, forecast.first_token_s, self._actual_s)
 
+    @property
+    def token_s(self) -> float | None:
+        """From one token to the next, on average; None before the second."""
+        gaps = self.tokens - 1
+        return (self._latest_token_s - self._first_token_s) / gaps if gaps > 0 else None
+
     def record(self, outcome: str) -> AnswerRecord:
         """For the request log, once the answer has ended."""
         asked, last, compared = self._asked, self._decision, self.comparison
         instants = self._lifetime.as_dict()
-        gaps = self.tokens - 1
         return AnswerRecord(
             request_id=asked.request_id,
             arrival_s=instants[Instant.RECEIVED],
@@ -118,7 +123,7 @@ class Account:
             predicted_cached_tokens=compared.predicted_blocks * asked.block_size if compared else None,
             ttft_s=compared.actual_s if compared else None,
             predicted_ttft_s=compared.predicted_s if compared else None,
-            itl_mean_s=(self._latest_token_s - self._first_token_s) / gaps if gaps > 0 else None,
-            itl_max_s=self._longest_gap_s if gaps > 0 else None,
+            itl_mean_s=self.token_s,
+            itl_max_s=None if self.token_s is None else self._longest_gap_s,
             instants=instants,
         )

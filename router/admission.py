@@ -89,7 +89,7 @@ class Admission:
 
     def enter(self, wanting: Wanting, workers: Workers, now_s: float) -> Released | Refused | None:
         """None: it is held, and `wake` is due. There has to be a decode worker."""
-        displaced = None
+        displaced, wanting = None, self.headroom.to_answer_in_time(wanting, workers, now_s)
         if len(self._held) >= self._rules.most_held and not wanting.is_urgent:
             displaced = self._turns.displaced_by(self._turn(wanting, 0.0))
             if displaced is None:

@@ -270,7 +270,9 @@ class Answer:
 
     def _settle(self, outcome: str) -> None:
         """All is known: hold it against what was predicted, and write it down."""
-        compared = self._account.comparison
+        compared, token_s = self._account.comparison, self._account.token_s
+        if token_s is not None:
+            self._around.placer.flowed(token_s)
         if compared is not None:
             self._around.metrics.compare(compared)
         self._around.request_log.put(functools.partial(self._account.record, outcome))

@@ -85,12 +85,15 @@ class Forecaster:
         )
 
     def admission_s(self, decode: WorkerView, pages: int) -> float:
-        """Until pages are free for those who wait there and for this one: running sequences return theirs in time."""
-        short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
-        if short <= 0:
+        """Until a seat and pages are free for those who wait there and for this one: running sequences return theirs in
+        time."""
+        seats_short = decode.seats_taken + 1 - decode.seats if decode.seats else 0.0
+        pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
+        if seats_short <= 0 and pages_short <= 0:
             return 0.0
         residence_s = self.answer_tokens * self.step_s(decode)
-        return residence_s * min(1.0, short / max(1, decode.pages_active)) * (1 + decode.waiting)
+        share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
+        return residence_s * max(share, seats_short / max(1, decode.seats))
 
     def tail_s(self, decode: WorkerView, pulls: bool) -> float:
         """The step that samples the first token: with the end of the prompt, if its blocks were pulled. It begins when

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from router.claimants import Claimants
@@ -9,7 +10,7 @@ from router.member import Member
 from router.policy import Decision
 from router.reservations import REPORT_LAG_S, Reservations
 from router.selector import Selector
-from router.wanting import Workers
+from router.wanting import Wanting, Workers
 from twostroke.config import Role
 from twostroke.ids import RequestId, WorkerId
 
@@ -20,6 +21,12 @@ TRUSTED_S = 10.0
 """What an idle worker says of its costs refuses nobody after this."""
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
+ANSWERING_MARGIN = 1.25
+"""Over the expected time of an answer: under load everybody who is let in is let in at the last moment, and what is no
+slower than usual only on average would be late half of the time."""
+MOST_ANSWERING = 0.5
+"""Of the time that a client gives a request, what its answer may be expected to take at most: however long those of
+others were, this one may be short, and whoever leaves that much time before the first token is worth a try."""
 USUAL_OPEN_S = 0.005
 """Before the first."""
 
@@ -52,6 +59,19 @@ class Headroom:
             if not ahead:
                 del self._sent_to[worker]
         return bool(workers)
+
+    def to_answer_in_time(self, wanting: Wanting, workers: Workers, now_s: float) -> Wanting:
+        """Its deadline is the whole answer's: the first token has to come sooner, by what those after it are expected
+        to take. An answer that cannot be whole in time would cost others their seats for nothing."""
+        if wanting.deadline_s is None or not workers.decode:
+            return wanting
+        tokens = min(wanting.ask.most_answer_tokens, self._selector.answer_tokens)
+        steps_s = (member.cost.of_streams(member.load.running + 1, 0) for member in workers.decode)
+        token_s = self._selector.token_s or min(steps_s)
+        answering_s = min(
+            ANSWERING_MARGIN * max(0.0, tokens - 1) * token_s, MOST_ANSWERING * max(0.0, wanting.deadline_s - now_s)
+        )
+        return dataclasses.replace(wanting, deadline_s=wanting.deadline_s - answering_s)
 
     def sent_to(self, worker: WorkerId) -> Iterable[RequestId]:
         return self._sent_to.get(worker, ())

@@ -157,6 +157,10 @@ class Placer:
         """An answer has ended after so many: the next ones are expected to be like it."""
         self._selector.answered(tokens)
 
+    def flowed(self, token_s: float) -> None:
+        """An answer, whole or not, has come at one token in this time."""
+        self._selector.flowed(token_s)
+
     async def _open(self, request: Request, released: Released, lifetime: Lifetime) -> Placed | _Refusal:
         decision = released.decision
         self._note(request, decision)

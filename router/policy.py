@@ -42,6 +42,10 @@ class WorkerView:
     """Sequences that hold pages."""
     waiting: int = 0
     """Requests or pulls that hold nothing yet."""
+    seats: int = 0
+    """Sequences that can hold pages at once; 0 while unknown."""
+    seats_taken: float = 0.0
+    """By what it has, or will have before this request: more than there are, where some have to wait."""
     pages_free: int = 0
     pages_cached: int = 0
     """Hold blocks that nobody uses at the moment: reusable, at the price of forgetting them."""

@@ -23,6 +23,8 @@ from twostroke.kv_cache.tier import Tier
 
 ANSWER_MEMORY = 0.02
 """Weight of the latest answer in the expected length of the next one: the last hundred count."""
+FLOW_MEMORY = 0.1
+"""In the expected time between two tokens: that changes as soon as load does."""
 
 NOTHING_PASSED: Mapping[WorkerId, float] = MappingProxyType({})
 
@@ -59,6 +61,7 @@ class Selector:
         self._draws = random.Random(seed)
         self._turn = 0
         self._answer_tokens = 0.0
+        self._token_s = 0.0
         self._unforeseen = Unforeseen()
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
@@ -130,6 +133,11 @@ class Selector:
         weight = ANSWER_MEMORY if self._answer_tokens else 1.0
         self._answer_tokens += weight * (tokens - self._answer_tokens)
 
+    def flowed(self, token_s: float) -> None:
+        """An answer, whole or not, has come at one token in this time."""
+        weight = FLOW_MEMORY if self._token_s else 1.0
+        self._token_s += weight * (token_s - self._token_s)
+
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
         """Of an answer that the first worker it was given to has begun, since the decision."""
         beyond_s = seconds - decision.forecast.foreseen_s
@@ -140,16 +148,25 @@ class Selector:
         """Expected of the next answer; 0 while nothing is known."""
         return self._answer_tokens
 
+    @property
+    def token_s(self) -> float:
+        """Expected from one token of an answer to the next, with all that comes between; 0 while nothing is known."""
+        return self._token_s
+
     def _view(self, member: Member, held: tuple[int, ...], resident: int, ask: Ask, now_s: float) -> WorkerView:
         load, worker = member.load, member.worker
         reserved = self._reservations.on(worker)
+        ahead_s = max(0.0, reserved.seconds - ask.passes_s.get(worker, 0.0))
+        streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
             worker=worker,
-            queue_s=member.queue_s(now_s) + max(0.0, reserved.seconds - ask.passes_s.get(worker, 0.0)),
+            queue_s=member.queue_s(now_s) + ahead_s,
             queued_tokens=load.queued_tokens + reserved.tokens,
             requests=load.running + load.waiting + self._reservations.requests_on(worker),
             running=load.running + reserved.streams,
             waiting=load.waiting,
+            seats=load.seats,
+            seats_taken=load.running + load.waiting + streams_ahead,
             pages_free=max(0, load.pages_free - reserved.pages),
             pages_cached=max(0, load.pages_cached - max(0, reserved.pages - load.pages_free)),
             pages_active=load.pages_active + reserved.pages,

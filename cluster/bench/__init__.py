@@ -6,10 +6,10 @@
     drive       sends the plan: open loop or fixed concurrency
     measure     records to percentiles: pure                   report  percentiles to a table and JSON
 
-Beside that one run: `compare/` (several servers under the same loads) and `goodput/` (the highest rate that keeps its
-promises), both over `endpoints`; `kernels/` (the engine's parts over this machine's limits); `index/` (the
-router's prefix index); `policies/` (routing policies, each on clusters of its own). Only argparse is imported until
-`run` is called.
+Beside that one run: `compare/` (several servers under the same loads), `goodput/` (the highest rate that keeps its
+promises) and `overload/` (rates that are too high), all over `endpoints`; `kernels/` (the engine's parts over this
+machine's limits); `index/` (the router's prefix index); `policies/` (routing policies, each on clusters of its own).
+Only argparse is imported until `run` is called.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["add_arguments", "run"]
 COMMANDS = {
     "compare": "the same loads against several servers, in turns: ratios with their spread, figures",
     "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
+    "overload": "what a server does with up to three times what it can do: goodput, refusals, deadlines, memory",
     "kernels": "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
     "determinism": "shares of streams that are the same wherever they are computed, and what --deterministic costs",
     "policies": "routing policies on real clusters in turns, under the same requests; the simulator beside them",

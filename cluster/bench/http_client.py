@@ -30,7 +30,8 @@ class HttpClient(Client):
     @classmethod
     async def connect(cls, target: Target, speller: Speller, clock: Clock) -> HttpClient:
         """Asks for the model's name where none is given. Raises PeerLost or ConfigError."""
-        headers = {"Content-Type": "application/json"}
+        # As a gRPC call's deadline goes along: ours computes nothing that would come too late.
+        headers = {"Content-Type": "application/json", "x-request-timeout-s": str(target.timeout_s)}
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         session = aiohttp.ClientSession(

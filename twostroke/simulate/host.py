@@ -273,6 +273,7 @@ class Host:
         return control_pb2.Load(
             state=control_pb2.WORKER_STATE_SERVING,
             pages_total=self.pool.total,
+            seats=shape.max_num_seqs,
             costs=costs,
             links=links,
             tiers=[self.host_memory.rate] if self.host_memory is not None else [],

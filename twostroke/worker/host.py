@@ -201,6 +201,7 @@ class WorkerHost:
         return control_pb2.Load(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
+            seats=self.config.schedule.max_num_seqs,
             queued_tokens=self.scheduler.queued_tokens,
             pages_total=self.pool.total,
             pages_free=self.pool.count(PageState.FREE),

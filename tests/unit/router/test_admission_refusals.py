@@ -53,6 +53,29 @@ def test_a_clients_own_deadline_refuses_as_the_operators_does_and_is_named():
     assert fleet.ttft_s("patient") < 4
 
 
+@pytest.mark.parametrize(
+    ("deadline_s", "most_tokens", "is_refused"),
+    [(6.0, 10_000, False), (5.7, 10_000, True), (5.0, 1000, False), (None, 10_000, False)],
+)
+def test_a_deadline_is_the_whole_answers_so_the_first_token_has_to_come_sooner(deadline_s, most_tokens, is_refused):
+    """Others' answers took two thousand steps of a millisecond, and a margin, after their first token: that is due at
+    3.36 s."""
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0))
+    fleet.admission._selector.answered(2001)
+    fleet.ask("long", tokens=SLOW_FIRST)
+    fleet.ask("short", deadline_s=deadline_s, most_answer_tokens=most_tokens)
+    fleet.run()
+    assert ("short" in fleet.refused) == is_refused
+
+
+def test_long_answers_of_others_refuse_nobody_who_leaves_half_of_its_time_to_the_first_token():
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0))
+    fleet.admission._selector.answered(100_001)
+    fleet.ask("r", deadline_s=0.5, most_answer_tokens=1_000_000)
+    fleet.run()
+    assert not fleet.refused
+
+
 def test_a_held_one_is_refused_when_it_can_no_longer_make_it():
     fleet = VirtualFleet()
     fleet.true_share = 3.0  # prompts take three times as long as predicted

@@ -105,9 +105,9 @@ class VirtualFleet:
     def ttft_s(self, name: str) -> float:
         return self.first_token_s[name] - self.asked_s[name]
 
-    def wanting(self, name: str, tokens: int = 160, **wanting) -> Wanting:
+    def wanting(self, name: str, tokens: int = 160, most_answer_tokens: int = 8, **wanting) -> Wanting:
         names = tuple(BlockName(next(self._names).to_bytes(16, "big")) for _ in range(tokens // BLOCK))
-        ask = Ask(request_id=RequestId(name), known_tokens=tokens, names=names, most_answer_tokens=8)
+        ask = Ask(request_id=RequestId(name), known_tokens=tokens, names=names, most_answer_tokens=most_answer_tokens)
         return Wanting(ask=ask, **{"arrived_s": self.now_s, **wanting})
 
     def leave(self, name: str) -> None:
