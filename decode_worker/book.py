@@ -312,6 +312,7 @@ class AnswerBook(RoleServices):
         self._host.pulls.prune()
         self._host.loop.wake()
         self._host.progress.tell()
+        self._host.feed.publish()  # routers count its seat as taken until they hear otherwise
         if answer.timer is not None:
             answer.timer.cancel()
         grace_s = self._host.config.orphan_grace_s

@@ -110,7 +110,7 @@ def misses(runs: Sequence[Run]) -> list[str]:
     found += [
         f"goodput at {load:g}x is {goodput / peak:.0%} of its peak"
         for load, goodput in by_load.items()
-        if load >= 1 and goodput < GOODPUT_SHARE * peak
+        if load > 1 and goodput < GOODPUT_SHARE * peak
     ]
     first, last = runs[0].own_bytes, runs[-1].own_bytes
     found += [

@@ -38,7 +38,7 @@ def test_load_may_not_cost_a_tenth_of_the_goodput() -> None:
     ones, threes = [a_run(1, 10.0), a_run(1, 11.0), a_run(1, 9.0)], [a_run(3, 9.1), a_run(3, 2.0), a_run(3, 9.5)]
     assert misses([*ones, *threes]) == []
     assert misses([*ones, *threes, a_run(3, 8.0), a_run(3, 8.0)]) == ["goodput at 3x is 80% of its peak"]
-    assert misses([a_run(0.5, 5.0), a_run(1, 10.0)]) == [], "who is asked for less does less"
+    assert misses([a_run(0.5, 5.0), a_run(1, 8.0), a_run(2, 10.0)]) == [], "who is asked for less does less"
 
 
 def test_processes_may_neither_grow_nor_vanish() -> None:
