@@ -16,8 +16,8 @@ from twostroke.config import DEFAULT_MODEL
 __all__ = ["EPILOG", "add_arguments", "run"]
 
 EPILOG = """A stream is identical if every token is, and bit-identical if every logit is. Streams are compared with the
-same stream alone, its prompt computed at once. Step times are medians; engines with and without --deterministic take
-turns, and a ratio is the median over turns.
+same stream alone, its prompt computed at once. Step times are processor time of one thread, medians; engines with and
+without --deterministic take turns, and a ratio is the median over turns.
 
 examples:
   twostroke bench determinism

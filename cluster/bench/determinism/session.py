@@ -121,16 +121,16 @@ def _engine(model: ModelConfig, kernels: str, args: argparse.Namespace) -> Itera
 
 
 def _times(engines: list[BuiltEngine], repeats: int) -> dict[str, list[list[float]]]:
-    """Seconds of each step, by engine, in turns; the first turn warms up."""
+    """Processor seconds of each step (workers here have one thread), by engine, in turns; the first turn warms up."""
     seconds: dict[str, list[list[float]]] = {step: [[] for _ in engines] for step in STEPS}
     for step, span in STEPS.items():
         batch = step_batch(span, engines[0].model.vocab_size)
         for turn in range(repeats + 1):
             for each, taken in zip(engines, seconds[step], strict=True):
-                started_s = time.perf_counter()
+                started_s = time.process_time()
                 each.runner.run(batch)
                 if turn:
-                    taken.append(time.perf_counter() - started_s)
+                    taken.append(time.process_time() - started_s)
     return seconds
 
 
