@@ -79,7 +79,9 @@ async def test_a_peer_that_has_less_than_was_thought_gives_what_it_has() -> None
 
 
 @pytest.mark.parametrize("is_split", [True, False])
-async def test_a_peer_of_another_life_or_that_is_no_more_or_leaves_is_refused_and_counted(is_split: bool) -> None:
+async def test_a_peer_of_another_life_or_that_is_no_more_is_refused_and_counted_one_that_leaves_still_gives(
+    is_split: bool,
+) -> None:
     nobody = worker_pb2.PageSource(worker_id="prefill-9", address="127.0.0.1:9", epoch="1.1")
     async with (
         prefill("holder") as peer,
@@ -89,10 +91,8 @@ async def test_a_peer_of_another_life_or_that_is_no_more_or_leaves_is_refused_an
     ):
         computing = source if is_split else target
         await warm(peer, PROMPT[: HELD * BLOCK])
-        reasons = {"StaleEpoch": with_epoch(peer.source, "1.1"), "PeerLost": nobody, "Draining": peer.source}
-        for seed, (reason, named) in enumerate(reasons.items()):
-            if reason == "Draining":
-                await peer.worker.drain(0)
+        reasons = {"StaleEpoch": with_epoch(peer.source, "1.1"), "PeerLost": nobody}
+        for seed, (reason, named) in enumerate(reasons.items(), start=1):
             prompt = prompt_of(100, seed=seed)
             options = {"source": source if is_split else None, "peer": held_by(named, 6)}
             got = await router.answer(prompt, 4, request_id=reason, **options)
@@ -100,6 +100,9 @@ async def test_a_peer_of_another_life_or_that_is_no_more_or_leaves_is_refused_an
             assert failures(computing, reason) == 1
         assert peer.metric("stale_epochs_total") == 1
         assert fetched(computing) == 0
+        await peer.worker.drain(0)
+        await right_answer(router, source=source if is_split else None, peer=held_by(peer.source, HELD))
+        assert fetched(computing) == HELD
 
 
 @pytest.mark.parametrize("is_peer_there", [True, False])
