@@ -14,7 +14,7 @@ from cluster.faults.client import Clients
 from cluster.faults.load import Ask, Load, asks, crowd, family
 from cluster.faults.outcome import Outcome
 from cluster.faults.rest import at_rest_within, refusals
-from cluster.faults.stimuli import CROWDED, STIMULI, worker_dies
+from cluster.faults.stimuli import CROWDED, ON_NEW_CONNECTIONS, STIMULI, worker_dies
 from cluster.faults.testbed import HEAD_TITLE, Bed, Happened, Target
 from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from twostroke.errors import ConfigError, ServeError
@@ -131,6 +131,9 @@ class Player:
         armed: list[Target] = []
         fault = Fault(Point(trial.point), trial.kind, trial.count(self._draws), self._seconds.get(trial.kind, 1.0))
         for wave in range(WAVES_TO_REACH):
+            if wave == WAVES_OF_ONE and trial.point in ON_NEW_CONNECTIONS:
+                reads = trial.process == Process.DECODE and trial.point == Point.TRANSPORT_CONNECTING
+                await worker_dies(self._bed, self._draws, Process.PREFILL if reads else Process.DECODE)
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
             got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))

@@ -18,9 +18,9 @@ RETURN_S = 15.0
 Stimulus = Callable[[Bed, Target, Fault, random.Random], Awaitable[None]]
 
 
-async def worker_dies(bed: Bed, draws: random.Random) -> None:
+async def worker_dies(bed: Bed, draws: random.Random, kind: str = Process.PREFILL) -> None:
     """And is started again."""
-    workers = [target for target in await bed.targets() if target.kind == Process.PREFILL]
+    workers = [target for target in await bed.targets() if target.kind == kind]
     worker, epochs = draws.choice(workers), await bed.epochs()
     await bed.arm(worker, Fault(Point.WORKER_EVENTS, Kind.KILL))
     await bed.whole_within(RETURN_S, over={worker.name: epochs[worker.name]})
@@ -65,5 +65,7 @@ STIMULI: dict[Point, Stimulus] = {
     Point.WORKER_DRAINING: worker_is_drained,
     Point.SUPERVISOR_CREATING: supervisor_begins_again,
 }
+ON_NEW_CONNECTIONS = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_GREETED})
+"""Workers keep the connections that they have: it takes a new life of one for new ones."""
 CROWDED = frozenset({Point.DECODE_PREEMPTED})
 """Reached where more sequences grow than a pool has pages for."""

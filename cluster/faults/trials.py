@@ -42,15 +42,12 @@ _AS_READER = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING})
 QUICK = (
     "decode/decode.sampled/kill",
     "decode/pull.announced/stop",
-    "decode/worker.step/partition",
     "prefill/pages.announcing/kill",
-    "prefill/worker.computed/stop",
     "prefill/transport.serving/corrupt",
     "router/router.token/kill",
-    "router/router.first_token/stop",
     "router/router.opened/partition",
 )
-"""One fault of each sort in each kind of process."""
+"""Each kind of process that serves, and each sort of fault."""
 
 
 @dataclass(frozen=True, slots=True)

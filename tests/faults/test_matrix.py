@@ -43,14 +43,14 @@ async def test_no_client_notices_a_fault_and_nothing_is_left_behind(
     [
         (Guard.RESUME, "router/router.token/kill"),
         (Guard.DIGESTS, "decode/pull.asking/corrupt"),
+        (Guard.FENCING, "decode/pull.announced/stop"),
     ],
 )
 async def test_the_matrix_notices_what_the_guards_prevent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, off: Guard, name: str
 ) -> None:
-    async with kept_cluster(monkeypatch, tmp_path, decode=1, off=off) as bed:
+    async with kept_cluster(monkeypatch, tmp_path, decode=1 + (off is Guard.FENCING), off=off) as bed:
         player = await prepared(bed)
         outcome = await player.play(trial(name), transports="", model=bed.model)
         assert outcome.has_happened
-        assert outcome.is_miss
-        assert outcome.wrong
+        assert outcome.is_lossy

@@ -40,7 +40,7 @@ class Guard(enum.StrEnum):
     """What keeps faults from being noticed: switched off to prove that tests notice then."""
 
     FENCING = "fencing"
-    """Pages are nobody else's until whoever wrote them has stopped; pages that were reused are not sent."""
+    """Pages stay as they were announced until their reader is done; those that were reused meanwhile are refused."""
     DIGESTS = "digests"
     """What arrived is what was sent."""
     RESUME = "resume"

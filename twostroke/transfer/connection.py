@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from twostroke.errors import ServeError, TransferFailed
-from twostroke.faults import carried, is_off, reach
-from twostroke.faults.plan import Guard
+from twostroke.faults import carried, reach
 from twostroke.lifetime import Point
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline
@@ -192,9 +191,7 @@ class ConnectionPeer(LanePeer):
         return hello
 
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
-        pull = Pull(
-            copies, Deadline(deadline.at, math.inf if is_off(Guard.FENCING) else self._stall_s), self._interrupt
-        )
+        pull = Pull(copies, Deadline(deadline.at, self._stall_s), self._interrupt)
         begun_at = time.monotonic()
         self._lanes.submit(lambda connection: self._copy(connection, pull, begun_at), pull.ended)
         return pull

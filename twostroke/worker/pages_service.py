@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 import grpc.aio
 
 from twostroke.errors import InvalidRequest, TransferFailed
-from twostroke.faults import reach
+from twostroke.faults import is_off, reach
+from twostroke.faults.plan import Guard
 from twostroke.ids import BlockName, PageId, RequestId
 from twostroke.kv_cache.memory import Pages
 from twostroke.lifetime import Point
@@ -162,7 +163,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                 raise failure
             if pending:
                 await ticket.wait()
-        await asyncio.get_running_loop().create_future()  # the puller ends the lease
+        if not is_off(Guard.FENCING):
+            await asyncio.get_running_loop().create_future()  # the puller ends the lease
 
     async def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
         known = await self._digests.of(list(ready.values()))
@@ -184,7 +186,11 @@ async def with_heartbeats(news: AsyncGenerator[News, None], heartbeat_s: float) 
             if not done:
                 yield None
                 continue
-            yield following.result()
+            try:
+                told = following.result()
+            except StopAsyncIteration:
+                return
+            yield told
             following = asyncio.ensure_future(anext(news))
     finally:
         following.cancel()

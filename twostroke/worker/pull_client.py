@@ -298,7 +298,7 @@ class PullClient:
             result = await transport.wait(transfer)
             is_done = result.outcome is Outcome.DONE
         finally:
-            if not is_done and not is_off(Guard.FENCING):
+            if not is_done:
                 await _fence(transport, transfer)
         if not is_done:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
