@@ -104,11 +104,12 @@ def crowd(seed: int, count: int, *, tokens: int) -> list[Ask]:
 
 
 def family(seed: int, count: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
-    """Prompts with the same beginning, most of what they have: whoever is asked lacks what another worker holds."""
+    """Prompts with the same beginning, most of what they have, and enough of their own to be worth a prefill worker:
+    whoever is asked lacks what another worker holds."""
     random_ = random.Random(f"family {seed}")
-    common = _words(random_, prompt_letters)
+    common, own_letters = _words(random_, prompt_letters * 3 // 4), prompt_letters * 5 // 16
     return [
-        Ask(name=f"family-{at}", door=Door.GRPC, prompt=common + _words(random_, 30), max_tokens=tokens)
+        Ask(name=f"family-{at}", door=Door.GRPC, prompt=common + _words(random_, own_letters), max_tokens=tokens)
         for at in range(count)
     ]
 

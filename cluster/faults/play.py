@@ -14,7 +14,7 @@ from cluster.faults.client import Clients
 from cluster.faults.load import Ask, Load, asks, crowd, family
 from cluster.faults.outcome import Outcome
 from cluster.faults.rest import at_rest_within, refusals
-from cluster.faults.stimuli import CROWDED, ON_NEW_CONNECTIONS, STIMULI, worker_dies
+from cluster.faults.stimuli import CROWDED, ON_NEW_CONNECTIONS, STIMULI, peer_leaves, worker_dies
 from cluster.faults.testbed import HEAD_TITLE, Bed, Happened, Target
 from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from twostroke.errors import ConfigError, ServeError
@@ -36,7 +36,7 @@ HEADLESS_S = 2.0
 MID_WAVE_S = 0.4
 """After a wave has begun: streams are open."""
 CROWD = 14
-FAMILY = 10
+FAMILY = 15
 INDEXED_S = 0.3
 """For routers to learn what the first of a family has left in a cache."""
 
@@ -194,6 +194,8 @@ class Player:
             if is_new and not is_early:
                 await self._arm(armed, fault)
             stimulus = STIMULI.get(Point(trial.point))
+            if trial.is_of_peers and trial.process == Process.PREFILL:
+                stimulus = peer_leaves
             if stimulus is not None:
                 with contextlib.suppress(ServeError):  # whoever is asked may be the one that breaks
                     await stimulus(self._bed, armed[0], fault, self._draws)

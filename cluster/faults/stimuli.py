@@ -40,7 +40,16 @@ async def worker_is_drained(bed: Bed, broken: Target, fault: Fault, draws: rando
     """The broken one, if it is a worker."""
     del fault
     workers = [target for target in await bed.targets() if target.kind in (Process.PREFILL, Process.DECODE)]
-    worker = broken if broken.kind in (Process.PREFILL, Process.DECODE) else draws.choice(workers)
+    await _drain(bed, broken if broken.kind in (Process.PREFILL, Process.DECODE) else draws.choice(workers))
+
+
+async def peer_leaves(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    """To others of its kind, which fetch what it holds."""
+    del fault
+    await _drain(bed, draws.choice([target for target in await bed.targets() if target.kind == broken.kind]))
+
+
+async def _drain(bed: Bed, worker: Target) -> None:
     request = fleet_pb2.DrainWorkerRequest(worker_id=worker.name, deadline_s=DRAIN_S, restart=True)
     async with bed.channel(await bed.fleet_address()) as channel:
         await fleet_pb2_grpc.FleetStub(channel.channel).DrainWorker(
