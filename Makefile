@@ -55,7 +55,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 test: lint proto-check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: $(VENV)/.dev
 	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
