@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import bound
-from twostroke.config import RouterConfig, to_json
+from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
+from twostroke.json_values import to_json
 
 TAIL_LINES = 12
 ROUTER_ERROR = "error: "

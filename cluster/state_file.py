@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.router_process import Addresses
-from twostroke.config import from_json, to_json
 from twostroke.errors import ConfigError, NotFound
+from twostroke.json_values import from_json, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,9 @@ from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text import load_text
 from twostroke import collector
-from twostroke.config import RouterConfig, from_json
+from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
+from twostroke.json_values import from_json
 from twostroke.telemetry import configure_logging
 
 DRAIN_GRACE_S = 3.0

@@ -1,25 +1,17 @@
 """What a cluster is told to be: frozen, composed, validated once. Every default lives here and nowhere else.
 
 No torch and no ray in this module: routers and launchers read it too. A config travels between processes as JSON
-(`to_json` / `from_json`).
+(`twostroke.json_values`).
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
-import functools
-import json
 import math
 import re
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from twostroke.errors import ConfigError
-
-Config = TypeVar("Config")
 
 DEFAULT_MODEL = "smollm2-135m"
 MIN_PAGES = 2
@@ -319,85 +311,3 @@ class ClusterConfig:
         _positive("--orphan-grace", self.orphan_grace_s)
         _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()
-
-
-def to_json(config: object) -> str:
-    assert dataclasses.is_dataclass(config)
-    assert not isinstance(config, type)
-    return json.dumps(dataclasses.asdict(config))
-
-
-def from_json(kind: type[Config], text: str) -> Config:
-    """The config that `to_json` wrote. Raises ConfigError for unknown keys and wrong shapes."""
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{kind.__name__} is not valid JSON: {error}") from error
-    return from_values(kind, values)
-
-
-def from_values(kind: type[Config], values: Any) -> Config:
-    """The same from JSON that is parsed already."""
-    return _build(kind, values, kind.__name__)
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    """Looked up once: request logs have thousands of lines."""
-    return typing.get_type_hints(kind)
-
-
-def _build(kind: type[Config], values: Any, where: str) -> Config:
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where} must be an object, got {type(values).__name__}", field=where)
-    assert dataclasses.is_dataclass(kind)
-    hints = _hints(kind)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise ConfigError(f"{where} has unknown keys {unknown}; known are {sorted(hints)}", field=unknown[0])
-    needed = [part.name for part in dataclasses.fields(kind) if part.default is part.default_factory]  # both missing
-    missing = sorted(set(needed) - set(values))
-    if missing:
-        raise ConfigError(f"{where} needs {missing}", field=missing[0])
-    return kind(**{name: _convert(hints[name], value, f"{where}.{name}") for name, value in values.items()})
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-    if value is None and isinstance(hint, types.UnionType):
-        return None
-    hint = _bare(hint)
-    if dataclasses.is_dataclass(hint):
-        assert isinstance(hint, type)
-        return _build(hint, value, where)
-    if typing.get_origin(hint) is tuple:
-        if not isinstance(value, list):
-            raise ConfigError(f"{where} must be a list, got {value!r}", field=where)
-        return tuple(_convert(typing.get_args(hint)[0], item, f"{where}[{index}]") for index, item in enumerate(value))
-    if typing.get_origin(hint) is dict:
-        if not isinstance(value, dict):
-            raise ConfigError(f"{where} must be an object, got {value!r}", field=where)
-        return {key: _convert(typing.get_args(hint)[1], item, f"{where}[{key!r}]") for key, item in value.items()}
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        known = [member.value for member in hint]
-        if value not in known:
-            raise ConfigError(f"{where} must be one of {known}, got {value!r}", field=where)
-        return hint(value)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return _float(value, where)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise ConfigError(f"{where} must be {hint.__name__}, got {value!r}", field=where)
-    return value
-
-
-def _bare(hint: Any) -> Any:
-    """Without "or None", and without a name of its own."""
-    if isinstance(hint, types.UnionType):
-        hint = next(arm for arm in typing.get_args(hint) if arm is not types.NoneType)
-    return hint.__supertype__ if isinstance(hint, typing.NewType) else hint
-
-
-def _float(value: int, where: str) -> float:
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise ConfigError(f"{where} is too large a number", field=where) from error

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from twostroke.config import from_values
 from twostroke.errors import ConfigError
+from twostroke.json_values import from_values
 from twostroke.simulate.fleet import FleetShape
 
 

@@ -18,7 +18,8 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.fleet_service import FleetService
-from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig, to_json
+from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
+from twostroke.json_values import to_json
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc

@@ -17,7 +17,8 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, generate_request, running_cluster
-from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, WorkerConfig, to_json
+from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, WorkerConfig
+from twostroke.json_values import to_json
 
 PACED = ModelConfig(model="paced:prefill_tokens_per_s=4000,step_ms=10,vocab=2048,page_bytes=16384,max_model_len=8192")
 POOL = CacheConfig(kv_cache_memory_bytes=256 * 16384)

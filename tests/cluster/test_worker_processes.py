@@ -28,7 +28,8 @@ from tests.unit.worker.rig import (
     router_to,
     worker_config,
 )
-from twostroke.config import Role, ScheduleConfig, WorkerConfig, to_json
+from twostroke.config import Role, ScheduleConfig, WorkerConfig
+from twostroke.json_values import to_json
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2

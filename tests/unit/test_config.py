@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from twostroke.config import Role, ScheduleConfig, WorkerConfig, from_json, to_json
+from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.errors import ConfigError
+from twostroke.json_values import from_json, to_json
 
 CONFIG = WorkerConfig(
     role=Role.DECODE, worker_id="decode-0", transports=("shm", "tcp"), schedule=ScheduleConfig(step_target_s=0.02)

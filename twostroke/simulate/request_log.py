@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from twostroke.config import from_values
 from twostroke.errors import ConfigError
+from twostroke.json_values import from_values
 from twostroke.simulate.lines import json_of
 
 NAME_BYTES = 8

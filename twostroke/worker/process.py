@@ -9,8 +9,9 @@ import signal
 import sys
 
 from twostroke import collector
-from twostroke.config import WorkerConfig, from_json
+from twostroke.config import WorkerConfig
 from twostroke.errors import ServeError
+from twostroke.json_values import from_json
 from twostroke.worker.worker import Worker
 
 DRAIN_S = 30.0

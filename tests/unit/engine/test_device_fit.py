@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig, from_json, to_json
+from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
 from twostroke.engine.decode_graphs import graph_sizes
 from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_fit import DRAW_BYTES, KEPT_BYTES, MemoryReading, Needs, device_pages, resolve_device
 from twostroke.errors import ConfigError
+from twostroke.json_values import from_json, to_json
 from twostroke.models.spec import ModelSpec, RopeSpec
 
 GIB = 1 << 30

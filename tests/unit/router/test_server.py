@@ -17,7 +17,8 @@ import grpc
 import pytest
 
 from router.listener import bind_listener
-from twostroke.config import RouterConfig, to_json
+from twostroke.config import RouterConfig
+from twostroke.json_values import to_json
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 HEAVY = ("torch", "ray", "transformers", "triton")
