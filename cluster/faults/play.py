@@ -205,7 +205,8 @@ class Player:
 
     async def _arm(self, armed: Sequence[Target], fault: Fault) -> None:
         for target in armed:
-            await self._bed.arm(target, fault)
+            with contextlib.suppress(ServeError):  # one that was armed before may be broken since
+                await self._bed.arm(target, fault)
 
     async def _load(self, trial: Trial) -> list[Transcript]:
         if trial.is_of_peers:

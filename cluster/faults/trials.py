@@ -34,6 +34,8 @@ OFTEN = frozenset(
 """Points that every stream comes to many times."""
 MOST_OFTEN, MOST_SELDOM = 40, 2
 """How many times a point is reached before its fault happens, at most."""
+MOST_STEPS_OF_PREFILL = 6
+"""Of the same: prompts that are not cached take few steps, and decode workers compute some of them."""
 
 ON_THEIR_OWN = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS, Point.ROUTER_VIEW})
 """Points that are reached without any request: armed only when streams are open."""
@@ -70,6 +72,8 @@ class Trial:
     def count(self, draws: random.Random) -> int:
         if self.is_of_peers or self.process == Process.SUPERVISOR or self.point == Point.WORKER_DRAINING:
             return 1  # a second time may never come
+        if self.process == Process.PREFILL and self.point in OFTEN:
+            return draws.randint(1, MOST_STEPS_OF_PREFILL)
         return draws.randint(1, MOST_OFTEN if self.point in OFTEN else MOST_SELDOM)
 
 
