@@ -65,6 +65,8 @@ class Drains:
 
         Raises NotFound, or PeerLost where the worker does not serve.
         """
+        while self._fleet.stage(worker_id) is Stage.SERVING and worker_id in self._running:
+            await asyncio.wait([self._running[worker_id]])  # of the life before, and about to end
         stage = self._fleet.stage(worker_id)
         if stage is Stage.DRAINED:
             if restart:
@@ -95,7 +97,9 @@ class Drains:
         running = self._running.get(worker_id)
         if running is None:
             self._fleet.enter(worker_id, Stage.DRAINING)
-            running = self._running[worker_id] = tasks.create_task(self._drain(worker_id, deadline_s))
+            # Now: by the time the task begins, this life may be over.
+            address = self._fleet.serving(worker_id).address
+            running = self._running[worker_id] = tasks.create_task(self._drain(worker_id, address, deadline_s))
             running.add_done_callback(lambda _: self._running.pop(worker_id))
         return running
 
@@ -104,14 +108,15 @@ class Drains:
         self._fleet.enter(worker_id, Stage.ABSENT)
         await self._fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.FAILED))
 
-    async def _drain(self, worker_id: str, deadline_s: float) -> int:
+    async def _drain(self, worker_id: str, address: str, deadline_s: float) -> int:
         fleet = self._fleet
         log.info("drain worker=%s deadline_s=%.1f then=%s", worker_id, deadline_s, self._ground.departure(worker_id))
         reach(Point.SUPERVISOR_DRAINING)
         left = 0
         try:
-            left = await self._ask(worker_id, deadline_s)
-            await asyncio.wait_for(fleet.handle(worker_id).shutdown(), self._shutdown_s)
+            left = await self._ask(worker_id, address, deadline_s)
+            if fleet.stage(worker_id) is Stage.DRAINING:  # and no life after that one
+                await asyncio.wait_for(fleet.handle(worker_id).shutdown(), self._shutdown_s)
         except (ServeError, TimeoutError) as error:
             log.warning("worker does not leave by itself worker=%s error=%r", worker_id, error)
         await self._make_end(worker_id)
@@ -128,16 +133,15 @@ class Drains:
             self._fleet.handle(worker_id).recycle()
             await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
 
-    async def _ask(self, worker_id: str, deadline_s: float) -> int:
-        serving = self._fleet.serving(worker_id)
-        peer = PeerChannel(serving.address, self._token)
+    async def _ask(self, worker_id: str, address: str, deadline_s: float) -> int:
+        peer = PeerChannel(address, self._token)
         request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=self._fleet.heirs(worker_id))
         try:
             answer = await control_pb2_grpc.ControlStub(peer.channel).Drain(
                 request, metadata=peer.metadata, timeout=deadline_s + ANSWER_S
             )
         except grpc.aio.AioRpcError as error:
-            raise error_of(error, serving.address) from error
+            raise error_of(error, address) from error
         finally:
             await peer.close()
         return answer.open_requests

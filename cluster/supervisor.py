@@ -284,12 +284,11 @@ class Supervisor:
             return
         if worker.observed.stage is Stage.DRAINING:
             log.info("worker ended as asked worker=%s", worker_id)
-            self._handles[worker_id].recycle()
-            return
-        log.warning(
-            "worker died worker=%s error=%s crashes=%d restart_in_s=%.1f",
-            *(worker_id, ending, observed.crashes, backoff_s(observed.crashes)),
-        )
+        else:
+            log.warning(
+                "worker died worker=%s error=%s crashes=%d restart_in_s=%.1f",
+                *(worker_id, ending, observed.crashes, backoff_s(observed.crashes)),
+            )
         if not isinstance(ending, WorkerDied):
             self._handles[worker_id].recycle()
 

@@ -41,16 +41,25 @@ class HttpServer(uvicorn.Server):
 
         What is answered now is not the end of its connection, as its client was not told: it may be asking again.
         """
-        for server in self.servers:
-            server.close()
+        await self._stop_accepting()
         self._farewell.is_said = True
         idle_since_s: dict[H11Protocol, float] = {}
         until_s = time.monotonic() + grace_s
         while time.monotonic() < until_s:
-            await asyncio.sleep(LOOK_S)  # also for those that were accepted just now and are no connections yet
             if not self.server_state.connections:
                 return
             self._close_idle(idle_since_s, time.monotonic())
+            await asyncio.sleep(LOOK_S)
+
+    async def _stop_accepting(self) -> None:
+        """A socket that was accepted becomes a connection some turns of the event loop later; asyncio forgets it,
+        unanswered, where its server is closed by then."""
+        for server in self.servers:
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener)
+        await asyncio.sleep(LOOK_S)
+        for server in self.servers:
+            server.close()
 
     def _close_idle(self, idle_since_s: dict[H11Protocol, float], now_s: float) -> None:
         for connection in self._connections():

@@ -73,8 +73,14 @@ class Listener:
                 self._gate.refuse("crowded")
                 hang_up(self._strangers.pop(next(iter(self._strangers))))
             thread = threading.Thread(target=self._handle, args=(connection,), name=f"{self._name}-serve", daemon=True)
+            try:
+                thread.start()  # it waits for the lock before it looks itself up
+            except RuntimeError as error:
+                log.warning("page connection not served transport=%s error=%s", self._name, error)
+                self._gate.refuse("full")
+                connection.close()
+                return
             self._strangers[thread] = connection
-        thread.start()
 
     def _handle(self, connection: socket.socket) -> None:
         me = threading.current_thread()

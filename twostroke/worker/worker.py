@@ -80,7 +80,7 @@ class Worker(abc.ABC):
 
     async def drain(self, deadline_s: float, heirs: Sequence[control_pb2.Heir] = ()) -> int:
         """Take no new work; wait up to `deadline_s` for what is open, then leave what is cached to the heirs. Returns
-        how much is still open."""
+        how much was still open at the deadline."""
         if self._host is None or self._role is None or self._pages is None:
             raise PeerLost(f"{self._config.worker_id} is not serving")
         reach(Point.WORKER_DRAINING)
@@ -97,7 +97,7 @@ class Worker(abc.ABC):
             return self._open_work()
         if heirs:
             await bequeath(self._host, heirs, until_s)
-        return self._open_work()
+        return 0  # at most a lease of an heir is open, which has what it wanted
 
     async def shutdown(self) -> None:
         """Let `run` return."""

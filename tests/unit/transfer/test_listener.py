@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -116,3 +117,26 @@ async def test_whoever_is_shown_out_is_counted_by_reason(door: Door, said: bytes
         await door.shows_out(reason)
     assert await door.pulls()
     assert door.owner.refused == {reason: 1}
+
+
+async def test_a_system_without_threads_to_spare_shows_one_out_and_keeps_the_door_open(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, failures, has_knocked = (
+        threading.Thread.start,
+        iter([RuntimeError("can't start new thread")]),
+        threading.Event(),
+    )
+
+    def start_or_fail(thread: threading.Thread) -> None:
+        if thread.name.endswith("-serve") and (failure := next(failures, None)) is not None:
+            has_knocked.wait(10.0)
+            raise failure
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+    with door.knock() as sock:
+        has_knocked.set()
+        await door.shows_out("full")
+        assert sock.recv(1) == b""
+    assert await door.pulls()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from tests.unit.worker.peers import BLOCKS, PROMPT, computed, warm
+import asyncio
+import threading
+
+import pytest
+
+from tests.unit.worker.peers import BLOCKS, PROMPT, computed, fetched, warm
 from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, router_to
 from twostroke.ids import BlockName
 from twostroke.kv_cache.chains import Chain, hottest_chains
 from twostroke.kv_cache.pool import CachedBlock
 from twostroke.rpc.v1 import control_pb2
+from twostroke.worker import bequest
 from twostroke.worker.bequest import Share, divide
 
 
@@ -63,3 +69,19 @@ async def test_a_prompt_cached_on_a_drained_prefill_worker_is_a_hit_at_its_heir(
         assert got.tokens == expected_tokens(PROMPT, 6)
         assert computed(heir) == 0
         assert got.last.cached_tokens == BLOCKS * BLOCK
+
+
+async def test_a_worker_that_works_out_who_gets_what_goes_on_talking(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with prefill("leaving") as leaving, prefill("heir") as heir:
+        await warm(leaving, PROMPT)
+        is_asked, loop = threading.Event(), asyncio.get_running_loop()
+
+        def slow_chains(cached: list[CachedBlock]) -> list[Chain]:
+            loop.call_soon_threadsafe(is_asked.set)
+            assert is_asked.wait(5.0), "the event loop stands still"
+            return list(hottest_chains(cached))
+
+        monkeypatch.setattr(bequest, "hottest_chains", slow_chains)
+        living = control_pb2.Heir(worker_id="heir", address=heir.info.address, epoch=heir.info.epoch)
+        assert await leaving.worker.drain(10.0, [living]) == 0
+        assert fetched(heir) == BLOCKS
