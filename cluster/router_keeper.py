@@ -100,7 +100,7 @@ class RouterKeeper:
     async def stop(self) -> None:
         for leaving in self._leaving:
             leaving.cancel()
-        for process in self._replaced:
+        for process in tuple(self._replaced):  # some end by themselves meanwhile
             process.kill()
             await process.wait()
         if self._process is not None:

@@ -126,6 +126,8 @@ class Supervisor:
         """Let a worker leave; how much was cut off, once it has left or serves again (see `Drains`)."""
         if self._lives is None:
             raise PeerLost("the supervisor is starting; try again")
+        if self._stopping.is_set():  # what is written down now would outlive the fleet
+            raise PeerLost("the fleet is being stopped")
         return await self._drains.drain(worker_id, deadline_s, restart, self._lives)
 
     # What drains need

@@ -42,7 +42,7 @@ async def _serve(worker: Worker) -> None:
         print(json.dumps(dataclasses.asdict(info)), flush=True)
         await _first(running, stopping.wait())
         if not running.done():
-            await _first(worker.drain(DRAIN_S), hurry.wait())
+            await _first(running, worker.drain(DRAIN_S), hurry.wait())
     finally:
         await worker.shutdown()
         await running

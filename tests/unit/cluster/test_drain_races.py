@@ -8,6 +8,7 @@ import pytest
 
 from cluster.ground import WorkerDied
 from tests.unit.cluster.test_supervisor import FakeGround, two_decode_workers, until
+from twostroke.errors import PeerLost
 
 
 @pytest.mark.parametrize("restart", [True, False])
@@ -44,3 +45,12 @@ async def test_who_asks_for_a_drain_when_the_one_before_is_just_over_gets_one_of
         assert await asyncio.gather(first, second) == [2, 2]
         await until(supervisor, "drained")
         assert len(ground.control.drains) == 2
+
+
+async def test_a_fleet_that_stops_writes_nothing_down_that_the_next_one_would_find() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        await supervisor.stop()
+        with pytest.raises(PeerLost):
+            await supervisor.drain("decode-0", 1.0, False)
+    assert not ground.departures.get("decode-0")
