@@ -27,6 +27,6 @@ class Attempts:
 
     def next(self, at_least: int = 0) -> int:
         """To be called with `first_attempt`, or with one more than an attempt that was found."""
-        resumptions = at_least >> CLOCK_BITS
-        self._latest = max(self._latest + 1, self._clock_ns() // 1000)
-        return max(first_attempt(resumptions) + self._latest, at_least)
+        begin = first_attempt(at_least >> CLOCK_BITS)
+        self._latest = max(self._latest + 1, self._clock_ns() // 1000, at_least - begin)
+        return begin + self._latest

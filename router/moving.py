@@ -19,7 +19,7 @@ from router.member import Member, Standing
 from router.metrics import RouterMetrics
 from router.placement import Placed, Placer
 from twostroke.config import Role
-from twostroke.errors import ServeError
+from twostroke.errors import PeerLost, ServeError
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.block import root_name
 from twostroke.request import Request
@@ -34,6 +34,8 @@ FETCH_S = 20.0
 """For the pages of one answer, however long; what has not come by then is computed."""
 MOST_FETCHES = 3
 """Of one answer: those after the first bring blocks that it has filled meanwhile."""
+JUDGED_S = 0.5
+"""Whoever broke off a fetch is known to be dead, or not, so soon."""
 
 
 class Moved(ServeError):
@@ -108,6 +110,9 @@ class Movement:
                 to = await self._prepare(movable)
         except Exception:
             log.exception("move failed request=%s", stream.request_id)
+        if not self._fleet.serving(Role.DECODE):
+            movable.task = None  # it stays until there is another one
+            return
         self._metrics.moved_requests_total.inc()
         stream.fail(Moved(f"decode worker {movable.worker} drains", to))
 
@@ -122,6 +127,8 @@ class Movement:
                 blocks = await self._fetch(movable, leaving, target)
             except ServeError as error:
                 log.warning("pages not moved request=%s to=%s error=%s", request.request_id, target.worker, error)
+                if isinstance(error, PeerLost):
+                    await self._fleet.wait_for_change(JUDGED_S)
                 return None
         log.info("pages moved request=%s to=%s blocks=%d", request.request_id, target.worker, blocks)
         return target.worker

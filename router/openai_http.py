@@ -66,12 +66,14 @@ class AnswerResponse(Response):
 
     async def _send_stream(self, send: Send) -> None:
         events = _EventStream(send)
+        turns = asyncio.Lock()
 
         async def forward(event: TextEvent) -> None:
-            for token, chunk in self._reply.chunks(event):
-                await events.send(_dumps(chunk), token)
-            if event.is_sent:
-                await events.pulse()
+            async with turns:  # several prompts are answered at once: what a token says was sent goes before it
+                for token, chunk in self._reply.chunks(event):
+                    await events.send(_dumps(chunk), token)
+                if event.is_sent:
+                    await events.pulse()
 
         try:
             await self._front.answer(self._ask, forward)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from router.attempts import Attempts, first_attempt
 from router.front import Front, TextEvent
 from router.metrics import RouterMetrics
+from router.openai_http import AnswerResponse
 from router.openai_reply import Reply
 from router.openai_schema import parse_chat, parse_completion
 from router.params import Ask
@@ -89,6 +93,13 @@ def test_of_two_attempts_the_later_is_higher_whoever_makes_them_and_whatever_the
     assert first_attempt(4095) + 2**52 - 1 < 2**64
 
 
+def test_a_router_whose_clock_is_behind_what_it_found_still_numbers_every_attempt_anew() -> None:
+    """Else a late Close of the one that it gave up would end the next one, and nobody would be told."""
+    behind = Attempts(lambda: 0)
+    found = first_attempt(1) + 10**12
+    assert [behind.next(found + 1) - found for _ in range(3)] == [1, 2, 3]
+
+
 TEXTS = st.lists(st.sampled_from(["a", "b", "ab", "é", "猫", "🙂", "stop", "st", "op"]), max_size=14).map("".join)
 STOPS = st.lists(st.sampled_from(["stop", "b🙂", "猫", "aab", "é"]), max_size=2, unique=True)
 
@@ -147,3 +158,34 @@ async def test_an_answer_that_is_shorter_than_what_the_client_has_is_another_req
     point = replace(StreamPoint.begin("r", 2), resumptions=1, sent=(Sent(7), Sent(0)))
     with pytest.raises(InvalidRequest, match="answers another request"):
         await _events({"stream": True, "n": 2, "prompt": "x"}, ("short", "a longer one"), point)
+
+
+async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly_the_client_reads() -> None:
+    """Prompts of one request are answered at once. Those that wait for a full socket wake up after whoever finds it
+    writable: what uvicorn's flow control does."""
+    front = Front(ScriptedDispatcher(), ByteText(), RouterMetrics(), model="toy")
+    wanted = parse_completion({"stream": True, "prompt": ["x", "y", "z"], "max_tokens": 6})
+    point = StreamPoint.begin("r", 3)
+    ask = Ask(point=point, is_stream=True, prompts=wanted.prompts, options=wanted.options)
+    reply = Reply(wanted, point, "toy", ByteText())
+    written, draws = "", random.Random(1)
+
+    async def send(message: Message) -> None:
+        nonlocal written
+        for _ in range(draws.choice((0, 0, 5))):
+            await asyncio.sleep(0)
+        written += message.get("body", b"").decode()
+
+    await AnswerResponse(front, ask, reply, stream=True)({}, _never, send)
+    sent = [Sent()] * 3
+    for event in written.strip().split("\n\n")[:-1]:
+        name, data = event.split("\ndata: ")
+        (choice,) = json.loads(data)["choices"]
+        had = sent[choice["index"]]
+        is_end = choice["finish_reason"] is not None
+        sent[choice["index"]] = Sent((had.tokens or 0) + (not is_end), is_end)
+        assert StreamPoint.after(name.removeprefix("id: "), 3, "last-event-id").sent == tuple(sent)
+
+
+async def _never() -> Message:
+    return await asyncio.Future()

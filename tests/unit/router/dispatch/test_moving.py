@@ -14,10 +14,10 @@ def drain(worker) -> None:
     worker.load.state = control_pb2.WORKER_STATE_DRAINING
 
 
-async def begun(fleet, ask, **options):
+async def begun(fleet, ask, worker_wait_s=60.0, **options):
     """An answer that has five of its tokens; the worker that has it, and another one."""
     first, second = await fleet.add("decode-0", hold_at=5), await fleet.add("decode-1", hold_at=5)
-    core = await fleet.core()
+    core = await fleet.core(worker_wait_s=worker_wait_s)
     answer = ask(core, **options)
     await answer.has(5)
     return core, answer, *((first, second) if first.opens else (second, first))
@@ -87,6 +87,23 @@ async def test_whoever_cannot_fetch_the_pages_costs_the_answer_nothing_but_time(
     third = await fleet.add("decode-2")
     assert (await answer.task).is_right
     assert third.opens or len(other.opens) > 1
+
+
+async def test_an_answer_whose_refuge_dies_on_the_way_stays_where_it_is_until_there_is_another(
+    fleet, ask, standing, soon, sampled
+):
+    core, answer, leaving, other = await begun(fleet, ask, worker_wait_s=0.2)
+    other.may_fetch.clear()
+    drain(leaving)
+    await soon(lambda: other.fetches)
+    await other.kill()
+    await soon(lambda: standing(core)[other.worker_id] == "dead")
+    leaving.hold_at = 12
+    await answer.has(12)
+    third = await fleet.add("decode-2")
+    assert (await answer.task).is_right
+    assert third.opens[0].emitted, "it moved after all"
+    assert sampled(core, "moved_requests_total") == 1
 
 
 async def test_while_the_only_decode_worker_begins_a_new_life_requests_wait_and_are_not_refused(
