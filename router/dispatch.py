@@ -121,9 +121,10 @@ class RouterCore:
         finally:
             await self._retire(opened)
 
-    async def finish_early(self, request_id: str, index: int) -> None:
-        if request_id in self._open:
-            self._open[request_id].finish_early(index)
+    async def finish_early(self, request: GenerationRequest, index: int) -> None:
+        opened = self._open.get(request.request_id)
+        if opened is not None and opened.request is request:  # not another connection's that goes on with it
+            opened.finish_early(index)
 
     async def abort(self, request_id: str) -> bool:
         if request_id not in self._open:
@@ -204,15 +205,18 @@ class RouterCore:
         its client has given up, that ends, and it is found there, too."""
         if self._links is None:
             return {}
-        members = [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
-        found = await find(self._links.to_all(members), request)
-        self._metrics.taken_over_requests_total.inc(len(found))
-        self._metrics.replayed_requests_total.inc(len(request.sampling) - len(request.settled) - len(found))
+        found = await find(self._links.to_all(self._decode_workers()), request)
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
             earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
             await earlier.stop()
+            found = await find(self._links.to_all(self._decode_workers()), request)  # it may have moved meanwhile
+        self._metrics.taken_over_requests_total.inc(len(found))
+        self._metrics.replayed_requests_total.inc(len(request.sampling) - len(request.settled) - len(found))
         return found
+
+    def _decode_workers(self) -> list[Member]:
+        return [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
 
     def _admit(self, request: GenerationRequest, found: Mapping[int, Found]) -> _OpenRequest:
         """Check what only the router knows, and begin every choice."""
@@ -246,8 +250,8 @@ class RouterCore:
         try:
             await opened.stop()
         finally:
-            if self._open.get(opened.request_id) is opened:
-                del self._open[opened.request_id]
+            if self._open.get(opened.request.request_id) is opened:
+                del self._open[opened.request.request_id]
             if not self._open:
                 self._idle.set()
 
@@ -271,9 +275,8 @@ class _OpenRequest:
         tasks: asyncio.TaskGroup,
         found: Mapping[int, Found],
     ) -> None:
-        self.request_id = request.request_id
+        self.request = request
         self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._is_resumable = request.is_resumable
         self._answers = {
             index: Answer(request, index, names, around, self.events.put_nowait, found.get(index))
             for index in range(len(request.sampling))
@@ -293,7 +296,7 @@ class _OpenRequest:
 
     def leave(self, error: ServeError, *, always: bool = False) -> None:
         """End it here, but not at its decode workers if its client has what it needs to go on with it (or `always`)."""
-        if always or (self._is_resumable and any(answer.has_begun for answer in self._answers.values())):
+        if always or (self.request.is_resumable and any(answer.has_begun for answer in self._answers.values())):
             for answer in self._answers.values():
                 answer.leave_open()
         self.end(error)

@@ -259,7 +259,7 @@ class _Answer:
             self._observe(choice)
         await self._sink(TextEvent(index, scanned.text, token=event.token, is_sent=is_sent))
         if scanned.stopped:
-            await self._front.dispatcher.finish_early(request.request_id, event.index)
+            await self._front.dispatcher.finish_early(request, event.index)
 
     async def _finish(self, choice: _Choice, event: FinishEvent, index: int) -> None:
         rest = choice.finish()

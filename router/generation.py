@@ -94,7 +94,7 @@ class Dispatcher(Protocol):
         Raises ServeError. Closing the iterator (`aclose`, or cancelling its consumer) cancels the request everywhere.
         """
 
-    async def finish_early(self, request_id: str, index: int) -> None:
+    async def finish_early(self, request: GenerationRequest, index: int) -> None:
         """A stop string was found: that choice needs no more tokens. Its FinishEvent (STOP) follows at once."""
 
     async def abort(self, request_id: str) -> bool:

@@ -16,6 +16,9 @@ from twostroke.ids import Epoch, WorkerId
 
 log = logging.getLogger(__name__)
 
+RETRY_PAUSE_S = 0.5
+"""Before a worker is told again what did not get through."""
+
 
 class LinkPool:
     def __init__(
@@ -30,6 +33,7 @@ class LinkPool:
         self._closing: set[asyncio.Task[None]] = set()
         self._owed: dict[WorkerId, dict[AnswerStream, Epoch]] = {}
         """Attempts that a worker could not be told to close, and may be computing still."""
+        self._is_settling = False
         self._is_closed = False
 
     def to(self, member: Member) -> WorkerLink:
@@ -78,7 +82,8 @@ class LinkPool:
         closing.add_done_callback(self._closing.discard)
 
     async def settle(self) -> None:
-        """Until every worker has been told (each call has its own deadline)."""
+        """Until every worker has been told, or could not be (each call has its own deadline)."""
+        self._is_settling = True
         while self._closing:
             await asyncio.wait(self._closing)
 
@@ -87,10 +92,17 @@ class LinkPool:
         self._is_closed = True
 
     async def _close(self, link: WorkerLink, stream: AnswerStream) -> None:
-        if not await link.close(stream):
-            self._owe(link, stream)
+        while not await link.close(stream):
+            if link.lost is not None or self._is_settling:
+                self._owe(link, stream)
+                return
+            await asyncio.sleep(RETRY_PAUSE_S)
 
     def _owe(self, link: WorkerLink, stream: AnswerStream) -> None:
+        later = self._links.get(link.worker)
+        if later is not None and later[0] is not link and (later[0].lost, later[0].epoch) == (None, link.epoch):
+            self.close_later(later[0], stream)
+            return
         owed = self._owed.setdefault(link.worker, {})
         self._owed[link.worker] = {other: epoch for other, epoch in owed.items() if epoch == link.epoch}
         self._owed[link.worker][stream] = link.epoch

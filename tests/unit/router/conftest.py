@@ -110,8 +110,8 @@ class ScriptedDispatcher:
             await asyncio.sleep(0)
             position += 1
 
-    async def finish_early(self, request_id: str, index: int) -> None:
-        self.early.append((request_id, index))
+    async def finish_early(self, request: GenerationRequest, index: int) -> None:
+        self.early.append((request.request_id, index))
 
     async def abort(self, request_id: str) -> bool:
         if request_id not in self.open_ids:

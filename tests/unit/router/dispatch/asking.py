@@ -10,6 +10,9 @@ from collections.abc import Callable
 
 from router.dispatch import RouterCore
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
+from twostroke.request import Request
+from twostroke.rpc.convert import sampling_to_message, tokens_to_messages
+from twostroke.rpc.v1 import worker_pb2
 
 
 def next_token(known: list[int]) -> int:
@@ -22,6 +25,18 @@ def expected_tokens(prompt: tuple[int, ...], count: int, choice: int = 0) -> lis
     for _ in range(count):
         known.append(next_token(known))
     return known[len(prompt) + 1 :]
+
+
+def found_answer(request: Request, tokens: list[int], *, is_finished: bool) -> worker_pb2.FoundAnswer:
+    """As a worker tells of one that it has."""
+    return worker_pb2.FoundAnswer(
+        request_id=request.request_id,
+        attempt=request.attempt,
+        prompt=request.prompt,
+        sampling=sampling_to_message(request.sampling),
+        tokens=[*tokens_to_messages(request.emitted), *(worker_pb2.Token(id=token) for token in tokens)],
+        finish_reason="length" if is_finished else "",
+    )
 
 
 class Ask:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -13,9 +13,9 @@ from router.attempts import Attempts
 from router.dispatch import RouterCore
 from router.generation import GenerationRequest
 from router.metrics import RouterMetrics
-from tests.unit.router.dispatch.asking import Ask, eventually, next_token
+from tests.unit.router.dispatch.asking import Ask, eventually, found_answer, next_token
 from twostroke.config import RouterConfig
-from twostroke.errors import NotFound, ServeError, StaleEpoch
+from twostroke.errors import NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.request import Request, SamplingParams
@@ -67,6 +67,10 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         self.fetches: list[worker_pb2.FetchRequest] = []
         self.may_fetch = asyncio.Event()
         self.may_fetch.set()
+        self.finds = 0
+        self.may_find = asyncio.Event()
+        self.may_find.set()
+        self.misses_closes = 0
         self.log = EventLog(Epoch(0, 0))
         self.epoch = Epoch(0, 0)
         self.address = ""
@@ -168,6 +172,9 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
             queue.put_nowait(worker_pb2.TokenBatch(entries=[entry]))
 
     async def Close(self, request, context):  # noqa: N802
+        if self.misses_closes:
+            self.misses_closes -= 1
+            raise PeerLost("broken off")
         self.closed.append((request.request_id, request.attempt))
         answer = self.answers.pop((request.request_id, request.attempt), None)
         if answer is not None:
@@ -187,14 +194,24 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
                     answer.is_attached = False
 
     async def Attach(self, request, context):  # noqa: N802
-        answer = self.answers.get((request.request_id, request.attempt))
+        answer = self.answers.pop((request.request_id, request.attempt), None)
         if answer is None:
             raise NotFound(f"no open request {request.request_id}")
+        attempt = request.take_as or request.attempt
+        answer.request = replace(answer.request, attempt=attempt, router_id=request.router_id)
+        self.answers[request.request_id, attempt] = answer
         self.attached.append((request.request_id, request.from_position))
         answer.is_attached = True
         if request.from_position < answer.first + len(answer.tokens):
             self._send(answer, self.entry(answer, request.from_position))
         return worker_pb2.AttachResponse()
+
+    async def Find(self, request, context):  # noqa: N802
+        self.finds += 1
+        mine = [each for each in self.answers.values() if each.request.request_id[:-2] == request.stream]
+        found = [found_answer(each.request, each.tokens, is_finished=each.is_finished) for each in mine]
+        await self.may_find.wait()
+        return worker_pb2.FindResponse(answers=found)
 
     async def Fetch(self, request, context):  # noqa: N802
         self.fetches.append(request)

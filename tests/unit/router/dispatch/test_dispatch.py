@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -142,6 +143,28 @@ async def test_a_request_that_no_message_can_carry_leaves_nothing(fleet):
     assert len(core._fleet.reservations) == 0
 
 
+async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_stream_lives(fleet, ask, soon, monkeypatch):
+    monkeypatch.setattr("router.link_pool.RETRY_PAUSE_S", 0.01)
+    worker = await fleet.add("decode-0", hold_at=5, misses_closes=2)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    answer.task.cancel()
+    await soon(lambda: worker.closed == [("r#0", 0)])
+    assert not core._links._owed
+
+
+async def test_a_router_that_closes_waits_for_no_worker_that_cannot_be_told(fleet, ask):
+    await fleet.add("decode-0", hold_at=5, misses_closes=10**6)
+    core = await fleet.core()
+    answer = ask(core)
+    await answer.has(5)
+    async with asyncio.timeout(5):
+        await core.close()
+    with pytest.raises(Draining):
+        await answer.task
+
+
 async def test_a_deadline_that_passes_mid_stream_ends_the_request_and_closes_it(fleet, ask, soon):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
@@ -239,9 +262,9 @@ async def test_a_choice_finished_early_ends_as_stop_and_is_closed(fleet, ask, so
     answer = ask(core, n=2)
     await answer.has(5, 0)
     await answer.has(5, 1)
-    await core.finish_early("r", 0)
-    await core.finish_early("r", 0)
-    await core.finish_early("nobody", 0)
+    await core.finish_early(answer.request, 0)
+    await core.finish_early(answer.request, 0)
+    await core.finish_early(replace(answer.request, request_id="nobody"), 0)
     await soon(lambda: 0 in answer.finishes)
     assert answer.finishes[0].reason == "stop"
     await soon(lambda: worker.closed == [("r#0", 0)])
