@@ -23,7 +23,7 @@ from router.metrics import RouterMetrics
 from router.moving import Moved, Movement
 from router.placement import Placed, Placer, may_go_elsewhere
 from router.request_log import RecordSink
-from twostroke.errors import DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.faults import reach
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
@@ -186,7 +186,8 @@ class Answer:
             is_taken = True
             return Placed(found.link, stream, None, time.monotonic())
         except ServeError as error:
-            if not may_go_elsewhere(error) and not isinstance(error, NotFound | InvalidRequest):
+            is_another_attempt = isinstance(error, NotFound | InvalidRequest | Cancelled)  # the one found is over
+            if not may_go_elsewhere(error) and not is_another_attempt:
                 raise
             log.warning("not taken over request=%s worker=%s error=%s", self.request_id, found.link.worker, error)
             return None

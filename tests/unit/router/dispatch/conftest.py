@@ -15,7 +15,7 @@ from router.generation import GenerationRequest
 from router.metrics import RouterMetrics
 from tests.unit.router.dispatch.asking import Ask, eventually, found_answer, next_token
 from twostroke.config import RouterConfig
-from twostroke.errors import NotFound, PeerLost, ServeError, StaleEpoch
+from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.request import Request, SamplingParams
@@ -196,7 +196,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
     async def Attach(self, request, context):  # noqa: N802
         answer = self.answers.pop((request.request_id, request.attempt), None)
         if answer is None:
-            raise NotFound(f"no open request {request.request_id}")
+            is_taken = any(name == request.request_id and attempt > request.attempt for name, attempt in self.answers)
+            raise (Cancelled if is_taken else NotFound)(f"no open request {request.request_id}")
         attempt = request.take_as or request.attempt
         answer.request = replace(answer.request, attempt=attempt, router_id=request.router_id)
         self.answers[request.request_id, attempt] = answer

@@ -143,7 +143,9 @@ async def test_a_request_that_no_message_can_carry_leaves_nothing(fleet):
     assert len(core._fleet.reservations) == 0
 
 
-async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_stream_lives(fleet, ask, soon, monkeypatch):
+async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_stream_lives(
+    fleet, ask, soon, monkeypatch
+):
     monkeypatch.setattr("router.link_pool.RETRY_PAUSE_S", 0.01)
     worker = await fleet.add("decode-0", hold_at=5, misses_closes=2)
     core = await fleet.core()

@@ -44,6 +44,24 @@ async def test_an_answer_that_moves_while_it_is_looked_for_is_taken_over_where_i
         await earlier.task
 
 
+async def test_a_router_that_was_left_and_opens_the_answer_once_more_does_not_take_it_from_the_one_that_goes_on(
+    fleet, ask, soon
+):
+    worker = await fleet.add("decode-0", hold_at=5)
+    left, core = await fleet.core(), await fleet.core()
+    earlier = ask(left)
+    await earlier.has(5)
+    worker.may_find.clear()
+    resumed = ask(core, resumptions=1)
+    await soon(lambda: worker.finds)
+    left._links.drop(left._fleet.member("decode-0"), "this router only")
+    await soon(lambda: len(worker.opens) == 2 and worker.closed)
+    worker.may_find.set()
+    worker.hold_at = None
+    assert (await resumed.task).is_right
+    earlier.task.cancel()
+
+
 async def test_a_connection_that_was_left_cannot_end_a_choice_of_the_one_that_goes_on(fleet, ask):
     """It may still be at a token in which it finds a stop string, and the other one has not come to it yet."""
     worker = await fleet.add("decode-0", hold_at=5)
