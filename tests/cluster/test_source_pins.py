@@ -13,17 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_worker_processes import Process, worker_process
-from tests.unit.worker.rig import (
-    BLOCK,
-    Puller,
-    Router,
-    Running,
-    eventually,
-    expected_tokens,
-    prefill,
-    prompt_of,
-    worker_config,
-)
+from tests.unit.worker.callers import Puller, Router
+from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, prefill, prompt_of, worker_config
 from twostroke.config import Role
 from twostroke.errors import ServeError
 from twostroke.faults.plan import ENVIRONMENT

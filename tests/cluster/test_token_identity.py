@@ -13,7 +13,8 @@ import pytest
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
 from tests.cluster.reference import NEW_TOKENS, Reference, mismatches, references
-from tests.unit.worker.rig import BLOCK, Puller, Router
+from tests.unit.worker.callers import Puller, Router
+from tests.unit.worker.rig import BLOCK
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2

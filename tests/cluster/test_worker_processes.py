@@ -15,19 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.worker.rig import (
-    BLOCK,
-    Puller,
-    Router,
-    decode,
-    eventually,
-    expected_tokens,
-    paced,
-    prefill,
-    prompt_of,
-    router_to,
-    worker_config,
-)
+from tests.unit.worker.callers import Puller, Router, router_to
+from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.json_values import to_json
 from twostroke.kv_cache.pool import PageState
@@ -41,7 +30,8 @@ BY_BLOCK = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=BLOCK)
 
 PULLER = """
 import asyncio, sys
-from tests.unit.worker.rig import BLOCK, Puller, prompt_of
+from tests.unit.worker.callers import Puller
+from tests.unit.worker.rig import BLOCK, prompt_of
 from twostroke.worker.host import ReadyInfo
 
 async def main():

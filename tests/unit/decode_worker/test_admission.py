@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.unit.worker.rig import BLOCK, VOCAB, decode, eventually, paced, prompt_of, router_to
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import BLOCK, VOCAB, decode, eventually, paced, prompt_of
 from twostroke.config import ModelConfig, ScheduleConfig
 from twostroke.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 

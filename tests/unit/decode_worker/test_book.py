@@ -10,9 +10,9 @@ import pytest
 
 from decode_worker.book import AnswerBook
 from decode_worker.stage import Stage
+from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import (
     BLOCK,
-    Router,
     Running,
     answers_of,
     decode,
@@ -21,7 +21,6 @@ from tests.unit.worker.rig import (
     paced,
     prefill,
     prompt_of,
-    router_to,
 )
 from twostroke.config import ScheduleConfig
 from twostroke.errors import (

@@ -6,15 +6,8 @@ import asyncio
 
 import pytest
 
-from tests.unit.worker.rig import (
-    Router,
-    decode,
-    eventually,
-    expected_tokens,
-    paced,
-    prompt_of,
-    router_to,
-)
+from tests.unit.worker.callers import Router, router_to
+from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
 from twostroke.errors import (
     InvalidRequest,
     NotFound,

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of, router_to
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
 from twostroke.errors import Cancelled, InvalidRequest, NotFound
 
 PROMPT = prompt_of(100)

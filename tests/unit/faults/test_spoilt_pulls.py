@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, prompt_of, router_to
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, prompt_of
 from twostroke.faults import injector
 from twostroke.faults.injector import HIT, Injector
 from twostroke.faults.plan import Fault

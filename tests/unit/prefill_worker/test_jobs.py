@@ -8,19 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.unit.worker.rig import (
-    BLOCK,
-    VOCAB,
-    Puller,
-    Running,
-    decode,
-    eventually,
-    expected_tokens,
-    paced,
-    prefill,
-    prompt_of,
-    router_to,
-)
+from tests.unit.worker.callers import Puller, router_to
+from tests.unit.worker.rig import BLOCK, VOCAB, Running, decode, eventually, expected_tokens, paced, prefill, prompt_of
 from twostroke.config import ModelConfig, ScheduleConfig
 from twostroke.errors import (
     Draining,

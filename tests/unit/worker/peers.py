@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
-from tests.unit.worker.rig import BLOCK, Puller, Received, Router, Running, expected_tokens, paced, prompt_of
+from tests.unit.worker.callers import Puller, Received, Router
+from tests.unit.worker.rig import BLOCK, Running, expected_tokens, paced, prompt_of
 from twostroke.config import ScheduleConfig
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2

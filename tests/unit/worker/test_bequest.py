@@ -7,8 +7,9 @@ import threading
 
 import pytest
 
+from tests.unit.worker.callers import router_to
 from tests.unit.worker.peers import BLOCKS, PROMPT, computed, fetched, warm
-from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, router_to
+from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill
 from twostroke.ids import BlockName
 from twostroke.kv_cache.chains import Chain, hottest_chains
 from twostroke.kv_cache.pool import CachedBlock

@@ -142,11 +142,12 @@ async def test_a_worker_knows_its_costs_when_it_begins_to_serve_and_has_publishe
     async with prefill(model=slow) as source, decode(model=slow) as target:
         for worker in (source, target):
             load = worker.host.load_report()
-            assert load.costs.prompt_token_s * 128 + load.costs.prompt_step_s == pytest.approx(128 / 20_000, rel=0.5)
+            learned_s = load.costs.prompt_token_s * 128 + load.costs.prompt_step_s
+            assert 0.5 < learned_s / (128 / 20_000) < 4, "a busy machine makes waits longer"
             assert load.costs.step_tokens == worker.host.scheduler.step_tokens
             assert (load.queued_s, load.prefill_busy_s, list(load.links)) == (0.0, 0.0, [])
             assert worker.host.pool.count(PageState.FREE) == worker.host.pool.total
             assert not worker.host.memory.generations.any()
             assert worker.metric("computed_tokens_total") == 0
-        assert target.host.load_report().seconds_per_step == pytest.approx(0.005, rel=0.5)
+        assert 0.5 < target.host.load_report().seconds_per_step / 0.005 < 4
         assert worker_config(Role.DECODE).schedule.step_target_s == target.host.load_report().costs.step_target_s

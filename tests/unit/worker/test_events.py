@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import pytest
 
-from tests.unit.worker.rig import TOKEN, decode, eventually, prefill, prompt_of, router_to
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import TOKEN, decode, eventually, prefill, prompt_of
 from twostroke.config import PatienceConfig
 from twostroke.ids import BlockName, Epoch
 from twostroke.kv_cache.block import name_blocks

@@ -8,18 +8,9 @@ import contextlib
 import grpc.aio
 import pytest
 
+from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.peers import fetched, warm
-from tests.unit.worker.rig import (
-    BLOCK,
-    Puller,
-    Running,
-    decode,
-    eventually,
-    expected_tokens,
-    prefill,
-    prompt_of,
-    router_to,
-)
+from tests.unit.worker.rig import BLOCK, Running, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.errors import Draining, InvalidRequest, StaleEpoch
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks, root_name

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.worker.rig import decode, prefill, prompt_of, router_to
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import decode, prefill, prompt_of
 from twostroke.ids import WorkerId
 from twostroke.worker.links import FORGET_S, MOST_PEERS, LinkRates
 

@@ -10,17 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from decode_worker.worker import DecodeWorker
-from tests.unit.worker.rig import (
-    Running,
-    decode,
-    eventually,
-    expected_tokens,
-    paced,
-    prefill,
-    prompt_of,
-    router_to,
-    worker_config,
-)
+from tests.unit.worker.callers import router_to
+from tests.unit.worker.rig import Running, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import Role, ScheduleConfig
 from twostroke.schedule.batch import Batch, StepResult
 from twostroke.transfer.fake import FaultPlan

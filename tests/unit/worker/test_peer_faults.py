@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.unit.worker.callers import router_to, with_epoch
 from tests.unit.worker.peers import (
     BLOCKS,
     BY_BLOCK,
@@ -19,17 +20,7 @@ from tests.unit.worker.peers import (
     right_answer,
     warm,
 )
-from tests.unit.worker.rig import (
-    BLOCK,
-    decode,
-    eventually,
-    expected_tokens,
-    paced,
-    prefill,
-    prompt_of,
-    router_to,
-    with_epoch,
-)
+from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer.fake import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate

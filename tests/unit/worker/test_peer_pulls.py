@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.peers import (
     BLOCKS,
     BY_BLOCK,
@@ -19,17 +20,7 @@ from tests.unit.worker.peers import (
     right_answer,
     warm,
 )
-from tests.unit.worker.rig import (
-    BLOCK,
-    PAGE_BYTES,
-    Puller,
-    decode,
-    eventually,
-    expected_tokens,
-    prefill,
-    prompt_of,
-    router_to,
-)
+from tests.unit.worker.rig import BLOCK, PAGE_BYTES, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.errors import TransferFailed
 from twostroke.kv_cache.pool import PageState
 from twostroke.transfer.fake import Delay, FaultPlan

@@ -7,11 +7,10 @@ from random import Random
 
 import pytest
 
+from tests.unit.worker.callers import Received, Router, router_to, with_epoch
 from tests.unit.worker.rig import (
     BLOCK,
     PAGE_BYTES,
-    Received,
-    Router,
     Running,
     answers_of,
     claimed,
@@ -21,8 +20,6 @@ from tests.unit.worker.rig import (
     paced,
     prefill,
     prompt_of,
-    router_to,
-    with_epoch,
 )
 from twostroke.config import PatienceConfig, ScheduleConfig
 from twostroke.errors import TransferFailed

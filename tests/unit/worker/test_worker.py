@@ -13,18 +13,8 @@ import pytest
 
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
-from tests.unit.worker.rig import (
-    TOKEN,
-    Router,
-    decode,
-    eventually,
-    expected_tokens,
-    paced,
-    prefill,
-    prompt_of,
-    router_to,
-    worker_config,
-)
+from tests.unit.worker.callers import Router, router_to
+from tests.unit.worker.rig import TOKEN, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import ModelConfig, Role
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
