@@ -14,7 +14,8 @@ from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
 from decode_worker.takeover import Takeover
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
-from twostroke.faults import reach
+from twostroke.faults import is_off, reach
+from twostroke.faults.plan import Guard
 from twostroke.ids import RequestId
 from twostroke.lifetime import Instant, Point
 from twostroke.request import Request
@@ -56,7 +57,8 @@ class AnswerBook(RoleServices):
         admission.check(request, host.facts, time.time())
         earlier = self._answers.get(request.request_id)
         if earlier is not None:
-            if earlier.request.attempt >= request.attempt and not earlier.has_ended:
+            is_same = request.attempt == earlier.request.attempt
+            if not earlier.has_ended and (is_same or self._is_late(earlier, request.attempt)):
                 raise InvalidRequest(
                     f"request {request.request_id} is open already, as attempt {earlier.request.attempt}; "
                     f"attempt {request.attempt} comes too late",
@@ -85,7 +87,7 @@ class AnswerBook(RoleServices):
         """Free everything a request holds; closing what is not there is no error."""
         reach(Point.DECODE_CLOSING)
         answer = self._answers.get(request_id)
-        if answer is not None and answer.request.attempt == attempt:
+        if answer is not None and not self._is_late(answer, attempt) and attempt <= answer.request.attempt:
             self._drop(answer, Cancelled("closed by its router"))
 
     def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None:
@@ -199,9 +201,10 @@ class AnswerBook(RoleServices):
 
     def _attachable(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> Answer:
         answer = self._answers.get(request_id)
-        if answer is not None and answer.request.attempt > attempt and answer.request.router_id != router_id:
+        is_late = answer is not None and self._is_late(answer, attempt)
+        if answer is not None and is_late and answer.request.router_id != router_id:
             raise _taken_by(answer.request.router_id)
-        if answer is None or answer.request.attempt != attempt:
+        if answer is None or is_late or attempt > answer.request.attempt:
             raise NotFound(f"request {request_id} attempt {attempt} is not here")
         if not answer.first_position <= from_position <= answer.end_position:
             raise InvalidRequest(
@@ -209,6 +212,13 @@ class AnswerBook(RoleServices):
                 field="from_position",
             )
         return answer
+
+    def _is_late(self, answer: Answer, attempt: int) -> bool:
+        """Whether it is about an attempt that a later one has replaced; counted."""
+        if attempt >= answer.request.attempt:
+            return False
+        self._host.metrics.stale_attempts.inc()
+        return not is_off(Guard.ATTEMPTS)
 
     def _part(self, answer: Answer, taker: str) -> None:
         """Tell the router that had it, if that is another one: it must not look for it elsewhere."""

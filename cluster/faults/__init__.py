@@ -9,9 +9,11 @@
     process_table   its processes, as the kernel shows them
     stimuli         what has to happen for some points to be reached
     head            Ray's head, killed or frozen, and started again
+    zombies         streams that go on elsewhere when what was frozen comes back
     rest            whether anything is left of requests that are over
     play            one fault after the other
     outcome         what came of one
+    bounds          how long clients may wait: pure
     session         clusters one after the other, progress, JSON
     report          the tables of docs/faults.md: pure
 

@@ -22,6 +22,12 @@ class Piece:
     resume_token: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    at_s: float
+    router: str
+
+
 @dataclass(slots=True)
 class Choice:
     text: str = ""
@@ -40,7 +46,7 @@ class Transcript:
     usage: tuple[int, int] | None = None
     arrivals_s: list[float] = field(default_factory=list)
     """Of messages that say something."""
-    silences_s: list[float] = field(default_factory=list)
+    silences: list[Silence] = field(default_factory=list)
     """When its client gave a silent router up."""
     turns: list[str] = field(default_factory=list)
     """Why its client went to another router, each time."""
@@ -103,16 +109,17 @@ def _first_difference(one: Sequence[object], other: Sequence[object]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def longest_wait_s(transcript: Transcript, fault_s: float, *, without_patience: bool) -> float | None:
+def longest_wait_s(transcript: Transcript, fault_s: float, *, free: str = "") -> float | None:
     """The longest silence that a stream which was open at `fault_s` had from then on; None: it was not open.
 
-    `without_patience`: the time in which a client waits for a silent router before it goes to another is not counted.
+    `free`: a router; the time in which a client waits for it in vain, before it goes to another, is not counted.
     """
     if not transcript.began_s <= fault_s < transcript.ended_s:
         return None
     marks = sorted({fault_s, *(at for at in transcript.arrivals_s if at > fault_s)})
+    patience = [silence.at_s for silence in transcript.silences if silence.router == free]
     waits = []
     for before, after in itertools.pairwise(marks):
-        gave_up = [at for at in transcript.silences_s if before < at < after] if without_patience else []
+        gave_up = [at for at in patience if before < at < after]
         waits.append(after - max([before, *gave_up]))
     return max(waits)

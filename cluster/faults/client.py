@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import grpc.aio
 
-from cluster.faults.answer import Piece, Transcript
+from cluster.faults.answer import Piece, Silence, Transcript
 from cluster.faults.load import Ask, Conduct, Door
 from cluster.router_process import Addresses
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
@@ -22,6 +22,11 @@ GIVE_UP_S = 60.0
 """After which a stream has failed: far more than any fault takes."""
 PAUSE_S = 0.1
 """Before another router is asked."""
+
+
+def router_name(router: Addresses) -> str:
+    """As in the journal of faults."""
+    return f"router-{router.grpc.rpartition(':')[2]}"
 
 
 class Broken(Exception):
@@ -35,9 +40,14 @@ class Clients:
     patience_s: float
     """For the next message of a router."""
 
-    async def follow(self, ask: Ask, first: int) -> Transcript:
-        """The whole answer, from router `first` and, where need be, from the next ones."""
-        transcript = Transcript(ask.name, time.time())
+    async def follow(
+        self, ask: Ask, first: int, *, into: Transcript | None = None, leave: asyncio.Event | None = None
+    ) -> Transcript:
+        """The whole answer, from router `first` and, where need be, from the next ones; or until it is told to `leave`.
+
+        `into` grows meanwhile, where it is given.
+        """
+        transcript = into or Transcript(ask.name, time.time())
         give_up_s = transcript.began_s + GIVE_UP_S
         at, token, wants_to_move = first, "", ask.conduct is Conduct.MOVES
         while transcript.failure is None:
@@ -46,17 +56,18 @@ class Clients:
                 async for piece in self._pieces(ask, self.routers[at % len(self.routers)], token):
                     transcript.take(piece, time.time())
                     token = piece.resume_token or token
-                    if leave_at is not None and transcript.tokens >= leave_at:
+                    is_told = leave is not None and leave.is_set()
+                    if is_told or (leave_at is not None and transcript.tokens >= leave_at):
                         break
                 else:
                     return transcript
-                if ask.conduct is Conduct.LEAVES:
+                if is_told or ask.conduct is Conduct.LEAVES:
                     transcript.has_left = True
                     return transcript
                 wants_to_move = False
                 transcript.turns.append("it wanted to")
             except TimeoutError:
-                transcript.silences_s.append(time.time())
+                transcript.silences.append(Silence(time.time(), router_name(self.routers[at % len(self.routers)])))
                 transcript.turns.append(f"nothing for {self.patience_s:g} s")
             except Broken as error:
                 transcript.turns.append(str(error))
@@ -118,7 +129,9 @@ class Clients:
                 event_id = ""
                 async for line in got.content:
                     field, _, value = line.decode().rstrip("\r\n").partition(": ")
-                    if field == "id":
+                    if not field and value:
+                        yield Piece()  # a comment: somebody works on it
+                    elif field == "id":
                         event_id = value
                     elif field == "data" and value != "[DONE]":
                         yield _piece(json.loads(value), event_id)

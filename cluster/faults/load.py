@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import random
 from dataclasses import dataclass, replace
 
@@ -66,6 +67,8 @@ class Load:
     """Of most answers."""
     prompt_letters: int
     """Of most prompts."""
+    long_tokens: int
+    """Of answers that last longer than any fault."""
     seed: int = 0
 
     def with_seed(self, seed: int) -> Load:
@@ -100,6 +103,15 @@ def crowd(seed: int, count: int, *, tokens: int) -> list[Ask]:
     return [
         Ask(name=f"crowd-{index}", door=Door.GRPC, prompt=_words(random_, 40), max_tokens=tokens)
         for index in range(count)
+    ]
+
+
+def long_ones(seed: int, count: int, *, tokens: int) -> list[Ask]:
+    """Short prompts with answers that last longer than any fault; whoever has seen enough leaves."""
+    random_ = random.Random(f"long {seed}")
+    doors = itertools.cycle(Door)
+    return [
+        Ask(name=f"long-{at}", door=next(doors), prompt=_words(random_, 40), max_tokens=tokens) for at in range(count)
     ]
 
 

@@ -9,6 +9,7 @@ from cluster.faults.trials import Trial
 from twostroke.faults.points import SPOILING
 
 MISMATCHES = "twostroke_digest_mismatches_total"
+STALE = "_stale_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +35,30 @@ class Outcome:
     """Which that was, and where its client turned."""
     resumed: int
     """Streams that went on at another router."""
+    met: int | None = None
+    """Streams of what was frozen or cut off, that went on elsewhere when it was back; None: it was none of these."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """By the name of the counter."""
     took_s: float = 0.0
+
+    @classmethod
+    def lost(cls, trial: Trial, transports: str, model: str, why: str) -> Outcome:
+        """The trial could not be ended."""
+        return cls(
+            trial=trial,
+            transports=transports,
+            model=model,
+            broken="",
+            fault="",
+            has_happened=False,
+            streams=0,
+            wrong=(),
+            left=None,
+            missing=f"the cluster is past help: {why}",
+            recovery_s=None,
+            slowest="",
+            resumed=0,
+        )
 
     @property
     def damage(self) -> str | None:
@@ -63,3 +85,13 @@ class Outcome:
         if not self.has_happened:
             found.insert(0, "not reached")
         return "; ".join(found) if found else "ok"
+
+
+def is_stale(counter: str) -> bool:
+    return STALE in counter
+
+
+def stale(refused: Mapping[str, int]) -> str:
+    """What was refused because its time was over, in words."""
+    counts = {name: count for name, count in refused.items() if is_stale(name) and count}
+    return ", ".join(f"{name.removeprefix('twostroke_')} {count}" for name, count in sorted(counts.items())) or "silent"

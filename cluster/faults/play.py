@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from cluster.faults import head
 from cluster.faults.answer import Transcript, difference, longest_wait_s
 from cluster.faults.client import Clients
-from cluster.faults.load import Ask, Load, asks, crowd, family
+from cluster.faults.load import Ask, Load, asks, crowd, family, long_ones
 from cluster.faults.outcome import Outcome
 from cluster.faults.rest import at_rest_within, refusals
 from cluster.faults.stimuli import CROWDED, ON_NEW_CONNECTIONS, STIMULI, peer_leaves, worker_dies
 from cluster.faults.testbed import HEAD_TITLE, Bed, Happened, Target
 from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
+from cluster.faults.zombies import LongStreams, met
 from twostroke.errors import ConfigError, ServeError
 from twostroke.faults.injector import HIT
 from twostroke.faults.plan import Fault, Kind
@@ -37,6 +38,8 @@ MID_WAVE_S = 0.4
 """After a wave has begun: streams are open."""
 CROWD = 14
 FAMILY = 15
+LONG = 3
+"""Streams that are there when something freezes: one for each decode worker."""
 INDEXED_S = 0.3
 """For routers to learn what the first of a family has left in a cache."""
 
@@ -53,11 +56,15 @@ class Player:
         self._draws = random.Random(f"play {seed}")
         self._asks = asks(seed, tokens=tokens, prompt_letters=prompt_letters)
         self._crowd = crowd(seed, CROWD, tokens=3 * tokens)
+        self._long = long_ones(seed, LONG, tokens=load.long_tokens)
         self._family = family(seed, FAMILY, tokens=tokens // 2, prompt_letters=prompt_letters)
         self._expected: dict[str, Transcript] = {}
         self._broken_s: dict[str, float] = {}
         """When each process was broken last."""
         self._waves = 0
+        self._journal_lines = 0
+        """Before this trial."""
+        self._met: int | None = None
         self._heads: list[asyncio.subprocess.Process] = []
 
     async def prepare(self, known: dict[str, Transcript]) -> dict[str, Transcript]:
@@ -70,11 +77,12 @@ class Player:
         texts = {transcript.name: transcript.choices[0].text for transcript in first if transcript.choices}
         self._asks = [ask.stopping_within(texts[ask.name]) if ask.stops_early else ask for ask in self._asks]
         again = await self._ask([ask.staying() for ask in self._asks])
-        self._expected = {transcript.name: transcript for transcript in [*first, *again]}
-        for name, transcript in (known or self._expected).items():
-            wrong = self._expected[name].failure or difference(transcript, self._expected[name])
+        now = {transcript.name: transcript for transcript in [*first, *again]}
+        for name, transcript in now.items():
+            wrong = transcript.failure or difference(known.get(name, transcript), transcript)
             if wrong is not None:
                 raise ConfigError(f"without faults, answers are not what they were: {wrong}")
+        self._expected = known | now
         return self._expected
 
     async def close(self) -> None:
@@ -91,17 +99,28 @@ class Player:
         return len(got), self._wrong(got)
 
     async def play(self, trial: Trial, *, transports: str, model: str) -> Outcome:
+        """A cluster that cannot even be broken any more is a miss, too."""
+        try:
+            return await self._play(trial, transports, model)
+        except ServeError as error:
+            return Outcome.lost(trial, transports, model, f"{type(error).__name__}: {error}")
+
+    async def _play(self, trial: Trial, transports: str, model: str) -> Outcome:
+        if trial.wakes_up:
+            await self._know_long()
         began_s = time.time()
         before, epochs = await refusals(self._bed), await self._bed.epochs()
-        journal_lines = len(self._bed.journal())
+        self._journal_lines, self._met = len(self._bed.journal()), None
         if trial.process == HEAD:
             broken, happened, got = await self._break_head(trial)
+        elif trial.wakes_up:
+            async with LongStreams(self._clients, self._long).lasting() as long:
+                broken, happened, got = await self._break(trial, epochs, long)
         else:
-            broken, happened, got = await self._break(trial, journal_lines, epochs)
+            broken, happened, got = await self._break(trial, epochs)
         missing = await self._bed.whole_within(WHOLE_S)
         left = await at_rest_within(self._bed, REST_S)
-        is_patient = trial.process == Process.ROUTER and trial.kind in (Kind.STOP, Kind.PARTITION)
-        recovery_s, slowest = _slowest(got, happened, without_patience=is_patient)
+        recovery_s, slowest = _slowest(got, happened)
         return Outcome(
             trial=trial,
             transports=transports,
@@ -110,12 +129,13 @@ class Player:
             fault="" if happened is None else happened.fault,
             has_happened=happened is not None,
             streams=len(got),
-            wrong=tuple(self._wrong(got)),
+            wrong=(*self._wrong(got), *(_left_in_silence(got, happened) if trial.process == Process.ROUTER else ())),
             left=left,
             missing=missing,
             recovery_s=recovery_s,
             slowest=slowest,
             resumed=sum(bool(each.turns) for each in got),
+            met=self._met,
             refused=await self._refused_since(before),
             took_s=time.time() - began_s,
         )
@@ -123,28 +143,45 @@ class Player:
     def _wrong(self, got: Sequence[Transcript]) -> list[str]:
         return [wrong for each in got if (wrong := difference(self._expected[each.name], each)) is not None]
 
+    async def _know_long(self) -> None:
+        """What the long streams are without faults: it takes a while, so only where they are needed."""
+        if self._long[0].name not in self._expected:
+            known = {each.name: each for each in await self._ask_at_once(self._long)}
+            failures = [each.failure for each in known.values() if each.failure is not None]
+            if failures:
+                raise ConfigError(f"without faults, long streams fail: {failures[0]}")
+            self._expected.update(known)
+
     async def _break(
-        self, trial: Trial, journal_lines: int, epochs: Mapping[str, str]
+        self, trial: Trial, epochs: Mapping[str, str], long: LongStreams | None = None
     ) -> tuple[str, Happened | None, list[Transcript]]:
         """A process of the kind, where it comes to the point; waves of requests until that is over."""
         got: list[Transcript] = []
         armed: list[Target] = []
         fault = Fault(Point(trial.point), trial.kind, trial.count(self._draws), self._seconds.get(trial.kind, 1.0))
         for wave in range(WAVES_TO_REACH):
+            if long is not None:
+                await long.be_there()
             if wave == WAVES_OF_ONE and trial.point in ON_NEW_CONNECTIONS:
                 reads = trial.process == Process.DECODE and trial.point == Point.TRANSPORT_CONNECTING
                 await worker_dies(self._bed, self._draws, Process.PREFILL if reads else Process.DECODE)
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
             got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))
-            happened = self._happened(fault, journal_lines)
+            happened = self._happened(fault)
             if happened is not None:
                 # Healing those that are broken would end their fault.
-                broken = {each.process for each in self._bed.journal()[journal_lines:]}
-                await self._disarm([target for target in armed if target.name not in broken])
+                await self._disarm([target for target in armed if target.name not in self._broken])
+                if long is not None:
+                    long.release(happened.at_s)
                 is_dead = trial.kind is Kind.KILL and happened.process in epochs
                 over = {happened.process: epochs[happened.process]} if is_dead else {}
-                got += await self._until_over(happened.at_s + self._seconds.get(trial.kind, 0.0), over)
+                back_s = happened.at_s + self._seconds.get(trial.kind, 0.0)
+                got += await self._until_over(back_s, over)
+                if long is not None:
+                    streamed = await long.end(back_s)
+                    self._met = met(streamed, happened.at_s, back_s)
+                    got += streamed
                 return happened.process, happened, got
         await self._disarm(armed)
         return "", None, got
@@ -163,10 +200,15 @@ class Player:
             with contextlib.suppress(ServeError):  # some are dead, or cut off
                 await self._bed.disarm(target)
 
-    def _happened(self, fault: Fault, journal_lines: int) -> Happened | None:
+    @property
+    def _broken(self) -> set[str]:
+        """Processes in this trial."""
+        return {each.process for each in self._bed.journal()[self._journal_lines :]}
+
+    def _happened(self, fault: Fault) -> Happened | None:
         """Of pages that were to be spoilt: once some were."""
         line = f"{fault}{HIT}" if fault.kind in SPOILING else str(fault)
-        return next((each for each in self._bed.journal()[journal_lines:] if each.fault == line), None)
+        return next((each for each in self._bed.journal()[self._journal_lines :] if each.fault == line), None)
 
     async def _until_over(self, at_s: float, over: Mapping[str, str]) -> list[Transcript]:
         """Waves go on while the process is away and until it is back: one that wakes up meets requests."""
@@ -204,9 +246,15 @@ class Player:
         return got
 
     async def _arm(self, armed: Sequence[Target], fault: Fault) -> None:
+        self._bed.allow_once(fault)
         for target in armed:
-            with contextlib.suppress(ServeError):  # one that was armed before may be broken since
+            if self._happened(fault) is not None:
+                return  # those that were armed for the waves before
+            try:
                 await self._bed.arm(target, fault)
+            except ServeError:
+                if target.name not in self._broken:
+                    raise
 
     async def _load(self, trial: Trial) -> list[Transcript]:
         if trial.is_of_peers:
@@ -258,16 +306,26 @@ class Player:
         return {name: count - min(count, before.get(name, 0)) for name, count in after.items() if count}
 
 
-def _slowest(
-    got: Sequence[Transcript], happened: Happened | None, *, without_patience: bool
-) -> tuple[float | None, str]:
-    """The longest wait of a stream that was open, and which it was."""
+def _left_in_silence(got: Sequence[Transcript], happened: Happened | None) -> list[str]:
+    """Clients that had to give up a router that nobody had broken."""
+    if happened is None:
+        return []
+    return [
+        f"{each.name}: silence of {silence.router}, too"
+        for each in got
+        for silence in each.silences
+        if silence.at_s > happened.at_s and silence.router != happened.process
+    ]
+
+
+def _slowest(got: Sequence[Transcript], happened: Happened | None) -> tuple[float | None, str]:
+    """The longest wait of a stream that was open, and which it was; patience with a router that was broken is free."""
     if happened is None:
         return None, ""
     waits = {
         at: wait
         for at, each in enumerate(got)
-        if (wait := longest_wait_s(each, happened.at_s, without_patience=without_patience)) is not None
+        if (wait := longest_wait_s(each, happened.at_s, free=happened.process)) is not None
     }
     if not waits:
         return None, ""

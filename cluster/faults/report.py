@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
+from cluster.faults.bounds import overruns
 from cluster.faults.options import FaultsOptions
-from cluster.faults.outcome import Outcome
+from cluster.faults.outcome import Outcome, is_stale
 from cluster.faults.trials import ANYWHERE, HEAD
 from twostroke.errors import ConfigError
 from twostroke.faults.plan import Kind
@@ -57,11 +59,14 @@ class Facts:
 def summary(outcomes: Sequence[Outcome], facts: Facts) -> str:
     """For people at a terminal."""
     misses = [outcome for outcome in outcomes if outcome.is_miss]
+    late, notes = overruns(outcomes)
     lines = [
         f"{len(outcomes)} faults in {facts.duration_s / 60:.1f} min, seed {facts.seed}: {_streams(outcomes)}, "
-        f"{len(misses)} misses",
+        f"{len(misses) + len(late)} misses",
         *(f"  {name}: {text}" for name, text in _waits(outcomes).items()),
+        *(f"  {note}" for note in (_zombies(outcomes), *notes) if note),
         *(f"  MISS {outcome.trial}: {outcome.verdict}" for outcome in misses),
+        *(f"  MISS {overrun}" for overrun in late),
     ]
     return "\n".join(lines)
 
@@ -73,6 +78,7 @@ def written(document: str, outcomes: Sequence[Outcome], facts: Facts) -> str:
         _heading(outcomes, facts),
         _table(outcomes),
         _waits_table(outcomes),
+        _zombies(outcomes),
         _refusals(outcomes),
         _misses(outcomes),
     ]
@@ -187,8 +193,25 @@ def _refusals(outcomes: Sequence[Outcome]) -> str:
     return f"Refused meanwhile, by counter: {listed}." if listed else ""
 
 
+def _zombies(outcomes: Sequence[Outcome]) -> str:
+    tried = [outcome for outcome in outcomes if outcome.met is not None]
+    if not tried:
+        return ""
+    alone = ", ".join(str(outcome.trial) for outcome in tried if not outcome.met)
+    counted = Counter[str]()
+    for outcome in tried:
+        counted.update({name: count for name, count in outcome.refused.items() if is_stale(name)})
+    return (
+        f"{sum(bool(outcome.met) for outcome in tried)} of {len(tried)} that were frozen or cut off under a long "
+        f"stream came back while it went on elsewhere{f' (not: {alone})' if alone else ''}; refused in these: "
+        f"{', '.join(f'`{name}` {count}' for name, count in sorted(counted.items())) or 'nothing'}."
+    )
+
+
 def _misses(outcomes: Sequence[Outcome]) -> str:
-    return "\n".join(f"- **{outcome.trial}**: {outcome.verdict}" for outcome in outcomes if outcome.is_miss)
+    late, notes = overruns(outcomes)
+    lossy = [f"- **{outcome.trial}**: {outcome.verdict}" for outcome in outcomes if outcome.is_miss]
+    return "\n".join([*lossy, *(f"- **{overrun}**" for overrun in late), *(f"- {note}" for note in notes)])
 
 
 def _reasons() -> str:

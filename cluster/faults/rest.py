@@ -23,6 +23,7 @@ REFUSALS = (
     "twostroke_stale_epochs_total",
     "twostroke_stale_epochs_refused_total",
     "twostroke_stale_token_entries_total",
+    "twostroke_stale_attempts_total",
     MISMATCHES,
 )
 """What those that came back, and bytes that were spoilt, met."""

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.faults.answer import Transcript
+from cluster.faults.bounds import overruns
 from cluster.faults.client import Clients
 from cluster.faults.load import Load
 from cluster.faults.options import FaultsOptions
-from cluster.faults.outcome import Outcome
+from cluster.faults.outcome import Outcome, stale
 from cluster.faults.play import Player
 from cluster.faults.report import Facts, summary, written
 from cluster.faults.testbed import testbed
@@ -32,8 +33,8 @@ SLOW_S = 3.0
 """Until the next token: longer is no miss, but worth a look."""
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
-PACED_LOAD = Load(tokens=60, prompt_letters=320)
-REAL_LOAD = Load(tokens=40, prompt_letters=600)
+PACED_LOAD = Load(tokens=60, prompt_letters=320, long_tokens=900)
+REAL_LOAD = Load(tokens=40, prompt_letters=600, long_tokens=400)
 
 
 def run_session(options: FaultsOptions) -> int:
@@ -48,7 +49,7 @@ def run_session(options: FaultsOptions) -> int:
         print(summary(outcomes, facts), file=sys.stderr, flush=True)
     if options.write is not None:
         options.write.write_text(written(options.write.read_text(), outcomes, facts))
-    return 1 if any(outcome.is_miss for outcome in outcomes) else 0
+    return 1 if any(outcome.is_miss for outcome in outcomes) or overruns(outcomes)[0] else 0
 
 
 def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
@@ -113,9 +114,10 @@ class _Session:
     def _tell(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
         waited = "" if outcome.recovery_s is None else f", {outcome.slowest} waited {outcome.recovery_s:.2f} s"
+        met = "" if outcome.met is None else f", {outcome.met} met it again: {stale(outcome.refused)}"
         print(
             f"faults: {len(self._outcomes)}/{self._total} {outcome.trial} in {outcome.broken or 'nobody'}: "
-            f"{outcome.streams} streams{waited}, {outcome.took_s:.1f} s: {outcome.verdict}",
+            f"{outcome.streams} streams{waited}{met}, {outcome.took_s:.1f} s: {outcome.verdict}",
             file=sys.stderr,
             flush=True,
         )
@@ -138,6 +140,7 @@ def _as_json(facts: Facts, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         **dataclasses.asdict(facts),
+        "overruns": overruns(outcomes)[0],
         "outcomes": [
             {**dataclasses.asdict(outcome), "trial": str(outcome.trial), "verdict": outcome.verdict}
             for outcome in outcomes

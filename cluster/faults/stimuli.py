@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import time
 from collections.abc import Awaitable, Callable
 
-from cluster.faults.testbed import ANSWER_S, Bed, Target
+from cluster.faults.testbed import ANSWER_S, POLL_S, Bed, Target
 from twostroke.faults.plan import Fault, Kind
 from twostroke.faults.points import Process
 from twostroke.lifetime import Point
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 DRAIN_S = 5.0
+CACHED_S = 1.0
+"""For the first of a family to leave something in a cache."""
 RETURN_S = 15.0
 """For a worker to be there again; longer than its supervisor is frozen."""
 
@@ -44,9 +48,17 @@ async def worker_is_drained(bed: Bed, broken: Target, fault: Fault, draws: rando
 
 
 async def peer_leaves(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
-    """To others of its kind, which fetch what it holds."""
+    """To others of its kind, which fetch what it holds: the one that holds most, as soon as any holds something."""
     del fault
-    await _drain(bed, draws.choice([target for target in await bed.targets() if target.kind == broken.kind]))
+    give_up_s = time.monotonic() + CACHED_S
+    while True:
+        workers = [target for target in await bed.targets() if target.kind == broken.kind]
+        held = {worker: (await bed.load(worker.address)).load.pages_cached for worker in workers}
+        if any(held.values()) or time.monotonic() > give_up_s:
+            break
+        await asyncio.sleep(POLL_S)
+    draws.shuffle(workers)
+    await _drain(bed, max(workers, key=held.__getitem__))
 
 
 async def _drain(bed: Bed, worker: Target) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 import grpc.aio
 
 from cluster.faults import process_table
+from cluster.faults.client import router_name
 from cluster.router_process import Addresses, is_ready
 from cluster.serving import serving
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
-from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE
-from twostroke.faults.plan import ENVIRONMENT, Fault
+from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
+from twostroke.faults.plan import ENVIRONMENT, Fault, Guard
 from twostroke.faults.points import Process
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.v1 import (
@@ -94,9 +95,7 @@ class Bed:
     async def targets(self) -> list[Target]:
         """Whose addresses are known: all, once the cluster is whole."""
         view = await self.view()
-        routers = [
-            Target(Process.ROUTER, f"router-{router.grpc.rpartition(':')[2]}", router.grpc) for router in self.routers
-        ]
+        routers = [Target(Process.ROUTER, router_name(router), router.grpc) for router in self.routers]
         workers = [Target(member.role, member.worker_id, member.address) for member in view.members if member.address]
         return [*routers, *workers, Target(Process.SUPERVISOR, Process.SUPERVISOR, await self.fleet_address())]
 
@@ -159,6 +158,19 @@ class Bed:
         async with self.channel(target.address) as channel:
             stub = faults_pb2_grpc.FaultsStub(channel.channel)
             await stub.Arm(faults_pb2.ArmRequest(fault=str(fault)), metadata=channel.metadata, timeout=ANSWER_S)
+
+    def allow_once(self, fault: Fault) -> None:
+        """In one process of all in which it will be armed."""
+        Path(ONE.format(journal=self._journal, fault=fault)).touch()
+
+    async def switch_off(self, guard: Guard | None) -> None:
+        """In all routers and workers that live; None: all guards are on again."""
+        for target in await self.targets():
+            if target.kind != Process.SUPERVISOR:
+                async with self.channel(target.address) as channel:
+                    stub = faults_pb2_grpc.FaultsStub(channel.channel)
+                    request = faults_pb2.SwitchOffRequest(guard=guard or "")
+                    await stub.SwitchOff(request, metadata=channel.metadata, timeout=ANSWER_S)
 
     def arm_next_life(self, target: Target, fault: Fault) -> None:
         """Of a process that is about to die."""

@@ -21,6 +21,8 @@ SECONDS = {Kind.STOP: 10.0, Kind.PARTITION: 5.0, Kind.SLOW: 2.0}
 QUICK_SECONDS = {Kind.STOP: 3.0, Kind.PARTITION: 3.0, Kind.SLOW: 1.0}
 """Long enough to be declared dead, and to come back."""
 
+WAKING: dict[str, tuple[Kind, ...]] = {Process.DECODE: (Kind.STOP, Kind.PARTITION), Process.ROUTER: (Kind.STOP,)}
+
 OFTEN = frozenset(
     {
         Point.ROUTER_TOKEN,
@@ -68,6 +70,11 @@ class Trial:
         reads = word == "pull" or self.point in _AS_READER
         serves = word == "pages" or (word == "transport" and not reads)
         return reads if self.process == Process.PREFILL else serves and self.process == Process.DECODE
+
+    @property
+    def wakes_up(self) -> bool:
+        """Streams of its go on elsewhere before it knows: it may speak of them once more."""
+        return self.kind in WAKING.get(self.process, ())
 
     def count(self, draws: random.Random) -> int:
         if self.is_of_peers or self.process == Process.SUPERVISOR or self.point == Point.WORKER_DRAINING:

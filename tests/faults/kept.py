@@ -14,23 +14,19 @@ from cluster.router_process import Addresses
 from tests.cluster.processes import TOKEN, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.faults.injector import BY_CALL, JOURNAL
-from twostroke.faults.plan import BREAK, ENVIRONMENT, Guard
+from twostroke.faults.plan import ENVIRONMENT
 from twostroke.rpc.v1 import control_pb2
 
-MODEL = ModelConfig(model="paced:step_ms=8,prefill_tokens_per_s=6000,max_model_len=2048,page_bytes=128")
+MODEL = ModelConfig(model="paced:step_ms=6,prefill_tokens_per_s=12000,max_model_len=2048,page_bytes=128")
 POOL = CacheConfig(kv_cache_memory_bytes=80 * 128)
 
 
 @asynccontextmanager
-async def kept_cluster(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode: int, off: Guard | None = None
-) -> AsyncIterator[Bed]:
-    """Two routers, one prefill worker; with one guard `off`, for a test that notices."""
+async def kept_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode: int) -> AsyncIterator[Bed]:
+    """Two routers, one prefill worker."""
     journal = folder / "journal.jsonl"
     monkeypatch.setenv(ENVIRONMENT, BY_CALL)
     monkeypatch.setenv(JOURNAL, str(journal))
-    if off is not None:
-        monkeypatch.setenv(BREAK, off.value)
     # All prompts travel: nobody weighs whether that is worth it.
     travelling = running_cluster(
         prefill=1,

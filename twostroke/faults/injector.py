@@ -26,6 +26,9 @@ JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
 NEXT_LIFE = "{journal}.{process}"
 """Names a file with a fault that is armed when the process begins, once: beside the journal."""
+ONE = "{journal}.{fault}.one"
+"""Names a file that one process of all in which the fault is armed takes away: in the others it does not happen then.
+Where there never was one, it happens in all."""
 HIT = " has hit pages"
 """Ends the fault's name in a second line, when pages are spoilt: they may come long after the point."""
 
@@ -71,8 +74,22 @@ class Injector:
             if self._left:
                 return False
             self._armed = None
+        if not self._is_first(fault):
+            return False
         self._happen(fault)
         return fault.kind is Kind.LOSE
+
+    def _is_first(self, fault: Fault) -> bool:
+        """Of all processes, where it is to happen in one."""
+        if self._journal is None:
+            return True
+        note = Path(ONE.format(journal=self._journal, fault=fault))
+        taken = note.with_suffix(".taken")
+        try:
+            note.rename(taken)
+        except FileNotFoundError:
+            return not taken.exists()
+        return True
 
     def _happen(self, fault: Fault) -> None:
         log.warning("fault happens fault=%s", fault)

@@ -43,6 +43,8 @@ class Guard(enum.StrEnum):
     """Pages stay as they were announced until their reader is done; those that were reused meanwhile are refused."""
     DIGESTS = "digests"
     """What arrived is what was sent."""
+    ATTEMPTS = "attempts"
+    """Decode workers refuse what is asked about an attempt that a later one has replaced."""
     RESUME = "resume"
     """Routers go on with streams that others have begun."""
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import grpc.aio
 
+from twostroke.errors import ConfigError
 from twostroke.faults.injector import Injector
-from twostroke.faults.plan import Fault
+from twostroke.faults.plan import Fault, Guard
 from twostroke.rpc.server import check_token
 from twostroke.rpc.v1 import faults_pb2, faults_pb2_grpc
 
@@ -32,6 +33,16 @@ class FaultsService(faults_pb2_grpc.FaultsServicer):
         self._injector.arm(fault)
         log.warning("fault armed fault=%s", fault)
         return faults_pb2.ArmResponse()
+
+    async def SwitchOff(  # noqa: N802
+        self, request: faults_pb2.SwitchOffRequest, context: Context
+    ) -> faults_pb2.SwitchOffResponse:
+        check_token(context, self._cluster_token)
+        if request.guard and request.guard not in list(Guard):
+            raise ConfigError(f"there is no guard {request.guard!r}; there are {', '.join(Guard)}", field="guard")
+        self._injector.off = Guard(request.guard) if request.guard else None
+        log.warning("guard off guard=%s", request.guard or "none")
+        return faults_pb2.SwitchOffResponse()
 
     async def Heal(  # noqa: N802
         self, request: faults_pb2.HealRequest, context: Context

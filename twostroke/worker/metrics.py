@@ -51,6 +51,7 @@ class WorkerMetrics:
         self._peer_failures = counter("peer_pull_failures_total", "Pulls from peers given up: computed here.", "reason")
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
         self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
+        self.stale_attempts = counter("stale_attempts_total", "Calls about a replaced attempt.").labels(role_name)
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
 
     def watch(self, pool: BlockPool, scheduler: Scheduler, log: EventLog, queued_s: Callable[[], float]) -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.faults.answer import Piece, Transcript, difference, longest_wait_s
+from cluster.faults.answer import Piece, Silence, Transcript, difference, longest_wait_s
+from cluster.faults.zombies import met
 
 
 def answer(*pieces: Piece) -> Transcript:
@@ -58,13 +59,30 @@ def test_a_wait_is_the_longest_silence_from_the_fault_on() -> None:
     transcript = Transcript("asked", began_s=0.0)
     for at in (1.0, 9.0, 12.0, 12.5):  # the longest silence began before the fault
         transcript.take(Piece(tokens=(1,)), at)
-    assert longest_wait_s(transcript, 8.0, without_patience=False) == 3.0
-    assert longest_wait_s(transcript, 20.0, without_patience=False) is None
+    assert longest_wait_s(transcript, 8.0) == 3.0
+    assert longest_wait_s(transcript, 20.0) is None
 
 
 def test_the_patience_of_a_client_with_a_frozen_router_is_not_counted() -> None:
-    transcript = Transcript("asked", began_s=0.0, silences_s=[5.0])
+    transcript = Transcript("asked", began_s=0.0, silences=[Silence(5.0, "router-1")])
     for at in (1.0, 5.5, 6.0):
         transcript.take(Piece(tokens=(1,)), at)
-    assert longest_wait_s(transcript, 2.0, without_patience=False) == 3.5
-    assert longest_wait_s(transcript, 2.0, without_patience=True) == 0.5
+    assert longest_wait_s(transcript, 2.0) == 3.5
+    assert longest_wait_s(transcript, 2.0, free="router-1") == 0.5
+    assert longest_wait_s(transcript, 2.0, free="router-2") == 3.5
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "count"),
+    [
+        ((1.0, 4.1, 6.0, 7.0, 13.5), 1),  # it waited, went on, and still did when it was back at 12
+        ((1.0, 2.1, 2.6, 3.0, 13.5), 0),  # it was elsewhere
+        ((1.0, 12.5, 13.5), 0),  # nobody went on before
+        ((1.0, 4.1, 11.0), 0),  # it had ended
+    ],
+)
+def test_a_zombie_meets_streams_that_it_had_and_that_others_go_on_with(arrivals: tuple[float, ...], count: int) -> None:
+    transcript = Transcript("long-0", began_s=0.5)
+    for at in arrivals:
+        transcript.take(Piece(tokens=(1,)), at)
+    assert met([transcript], fault_s=2.0, back_s=12.0) == count

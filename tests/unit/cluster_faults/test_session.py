@@ -10,6 +10,7 @@ import pytest
 
 from cluster import faults
 from cluster.faults import process_table
+from cluster.faults.bounds import overruns
 from cluster.faults.load import asks
 from cluster.faults.options import FaultsOptions, options_from
 from cluster.faults.outcome import MISMATCHES, Outcome
@@ -106,10 +107,41 @@ def test_a_miss_is_a_miss(changes: dict[str, object], verdict: str) -> None:
     assert found.is_miss == (verdict != "ok")
 
 
+KILL, STOP = (Trial("decode", Point.DECODE_SAMPLED, kind) for kind in (Kind.KILL, Kind.STOP))
+
+
+@pytest.mark.parametrize(
+    ("waits", "misses", "notes"),
+    [
+        ([(KILL, 2.9), (STOP, 4.9)], [], []),
+        ([(KILL, 3.1)], ["killed: p99 of recovery 3.10 s"], []),
+        ([(KILL, 1.0), (STOP, 5.2)], ["frozen or cut off: p99 of recovery 5.20 s"], []),
+        ([(KILL, 3.1), *[(KILL, 1.0)] * 199], [], ["killed: over 3 s"]),
+        ([(KILL, None), (STOP, None)], [], []),
+    ],
+)
+def test_recovery_that_takes_too_long_is_a_miss_and_named(
+    waits: list[tuple[Trial, float | None]], misses: list[str], notes: list[str]
+) -> None:
+    outcomes = [outcome(trial, recovery_s=wait) for trial, wait in waits]
+    for found, expected in zip(overruns(outcomes), (misses, notes), strict=True):
+        assert len(found) == len(expected)
+        for text, begins in zip(found, expected, strict=True):
+            assert text.startswith(begins)
+            assert "decode/decode.sampled/" in text
+            assert text in summary(outcomes, Facts.now(options(), 1.0))
+
+
 def test_the_table_is_put_between_its_marks_and_misses_are_bold() -> None:
     facts = Facts.now(options("--seed", "11"), 60.0)
     good = outcome(Trial("decode", Point.DECODE_SAMPLED, Kind.KILL))
-    bad = outcome(Trial("router", Point.ROUTER_TOKEN, Kind.STOP), wrong=("greedy: gap",), recovery_s=4.25)
+    bad = outcome(
+        Trial("router", Point.ROUTER_TOKEN, Kind.STOP),
+        wrong=("greedy: gap",),
+        recovery_s=4.25,
+        met=1,
+        refused={"twostroke_stale_attempts_total": 3},
+    )
     head = outcome(Trial(HEAD, ANYWHERE, Kind.KILL), recovery_s=None)
     document = "above\n<!-- faults:matrix -->\nold\n<!-- end of faults:matrix -->\nbelow\n"
     page = written(document, [bad, good, head], facts)
@@ -119,6 +151,8 @@ def test_the_table_is_put_between_its_marks_and_misses_are_bold() -> None:
     assert "| decode | decode.sampled | 9/9 0.50 s |  |" in page
     assert "| router | router.token |  | **8/9 4.25 s** |" in page
     assert "Seed 11" in page
+    assert "1 of 1 that were frozen or cut off" in page
+    assert "`twostroke_stale_attempts_total` 3" in page
     assert written(page, [bad, good, head], facts) == page
     assert "MISS router/router.token/stop: greedy: gap" in summary([bad, good], facts)
     with pytest.raises(ConfigError):

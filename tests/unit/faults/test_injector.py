@@ -16,7 +16,7 @@ import pytest
 
 from twostroke.errors import ConfigError
 from twostroke.faults import injector
-from twostroke.faults.injector import Injector, install
+from twostroke.faults.injector import ONE, Injector, install
 from twostroke.faults.plan import Fault
 from twostroke.lifetime import Point
 
@@ -148,3 +148,19 @@ print(longest, passed[0])
     assert gap_s > 0.3
     assert passed_s > 0.39
     assert len(journal(tmp_path)) == 1
+
+
+def test_a_fault_that_is_meant_for_one_happens_in_one_of_all_that_are_armed(tmp_path: Path) -> None:
+    fault = Fault.parse("router.events:lose:1")
+    processes = [Injector(f"router-{at}", str(tmp_path / "journal")) for at in range(3)]
+
+    def met() -> list[bool]:
+        for process in processes:
+            process.arm(fault)
+        return [process.reach(Point.ROUTER_EVENTS) for process in processes]
+
+    assert met() == [True, True, True]
+    for _ in range(2):
+        Path(ONE.format(journal=tmp_path / "journal", fault=fault)).touch()
+        assert met() == [True, False, False]
+    assert len(journal(tmp_path)) == 5

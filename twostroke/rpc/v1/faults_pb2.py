@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtwostroke/rpc/v1/faults.proto\x12\x0ctwostroke.v1\"\x1b\n\nArmRequest\x12\r\n\x05\x66\x61ult\x18\x01 \x01(\t\"\r\n\x0b\x41rmResponse\"\r\n\x0bHealRequest\"x\n\x0cHealResponse\x12\x38\n\x07reached\x18\x01 \x03(\x0b\x32\'.twostroke.v1.HealResponse.ReachedEntry\x1a.\n\x0cReachedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\x83\x01\n\x06\x46\x61ults\x12:\n\x03\x41rm\x12\x18.twostroke.v1.ArmRequest\x1a\x19.twostroke.v1.ArmResponse\x12=\n\x04Heal\x12\x19.twostroke.v1.HealRequest\x1a\x1a.twostroke.v1.HealResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtwostroke/rpc/v1/faults.proto\x12\x0ctwostroke.v1\"\x1b\n\nArmRequest\x12\r\n\x05\x66\x61ult\x18\x01 \x01(\t\"\r\n\x0b\x41rmResponse\"!\n\x10SwitchOffRequest\x12\r\n\x05guard\x18\x01 \x01(\t\"\x13\n\x11SwitchOffResponse\"\r\n\x0bHealRequest\"x\n\x0cHealResponse\x12\x38\n\x07reached\x18\x01 \x03(\x0b\x32\'.twostroke.v1.HealResponse.ReachedEntry\x1a.\n\x0cReachedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xd1\x01\n\x06\x46\x61ults\x12:\n\x03\x41rm\x12\x18.twostroke.v1.ArmRequest\x1a\x19.twostroke.v1.ArmResponse\x12=\n\x04Heal\x12\x19.twostroke.v1.HealRequest\x1a\x1a.twostroke.v1.HealResponse\x12L\n\tSwitchOff\x12\x1e.twostroke.v1.SwitchOffRequest\x1a\x1f.twostroke.v1.SwitchOffResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,12 +37,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ARMREQUEST']._serialized_end=74
   _globals['_ARMRESPONSE']._serialized_start=76
   _globals['_ARMRESPONSE']._serialized_end=89
-  _globals['_HEALREQUEST']._serialized_start=91
-  _globals['_HEALREQUEST']._serialized_end=104
-  _globals['_HEALRESPONSE']._serialized_start=106
-  _globals['_HEALRESPONSE']._serialized_end=226
-  _globals['_HEALRESPONSE_REACHEDENTRY']._serialized_start=180
-  _globals['_HEALRESPONSE_REACHEDENTRY']._serialized_end=226
-  _globals['_FAULTS']._serialized_start=229
-  _globals['_FAULTS']._serialized_end=360
+  _globals['_SWITCHOFFREQUEST']._serialized_start=91
+  _globals['_SWITCHOFFREQUEST']._serialized_end=124
+  _globals['_SWITCHOFFRESPONSE']._serialized_start=126
+  _globals['_SWITCHOFFRESPONSE']._serialized_end=145
+  _globals['_HEALREQUEST']._serialized_start=147
+  _globals['_HEALREQUEST']._serialized_end=160
+  _globals['_HEALRESPONSE']._serialized_start=162
+  _globals['_HEALRESPONSE']._serialized_end=282
+  _globals['_HEALRESPONSE_REACHEDENTRY']._serialized_start=236
+  _globals['_HEALRESPONSE_REACHEDENTRY']._serialized_end=282
+  _globals['_FAULTS']._serialized_start=285
+  _globals['_FAULTS']._serialized_end=494
 # @@protoc_insertion_point(module_scope)

@@ -16,6 +16,16 @@ class ArmResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class SwitchOffRequest(_message.Message):
+    __slots__ = ("guard",)
+    GUARD_FIELD_NUMBER: _ClassVar[int]
+    guard: str
+    def __init__(self, guard: _Optional[str] = ...) -> None: ...
+
+class SwitchOffResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class HealRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -45,6 +45,11 @@ class FaultsStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.HealRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.HealResponse.FromString,
                 _registered_method=True)
+        self.SwitchOff = channel.unary_unary(
+                '/twostroke.v1.Faults/SwitchOff',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.SwitchOffRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.SwitchOffResponse.FromString,
+                _registered_method=True)
 
 
 class FaultsServicer:
@@ -65,6 +70,13 @@ class FaultsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchOff(self, request, context):
+        """One guard is off from now on, and every other one on: for tests that prove that they notice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FaultsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_FaultsServicer_to_server(servicer, server):
                     servicer.Heal,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.HealRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.HealResponse.SerializeToString,
+            ),
+            'SwitchOff': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchOff,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.SwitchOffRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_faults__pb2.SwitchOffResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Faults:
             '/twostroke.v1.Faults/Heal',
             twostroke_dot_rpc_dot_v1_dot_faults__pb2.HealRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_faults__pb2.HealResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchOff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Faults/SwitchOff',
+            twostroke_dot_rpc_dot_v1_dot_faults__pb2.SwitchOffRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_faults__pb2.SwitchOffResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class FaultsStub:
     """The fault happens when the point is reached for the `count`-th time from now on. It replaces one armed before."""
     Heal: _grpc.UnaryUnaryMultiCallable[_faults_pb2.HealRequest, _faults_pb2.HealResponse]
     """Nothing is armed any more, and links are as they were."""
+    SwitchOff: _grpc.UnaryUnaryMultiCallable[_faults_pb2.SwitchOffRequest, _faults_pb2.SwitchOffResponse]
+    """One guard is off from now on, and every other one on: for tests that prove that they notice."""
 
 @_typing.type_check_only
 class FaultsAsyncStub(FaultsStub):
@@ -47,6 +49,8 @@ class FaultsAsyncStub(FaultsStub):
     """The fault happens when the point is reached for the `count`-th time from now on. It replaces one armed before."""
     Heal: _aio.UnaryUnaryMultiCallable[_faults_pb2.HealRequest, _faults_pb2.HealResponse]  # type: ignore[assignment]
     """Nothing is armed any more, and links are as they were."""
+    SwitchOff: _aio.UnaryUnaryMultiCallable[_faults_pb2.SwitchOffRequest, _faults_pb2.SwitchOffResponse]  # type: ignore[assignment]
+    """One guard is off from now on, and every other one on: for tests that prove that they notice."""
 
 class FaultsServicer(metaclass=_abc_1.ABCMeta):
     """Faults on demand, for tests. Served by any process that was started with TWOSTROKE_FAULT, and by no other."""
@@ -66,5 +70,13 @@ class FaultsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_faults_pb2.HealResponse, _abc.Awaitable[_faults_pb2.HealResponse]]:
         """Nothing is armed any more, and links are as they were."""
+
+    @_abc_1.abstractmethod
+    def SwitchOff(
+        self,
+        request: _faults_pb2.SwitchOffRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_faults_pb2.SwitchOffResponse, _abc.Awaitable[_faults_pb2.SwitchOffResponse]]:
+        """One guard is off from now on, and every other one on: for tests that prove that they notice."""
 
 def add_FaultsServicer_to_server(servicer: FaultsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
