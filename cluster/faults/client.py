@@ -18,7 +18,7 @@ from cluster.faults.load import Ask, Conduct, Door
 from cluster.router_process import Addresses
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
-GIVE_UP_S = 60.0
+GIVE_UP_S = 120.0
 """After which a stream has failed: far more than any fault takes."""
 PAUSE_S = 0.1
 """Before another router is asked."""

@@ -72,7 +72,7 @@ class Player:
         missing = await self._bed.whole_within(WHOLE_S)
         if missing is not None:
             raise ConfigError(f"the cluster is not whole before anything was broken: {missing}")
-        plain = [ask.staying() for ask in [*self._asks, *self._crowd, *self._family]]
+        plain = [ask.staying() for ask in [*self._asks, *self._crowd, *self._family, *self._long]]
         first = await self._ask(plain)
         texts = {transcript.name: transcript.choices[0].text for transcript in first if transcript.choices}
         self._asks = [ask.stopping_within(texts[ask.name]) if ask.stops_early else ask for ask in self._asks]
@@ -106,8 +106,6 @@ class Player:
             return Outcome.lost(trial, transports, model, f"{type(error).__name__}: {error}")
 
     async def _play(self, trial: Trial, transports: str, model: str) -> Outcome:
-        if trial.wakes_up:
-            await self._know_long()
         began_s = time.time()
         before, epochs = await refusals(self._bed), await self._bed.epochs()
         self._journal_lines, self._met = len(self._bed.journal()), None
@@ -142,15 +140,6 @@ class Player:
 
     def _wrong(self, got: Sequence[Transcript]) -> list[str]:
         return [wrong for each in got if (wrong := difference(self._expected[each.name], each)) is not None]
-
-    async def _know_long(self) -> None:
-        """What the long streams are without faults: it takes a while, so only where they are needed."""
-        if self._long[0].name not in self._expected:
-            known = {each.name: each for each in await self._ask_at_once(self._long)}
-            failures = [each.failure for each in known.values() if each.failure is not None]
-            if failures:
-                raise ConfigError(f"without faults, long streams fail: {failures[0]}")
-            self._expected.update(known)
 
     async def _break(
         self, trial: Trial, epochs: Mapping[str, str], long: LongStreams | None = None

@@ -34,7 +34,7 @@ SLOW_S = 3.0
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
 PACED_LOAD = Load(tokens=60, prompt_letters=320, long_tokens=900)
-REAL_LOAD = Load(tokens=40, prompt_letters=600, long_tokens=400)
+REAL_LOAD = Load(tokens=40, prompt_letters=600, long_tokens=300)
 
 
 def run_session(options: FaultsOptions) -> int:

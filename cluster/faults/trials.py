@@ -18,7 +18,7 @@ HEAD_KINDS = (Kind.KILL, Kind.STOP)
 
 SECONDS = {Kind.STOP: 10.0, Kind.PARTITION: 5.0, Kind.SLOW: 2.0}
 """How long a fault lasts that ends by itself."""
-QUICK_SECONDS = {Kind.STOP: 3.0, Kind.PARTITION: 3.0, Kind.SLOW: 1.0}
+QUICK_SECONDS = {Kind.STOP: 2.7, Kind.PARTITION: 2.7, Kind.SLOW: 1.0}
 """Long enough to be declared dead, and to come back."""
 
 WAKING: dict[str, tuple[Kind, ...]] = {Process.DECODE: (Kind.STOP, Kind.PARTITION), Process.ROUTER: (Kind.STOP,)}

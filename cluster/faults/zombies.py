@@ -16,7 +16,7 @@ LATE_S = 0.3
 """After the fault; what still comes then was sent before it."""
 STALLED_S = 1.2
 """After the fault; whoever waits for death or for a frozen router has got nothing by then."""
-AWAKE_S = 1.0
+AWAKE_S = 0.7
 """For which a process that is back is watched."""
 BEGIN_S = 5.0
 """For all to have a first token."""

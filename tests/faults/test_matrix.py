@@ -18,6 +18,7 @@ from twostroke.faults.plan import Guard, Kind
 LOAD = Load(tokens=50, prompt_letters=320, long_tokens=600, seed=3)
 PATIENCE_S = 1.5
 """Of clients: half as long as a router is frozen, so that another one has their streams when it wakes up."""
+TRIES = 3
 NOTICED = (
     (Guard.RESUME, "router/router.token/kill"),
     (Guard.ATTEMPTS, "router/router.token/stop"),
@@ -31,6 +32,16 @@ async def played(player: Player, bed: Bed, text: str) -> Outcome:
     return await player.play(Trial(process, point, Kind(kind)), transports="", model=bed.model)
 
 
+async def is_noticed(player: Player, bed: Bed, text: str) -> bool:
+    """Not each time that nothing prevents it does a fault do harm."""
+    for _ in range(TRIES):
+        outcome = await played(player, bed, text)
+        assert outcome.has_happened
+        if outcome.is_lossy:
+            return True
+    return False
+
+
 async def test_no_client_notices_a_fault_and_with_a_guard_off_the_matrix_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -42,11 +53,9 @@ async def test_no_client_notices_a_fault_and_with_a_guard_off_the_matrix_does(
             outcome = await played(player, bed, name)
             assert outcome.verdict == "ok", outcome
         for guard, name in NOTICED:
-            await bed.switch_off(guard)
-            outcome = await played(player, bed, name)
-            assert outcome.has_happened, guard
-            assert outcome.is_lossy, guard
-            await bed.switch_off(None)
             await bed.forget_cached()
             _, wrong = await player.undisturbed(0.0001)
-            assert wrong == [], f"after {guard}, with all guards on: whatever is noticed next is not this one's doing"
+            assert wrong == [], f"before {guard}, with all guards on"
+            await bed.switch_off(guard)
+            assert await is_noticed(player, bed, name), guard
+            await bed.switch_off(None)

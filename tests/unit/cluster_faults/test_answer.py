@@ -24,6 +24,8 @@ WHOLE = (
 def test_the_same_answer_in_other_messages_is_the_same() -> None:
     together = Piece(text="bc", tokens=(2, 3), logprobs=(-0.25, -0.125), finish="length")
     assert difference(answer(*WHOLE), answer(WHOLE[0], together, WHOLE[3])) is None
+    rounded = Piece(text="a", tokens=(1,), logprobs=(-0.500001,))
+    assert difference(answer(*WHOLE), answer(rounded, *WHOLE[1:])) is None
 
 
 @pytest.mark.parametrize(
