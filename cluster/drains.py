@@ -77,6 +77,11 @@ class Drains:
         self._ground.set_departure(worker_id, Departure.BACK if restart else Departure.AWAY)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
 
+    def move(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> None:
+        """A worker that serves drains from now on, and its next life begins where Ray then puts it."""
+        self._ground.set_departure(worker_id, Departure.BACK)
+        self._begin(worker_id, deadline_s, tasks)
+
     def resume(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         """The worker serves, as far as its process says: an earlier life of the supervisor may have begun a drain."""
         if self._ground.departure(worker_id) is not None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Awaitable
+import math
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import ray
@@ -27,6 +30,8 @@ Answer = TypeVar("Answer")
 
 RECYCLED_PAUSE_S = 0.05
 """Between two looks whether a process is a fresh one."""
+NODES_S = 2.0
+"""For Ray's head to say which nodes leave."""
 KV_NAMESPACE = "twostroke"
 """Of Ray's internal key-value store."""
 
@@ -38,6 +43,15 @@ class Departure(enum.StrEnum):
     """A new life begins."""
     AWAY = "away"
     """It stays away until it is asked back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The living ones."""
+
+    leaving: Mapping[str, float]
+    """Those that shall be left, and for how many seconds they will still be there; infinite: nobody has said."""
+    staying: frozenset[str]
 
 
 class WorkerDied(PeerLost):
@@ -75,6 +89,9 @@ class Ground(Protocol):
     def departure(self, worker_id: str) -> Departure | None: ...
 
     def set_departure(self, worker_id: str, departure: Departure | None) -> None: ...
+
+    async def nodes(self) -> Nodes:
+        """Raises PeerLost where nobody answers."""
 
     def forget(self) -> None:
         """The fleet is gone: nothing of it stays behind."""
@@ -157,10 +174,29 @@ class RayGround:
         else:
             internal_kv._internal_kv_put(key, departure.value, overwrite=True, namespace=KV_NAMESPACE)
 
+    async def nodes(self) -> Nodes:
+        try:
+            return await asyncio.to_thread(_nodes_now)
+        except ray.exceptions.RayError as error:
+            raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
+
     def forget(self) -> None:
         for prefix in (_incarnation_key(""), _departure_key("")):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+
+
+def _nodes_now() -> Nodes:
+    """As Ray's own libraries ask: for nodes that are drained by hand, by an autoscaler or before a preemption."""
+    deadlines_ms: dict[str, int] = ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=NODES_S)
+    living = {node.node_id for node in nodes_from_ray(ray.nodes())}
+    now_s = time.time()
+    leaving = {
+        node_id: deadline_ms / 1000 - now_s if deadline_ms else math.inf
+        for node_id, deadline_ms in deadlines_ms.items()
+        if node_id in living
+    }
+    return Nodes(leaving, frozenset(living - leaving.keys()))
 
 
 def _incarnation_key(worker_id: str) -> str:

@@ -1,15 +1,23 @@
-"""Which worker is created or started now, and when to look again. Pure: no clock, no Ray."""
+"""Which worker is created or started now, which leaves its node, and when to look again. Pure: no clock, no Ray."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+
+from twostroke.config import Role
 
 STABLE_S = 10.0
 """A life that served this long was not part of a crash loop."""
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
+LONGEST_LEAVE_S = 30.0
+"""For one worker to drain off a node that leaves later, or nobody knows when."""
+NEAR_S = 45.0
+"""A node that ends this soon is left by everybody at once: one drain and its end fit in, two in a row may not."""
+SPARE_S = 2.0
+"""Between the end of a drain and that of the node: for the process to end by itself."""
 
 
 class Stage(enum.StrEnum):
@@ -109,3 +117,46 @@ def plan(observed: Iterable[Observed], now_s: float) -> Plan:
             else:
                 wakes_s.append(due_s)
     return Plan(tuple(actions), min(wakes_s, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A worker, and the node that its process is on."""
+
+    worker_id: str
+    role: Role
+    stage: Stage
+    node_id: str | None
+    """None: no process, or not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    worker_id: str
+    deadline_s: float
+    """From now."""
+
+
+def leaves(residents: Iterable[Resident], leaving: Mapping[str, float], *, has_other_nodes: bool) -> tuple[Leave, ...]:
+    """Who begins to drain now, with `leaving` as the seconds that each node has that shall be left.
+
+    One of a role at a time, while the others of it serve: whoever comes back first proves that there is room elsewhere.
+    Where a node's end is near, all that it has at once.
+    """
+    workers = list(residents)
+    unsettled = {worker.role for worker in workers if worker.stage in _UNSETTLED}
+    result: list[Leave] = []
+    for worker in workers:
+        left_s = leaving.get(worker.node_id or "")
+        if left_s is None or worker.stage is not Stage.SERVING:
+            continue
+        if left_s > NEAR_S:
+            if worker.role in unsettled or not has_other_nodes:
+                continue
+            unsettled.add(worker.role)
+        result.append(Leave(worker.worker_id, min(LONGEST_LEAVE_S, max(0.0, left_s - SPARE_S))))
+    return tuple(result)
+
+
+_UNSETTLED = frozenset({Stage.ABSENT, Stage.IDLE, Stage.STARTING, Stage.DRAINING, Stage.DEAD})
+"""It does not serve, and will."""

@@ -15,7 +15,8 @@ from cluster.actors import Place, Serving
 from cluster.drains import Drains
 from cluster.fleet_service import FleetService
 from cluster.ground import Ground, RayGround, WorkerDied, WorkerHandle
-from cluster.plan import Create, Observed, Stage, backoff_s, plan
+from cluster.node_watch import NodeWatch
+from cluster.plan import Create, Observed, Resident, Stage, backoff_s, plan
 from cluster.spec import NODE_ADDRESS, FleetSpec
 from twostroke.config import WorkerConfig
 from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
@@ -29,6 +30,8 @@ from twostroke.telemetry import configure_logging
 
 log = logging.getLogger(__name__)
 
+PLACED_S = 10.0
+"""A worker that has no process by then is told of: nothing else tells that Ray waits for room."""
 SHUTDOWN_S = 5.0
 """A worker that has not shut down by then is killed."""
 PING_S = 5.0
@@ -96,6 +99,7 @@ class Supervisor:
         self._handles: dict[str, WorkerHandle] = {}
         self._service = FleetService(self.drain)
         self._drains = Drains(self, self._ground, spec.token, SHUTDOWN_S)
+        self._nodes = NodeWatch(self._ground, self.residents, self._drains)
         self._lives: asyncio.TaskGroup | None = None
         self._version = 0
         self._changed = asyncio.Event()
@@ -158,12 +162,21 @@ class Supervisor:
             and worker.config.role is role
             and worker.observed.stage is Stage.SERVING
             and worker.serving is not None
+            and not (worker.place and self._nodes.leaves(worker.place.node_id))
         ]
 
     def handle(self, worker_id: str) -> WorkerHandle:
         if worker_id not in self._handles:
             raise NotFound(f"{worker_id} has no process")
         return self._handles[worker_id]
+
+    def residents(self) -> list[Resident]:
+        return [
+            Resident(
+                worker_id, worker.config.role, worker.observed.stage, worker.place.node_id if worker.place else None
+            )
+            for worker_id, worker in self._workers.items()
+        ]
 
     async def stop(self) -> None:
         """Shut every worker down and remove it; `run` returns."""
@@ -210,6 +223,7 @@ class Supervisor:
     async def _keep(self) -> None:
         async with asyncio.TaskGroup() as lives:
             self._lives = lives
+            lives.create_task(self._nodes.watch(lives))
             while True:
                 now_s = self._clock()
                 step = plan([worker.observed for worker in self._workers.values()], now_s)
@@ -241,7 +255,7 @@ class Supervisor:
         handle = self._handles[worker_id]
         readiness: asyncio.Task[None] | None = None
         try:
-            self._change(worker_id, place=await handle.place())
+            self._change(worker_id, place=await _place(worker_id, handle))
             incarnation = self._ground.next_incarnation(worker_id)
             reach(Point.SUPERVISOR_STARTING)
             log.info("worker starts worker=%s incarnation=%d", worker_id, incarnation)
@@ -308,6 +322,15 @@ class Supervisor:
         self._service.publish(fleet_pb2.FleetView(version=self._version, members=members))
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _place(worker_id: str, handle: WorkerHandle) -> Place:
+    text = "worker has no process yet: Ray waits for a node with room for it worker=%s"
+    tell = asyncio.get_running_loop().call_later(PLACED_S, log.warning, text, worker_id)
+    try:
+        return await handle.place()
+    finally:
+        tell.cancel()
 
 
 async def _recycle_when_frozen(worker_id: str, handle: WorkerHandle) -> None:

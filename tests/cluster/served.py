@@ -49,9 +49,14 @@ class Server:
         assert found is not None, self.printed
         return found[1]
 
-    def command(self, *arguments: str) -> str:
+    def command(self, *arguments: str, patience_s: float = PATIENCE_S) -> str:
         done = subprocess.run(
-            [*TWOSTROKE, *arguments], env=self.environment, capture_output=True, text=True, check=False, timeout=60
+            [*TWOSTROKE, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=patience_s,
         )
         assert done.returncode == 0, done.stderr + self.printed
         return done.stdout

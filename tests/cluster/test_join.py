@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cluster.served import PATIENCE_S, SMALL, TWOSTROKE, starting, wait_until
+from tests.cluster.processes import Client
+from tests.cluster.served import PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
+from tests.unit.worker.rig import prompt_of
 
 RAY_TOKEN = "5" * 64
 OUR_ACTORS = "decode-0,prefill-0,supervisor"
@@ -21,16 +25,16 @@ OUR_ACTORS = "decode-0,prefill-0,supervisor"
 
 @dataclass
 class Owner:
-    """Of a Ray cluster whose only node is labelled for decode."""
+    """Of a Ray cluster whose only node is labelled for prefill."""
 
     process: subprocess.Popen[str]
     address: str
     environment: dict[str, str]
 
-    def actors(self) -> str:
+    def ask(self, line: str = "actors") -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print(file=self.process.stdin, flush=True)
+        print(line, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip()
 
 
@@ -55,13 +59,18 @@ def owner() -> Iterator[Owner]:
 def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owner: Owner, tmp_path: Path) -> None:
     with starting(tmp_path, *SMALL, "--address", owner.address, **owner.environment) as server:
         server.until_printed("Ctrl-C ends it")
-        assert owner.actors() == OUR_ACTORS
+        assert owner.ask() == OUR_ACTORS
         assert server.command("chat", "Hello?", "--max-tokens", "3").strip()
         # The nodes' own address, not the loopback, on a cluster that may have other nodes.
         host = owner.address.rpartition(":")[0]
-        assert f"prefill-0 serves at {host}:" in server.printed
+        assert f"decode-0 serves at {host}:" in server.printed
+        at = ["--address", owner.address]
+        assert "prefill-0 has left" in server.command("drain", "prefill-0", *at)
+        assert owner.ask() == "decode-0,supervisor"
+        assert "prefill-0 serves again" in server.command("restart", "prefill-0", *at)
+        assert owner.ask() == OUR_ACTORS
         assert server.end(signal.SIGINT) == 0
-    assert owner.actors() == ""
+    assert owner.ask() == ""
     assert owner.process.poll() is None
 
 
@@ -74,7 +83,7 @@ def test_what_a_killed_launcher_left_is_refused_by_the_next_and_taken_down_by_na
         router = psutil.Process(server.worker_pid("-m router"))
         server.end(signal.SIGKILL)
         wait_until(lambda: not router.is_running())
-    assert owner.actors() == "decode-0,supervisor"
+    assert owner.ask() == "decode-0,supervisor"
 
     with starting(tmp_path, *join, **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
@@ -83,7 +92,7 @@ def test_what_a_killed_launcher_left_is_refused_by_the_next_and_taken_down_by_na
     down = [*TWOSTROKE, "down", "--address", owner.address]
     done = subprocess.run(down, env=os.environ | owner.environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert owner.actors() == ""
+    assert owner.ask() == ""
 
 
 def test_a_fleet_taken_down_by_somebody_else_ends_its_launcher_in_one_line(owner: Owner, tmp_path: Path) -> None:
@@ -96,7 +105,7 @@ def test_a_fleet_taken_down_by_somebody_else_ends_its_launcher_in_one_line(owner
         assert "died" not in server.printed
         last = server.printed.rstrip().splitlines()[-1]
     assert last == "twostroke: the fleet was taken down by somebody else"
-    assert owner.actors() == ""
+    assert owner.ask() == ""
 
 
 def test_without_the_clusters_token_it_is_refused_in_one_line(owner: Owner, tmp_path: Path) -> None:
@@ -105,3 +114,39 @@ def test_without_the_clusters_token_it_is_refused_in_one_line(owner: Owner, tmp_
         assert server.process.wait(PATIENCE_S) == 2
         last = server.printed.rstrip().splitlines()[-1]
     assert last.startswith(f"twostroke: cannot join the Ray cluster at {owner.address}")
+
+
+async def test_workers_of_a_node_that_shall_be_left_go_on_elsewhere_one_after_the_other_and_no_answer_changes(
+    owner: Owner, tmp_path: Path
+) -> None:
+    head, node = owner.ask("nodes"), await asyncio.to_thread(owner.ask, "node decode")
+    flags = [*SMALL, "--model", "paced:step_ms=5,max_model_len=2048", "--decode", "2", "--address", owner.address]
+    with starting(tmp_path, *flags, **owner.environment) as server:
+        await asyncio.to_thread(server.until_printed, "Ctrl-C ends it")
+        assert owner.ask("places") == f"decode-0@{node},decode-1@{node},prefill-0@{head},supervisor@{head}"
+        client = Client(server.address("gRPC"))
+        is_over = asyncio.Event()
+
+        async def use(prompt: tuple[int, ...]) -> None:
+            """One answer after the other, all alike, so that some are under way at any time."""
+            first = await client.tokens(prompt, max_tokens=150, temperature=0, ignore_eos=True)
+            while not is_over.is_set():
+                assert await client.tokens(prompt, max_tokens=150, temperature=0, ignore_eos=True) == first
+
+        async with asyncio.TaskGroup() as load:
+            for seed in range(4):
+                load.create_task(use(prompt_of(200 + 7 * seed, seed=seed)))
+            assert await asyncio.to_thread(owner.ask, f"drain {node}") == "0"
+            await asyncio.to_thread(wait_until, lambda: moves(server) == 4, lambda: server.printed)
+            is_over.set()
+        await client.close()
+        assert owner.ask("places") == f"decode-0@{head},decode-1@{head},prefill-0@{head},supervisor@{head}"
+        wait_until(lambda: owner.ask("nodes") == head)  # an empty node that shall be left ends by itself
+        told = re.findall(r"decode-(\d) (drains|serves)", server.printed)[2:]
+        assert told == [("0", "drains"), ("0", "serves"), ("1", "drains"), ("1", "serves")]
+        assert "died" not in server.printed
+
+
+def moves(server: Server) -> int:
+    """Beginnings and ends."""
+    return len(re.findall(r"decode-\d (drains|serves)", server.printed)) - 2

@@ -20,6 +20,8 @@ CLIENTS = 6
 PROMPTS = [f"{number} {'word ' * (20 + 7 * number)}" for number in range(CLIENTS)]
 MODEL = "paced:step_ms=5,max_model_len=2048"
 LENGTHS = (20, 150)
+ROUND_S = 400.0
+"""For every process to begin a new life, one by one; each may drain for half a minute first, and load a model."""
 
 
 @asynccontextmanager
@@ -65,7 +67,7 @@ async def roll(server: Server, *, times: int = 1) -> None:
             for client, prompt in zip(opened, PROMPTS, strict=True):
                 load.create_task(use(client, prompt))
             for _ in range(times):
-                await asyncio.to_thread(server.command, "restart", "--all")
+                await asyncio.to_thread(server.command, "restart", "--all", patience_s=ROUND_S)
             is_over.set()
     assert "died" not in server.printed
     after = server.epochs()
@@ -93,6 +95,7 @@ async def test_a_rolling_restart_of_every_process_fails_no_request_and_changes_n
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.usefixtures("smollm2_dir")
 async def test_rolling_restarts_with_the_real_model(tmp_path: Path) -> None:
     flags = ["--dtype", "float32", "--decode", "2", "--routers", "2", "--kv-cache-memory", "256M"]

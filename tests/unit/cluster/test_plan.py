@@ -1,23 +1,30 @@
-"""The supervisor's decisions: every stage, every pair of stages, crash loops."""
+"""The supervisor's decisions: every stage, every pair of stages, crash loops, nodes that shall be left."""
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
 from cluster.plan import (
     LONGEST_BACKOFF_S,
+    LONGEST_LEAVE_S,
+    NEAR_S,
     NEXT,
+    SPARE_S,
     STABLE_S,
     Create,
     Observed,
     Plan,
+    Resident,
     Stage,
     Start,
     backoff_s,
+    leaves,
     plan,
 )
+from twostroke.config import Role
 
 NOW_S = 100.0
 
@@ -102,3 +109,51 @@ def test_following_the_plan_leads_every_stage_back_to_a_life_but_those_that_are_
             for action in step.actions:
                 worker = worker.enter(Stage.IDLE if isinstance(action, Create) else Stage.STARTING, now_s)
         assert worker.stage in (Stage.STARTING, Stage.SERVING), stage
+
+
+# Nodes that shall be left
+
+
+def resident(worker_id: str, stage: Stage = Stage.SERVING, node_id: str | None = "leaving") -> Resident:
+    return Resident(worker_id, Role(worker_id.partition("-")[0]), stage, node_id)
+
+
+def leavers(workers: list[Resident], left_s: float, *, has_other_nodes: bool = True) -> list[str]:
+    return [leave.worker_id for leave in leaves(workers, {"leaving": left_s}, has_other_nodes=has_other_nodes)]
+
+
+BOTH = [resident("prefill-0"), resident("decode-0"), resident("decode-1")]
+FAR_S = NEAR_S + 1.0
+
+
+@pytest.mark.parametrize("left_s", [FAR_S, math.inf])
+def test_a_node_with_time_is_left_by_one_of_each_role_and_by_the_next_once_all_others_serve(left_s: float) -> None:
+    assert leavers(BOTH, left_s) == ["prefill-0", "decode-0"]
+    for stage in set(Stage) - {Stage.SERVING, Stage.DRAINED, Stage.FAILED}:
+        moving = [resident("decode-0", stage), resident("decode-1")]
+        assert leavers(moving, left_s) == [], f"nobody of the role would be left, or there is no room: {stage}"
+    assert leavers([resident("decode-0", node_id="other"), resident("decode-1")], left_s) == ["decode-1"]
+
+
+@pytest.mark.parametrize("stage", [Stage.DRAINED, Stage.FAILED])
+def test_nobody_waits_for_a_worker_that_does_not_come_back(stage: Stage) -> None:
+    assert leavers([resident("decode-0", stage), resident("decode-1")], FAR_S) == ["decode-1"]
+
+
+def test_a_node_whose_end_is_near_is_left_by_all_at_once_whoever_is_away_and_wherever_they_will_go() -> None:
+    away = resident("decode-2", Stage.STARTING, None)
+    assert leavers([*BOTH, away], NEAR_S, has_other_nodes=False) == ["prefill-0", "decode-0", "decode-1"]
+
+
+def test_without_another_node_workers_stay_until_the_end_is_near() -> None:
+    assert leavers(BOTH, FAR_S, has_other_nodes=False) == []
+
+
+def test_a_drain_ends_before_its_node_and_is_never_longer_than_the_longest() -> None:
+    def deadline_s(left_s: float) -> float:
+        (leave,) = leaves([resident("decode-0")], {"leaving": left_s}, has_other_nodes=True)
+        return leave.deadline_s
+
+    assert deadline_s(math.inf) == deadline_s(FAR_S) == LONGEST_LEAVE_S
+    assert deadline_s(10.0) == 10.0 - SPARE_S
+    assert deadline_s(1.0) == deadline_s(-5.0) == 0.0, "its time is over, and it is still there"

@@ -1,0 +1,59 @@
+"""Looks for Ray nodes that shall be left, and lets their workers drain and begin their next lives elsewhere.
+
+Ray puts nothing on such a node any more, restarted actors included, so a new process is all that a worker needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from cluster.drains import Drains
+from cluster.ground import Ground, Nodes
+from cluster.plan import Resident, leaves
+from twostroke.errors import PeerLost
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Between two looks. A preemption is announced half a minute ahead or more."""
+
+
+class NodeWatch:
+    def __init__(self, ground: Ground, residents: Callable[[], Sequence[Resident]], drains: Drains) -> None:
+        self._ground = ground
+        self._residents = residents
+        self._drains = drains
+        self._nodes = Nodes({}, frozenset())
+        self._is_answered = True
+
+    def leaves(self, node_id: str) -> bool:
+        """As of the last look."""
+        return node_id in self._nodes.leaving
+
+    async def watch(self, tasks: asyncio.TaskGroup) -> None:
+        """Ends only by cancellation; each drain is a task of `tasks`."""
+        while True:
+            try:
+                self._look(await self._ground.nodes(), tasks)
+                self._is_answered = True
+            except PeerLost as error:
+                if self._is_answered:
+                    log.warning("nodes unknown error=%s", error)
+                self._is_answered = False
+            await asyncio.sleep(LOOK_S)
+
+    def _look(self, nodes: Nodes, tasks: asyncio.TaskGroup) -> None:
+        before, self._nodes = self._nodes, nodes
+        residents = self._residents()
+        for node_id in nodes.leaving.keys() - before.leaving.keys():
+            workers = [worker.worker_id for worker in residents if worker.node_id == node_id]
+            log.info(
+                "node shall be left node=%s ends_in_s=%.1f workers=%s other_nodes=%d",
+                *(node_id, nodes.leaving[node_id], ",".join(workers), len(nodes.staying)),
+            )
+            if workers and not nodes.staying:
+                log.warning("no other node: workers stay until the end is near, then wait for a node node=%s", node_id)
+        for leave in leaves(residents, nodes.leaving, has_other_nodes=bool(nodes.staying)):
+            self._drains.move(leave.worker_id, leave.deadline_s, tasks)

@@ -1,0 +1,63 @@
+"""Nodes that shall be left, without Ray: their workers drain one after the other and begin new lives elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster import node_watch
+from cluster.plan import LONGEST_LEAVE_S, NEAR_S
+from tests.unit.cluster.fake_ground import FakeGround, two_decode_workers, until
+
+DECODE = ("decode-0", "decode-1")
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_watch, "LOOK_S", 0.01)
+
+
+async def test_workers_leave_such_a_node_in_turn_with_the_time_it_has_and_hand_nothing_to_those_that_leave_next() -> (
+    None
+):
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        ground.control.may_end.clear()
+        ground.leaving["node"] = 1000.0
+        await until(supervisor, "draining", "prefill-0")
+        await until(supervisor, "draining", "decode-0")
+        await asyncio.sleep(0.1)
+        assert len(ground.control.drains) == 2, "decode-1 waits for its turn"
+        assert {asked.deadline_s for asked in ground.control.drains} == {LONGEST_LEAVE_S}
+        assert not any(asked.heirs for asked in ground.control.drains)
+        ground.control.may_end.set()
+        for worker_id in ("prefill-0", *DECODE):
+            worker = await until(supervisor, "serving", worker_id, epoch="2.00")
+            assert worker.place is not None
+            assert worker.place.node_id == "another node"
+        assert [heir.worker_id for heir in ground.control.drains[2].heirs] == ["decode-0"]
+        await asyncio.sleep(0.1)
+        assert len(ground.control.drains) == 3, "whoever is elsewhere stays"
+
+
+async def test_all_drain_at_once_where_the_nodes_end_comes_near_while_they_wait_for_their_turn() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        ground.control.may_end.clear()
+        ground.leaving["node"] = 1000.0
+        await until(supervisor, "draining", "decode-0")
+        ground.leaving["node"] = NEAR_S
+        await until(supervisor, "draining", "decode-1")
+        ground.control.may_end.set()
+        for worker_id in DECODE:
+            await until(supervisor, "serving", worker_id, epoch="2.00")
+
+
+async def test_a_look_that_nobody_answers_is_not_the_last() -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        ground.silent_looks = 3
+        ground.leaving["node"] = 10.0
+        await until(supervisor, "serving", epoch="2.00")
+        assert ground.silent_looks == 0
