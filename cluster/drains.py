@@ -78,9 +78,13 @@ class Drains:
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
 
     def move(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> None:
-        """A worker that serves drains from now on, and its next life begins where Ray then puts it."""
-        self._ground.set_departure(worker_id, Departure.BACK)
-        self._begin(worker_id, deadline_s, tasks)
+        """A worker that serves drains from now on, and its next life begins where Ray then puts it.
+
+        Nothing happens while a drain of its life before is about to end: ask again later.
+        """
+        if worker_id not in self._running:
+            self._ground.set_departure(worker_id, Departure.BACK)
+            self._begin(worker_id, deadline_s, tasks)
 
     def resume(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         """The worker serves, as far as its process says: an earlier life of the supervisor may have begun a drain."""

@@ -51,7 +51,8 @@ class Nodes:
 
     leaving: Mapping[str, float]
     """Those that shall be left, and for how many seconds they will still be there; infinite: nobody has said."""
-    staying: frozenset[str]
+    has_others: bool
+    """There are some that stay."""
 
 
 class WorkerDied(PeerLost):
@@ -189,6 +190,8 @@ class RayGround:
 def _nodes_now() -> Nodes:
     """As Ray's own libraries ask: for nodes that are drained by hand, by an autoscaler or before a preemption."""
     deadlines_ms: dict[str, int] = ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=NODES_S)
+    if not deadlines_ms:
+        return Nodes({}, has_others=True)
     living = {node.node_id for node in nodes_from_ray(ray.nodes())}
     now_s = time.time()
     leaving = {
@@ -196,7 +199,7 @@ def _nodes_now() -> Nodes:
         for node_id, deadline_ms in deadlines_ms.items()
         if node_id in living
     }
-    return Nodes(leaving, frozenset(living - leaving.keys()))
+    return Nodes(leaving, has_others=living > leaving.keys())
 
 
 def _incarnation_key(worker_id: str) -> str:

@@ -25,7 +25,7 @@ class NodeWatch:
         self._ground = ground
         self._residents = residents
         self._drains = drains
-        self._nodes = Nodes({}, frozenset())
+        self._nodes = Nodes({}, has_others=True)
         self._is_answered = True
 
     def leaves(self, node_id: str) -> bool:
@@ -50,10 +50,10 @@ class NodeWatch:
         for node_id in nodes.leaving.keys() - before.leaving.keys():
             workers = [worker.worker_id for worker in residents if worker.node_id == node_id]
             log.info(
-                "node shall be left node=%s ends_in_s=%.1f workers=%s other_nodes=%d",
-                *(node_id, nodes.leaving[node_id], ",".join(workers), len(nodes.staying)),
+                "node shall be left node=%s ends_in_s=%.1f workers=%s",
+                *(node_id, nodes.leaving[node_id], ",".join(workers)),
             )
-            if workers and not nodes.staying:
+            if workers and not nodes.has_others:
                 log.warning("no other node: workers stay until the end is near, then wait for a node node=%s", node_id)
-        for leave in leaves(residents, nodes.leaving, has_other_nodes=bool(nodes.staying)):
+        for leave in leaves(residents, nodes.leaving, has_others=nodes.has_others):
             self._drains.move(leave.worker_id, leave.deadline_s, tasks)

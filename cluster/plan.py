@@ -137,7 +137,7 @@ class Leave:
     """From now."""
 
 
-def leaves(residents: Iterable[Resident], leaving: Mapping[str, float], *, has_other_nodes: bool) -> tuple[Leave, ...]:
+def leaves(residents: Iterable[Resident], leaving: Mapping[str, float], *, has_others: bool) -> tuple[Leave, ...]:
     """Who begins to drain now, with `leaving` as the seconds that each node has that shall be left.
 
     One of a role at a time, while the others of it serve: whoever comes back first proves that there is room elsewhere.
@@ -151,7 +151,7 @@ def leaves(residents: Iterable[Resident], leaving: Mapping[str, float], *, has_o
         if left_s is None or worker.stage is not Stage.SERVING:
             continue
         if left_s > NEAR_S:
-            if worker.role in unsettled or not has_other_nodes:
+            if worker.role in unsettled or not has_others:
                 continue
             unsettled.add(worker.role)
         result.append(Leave(worker.worker_id, min(LONGEST_LEAVE_S, max(0.0, left_s - SPARE_S))))

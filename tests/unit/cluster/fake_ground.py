@@ -54,12 +54,16 @@ class FakeWorker:
         self.dies_of: ServeError | None = None
         self.control = Control()
         self.node_id = "node"
+        self.room = asyncio.Event()
+        """For a new process; the first one has its own."""
         self.recycled = 0
         self.is_removed = False
         self.is_shut_down = False
         self._end: asyncio.Future[None] | None = None
 
     async def place(self) -> Place:
+        if self.recycled:
+            await self.room.wait()
         return Place(pid=1, node_id=self.node_id, log_path="")
 
     async def run(self, incarnation: int) -> None:
@@ -100,6 +104,8 @@ class FakeGround:
         self.dies_of: ServeError | None = None
         self.departures: dict[str, Departure | None] = {}
         self.control = Control()
+        self.room = asyncio.Event()
+        self.room.set()
         self.leaving: dict[str, float] = {}
         """Nodes, and the seconds that they have."""
         self.silent_looks = 0
@@ -114,6 +120,7 @@ class FakeGround:
         worker = self.workers[config.worker_id] = FakeWorker(config.worker_id)
         worker.dies_of = self.dies_of
         worker.control = self.control
+        worker.room = self.room
         self.created.append(config.worker_id)
         return worker
 
@@ -131,7 +138,7 @@ class FakeGround:
         if self.silent_looks:
             self.silent_looks -= 1
             raise PeerLost("nobody answers")
-        return Nodes(dict(self.leaving), frozenset({"another node"}))
+        return Nodes(dict(self.leaving), has_others=True)
 
     def forget(self) -> None:
         self._incarnations.clear()
@@ -148,7 +155,6 @@ async def running(ground: FakeGround) -> AsyncIterator[Supervisor]:
     try:
         yield supervisor
     finally:
-        life.cancel()
         await supervisor.stop()
         await asyncio.gather(life, return_exceptions=True)
 
@@ -178,6 +184,5 @@ async def two_decode_workers(ground: FakeGround) -> AsyncIterator[Supervisor]:
         life = asyncio.create_task(supervisor.run())
         await until_all_serve(supervisor)
         yield supervisor
-        life.cancel()
         await supervisor.stop()
         await asyncio.gather(life, return_exceptions=True)

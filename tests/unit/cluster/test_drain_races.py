@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from cluster.ground import WorkerDied
-from tests.unit.cluster.test_supervisor import FakeGround, two_decode_workers, until
+from tests.unit.cluster.fake_ground import FakeGround, two_decode_workers, until
 from twostroke.errors import PeerLost
 
 

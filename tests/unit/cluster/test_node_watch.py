@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cluster import node_watch
+from cluster import supervisor as supervisor_module
 from cluster.plan import LONGEST_LEAVE_S, NEAR_S
 from tests.unit.cluster.fake_ground import FakeGround, two_decode_workers, until
 
@@ -39,6 +40,25 @@ async def test_workers_leave_such_a_node_in_turn_with_the_time_it_has_and_hand_n
         assert [heir.worker_id for heir in ground.control.drains[2].heirs] == ["decode-0"]
         await asyncio.sleep(0.1)
         assert len(ground.control.drains) == 3, "whoever is elsewhere stays"
+
+
+async def test_where_no_other_node_has_room_one_worker_waits_for_it_and_the_log_says_so_while_the_others_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(supervisor_module, "PLACED_S", 0.01)
+    monkeypatch.setattr(supervisor_module.log, "warning", lambda text, worker_id: told.append(text % worker_id))
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        ground.room.clear()
+        ground.leaving["node"] = 1000.0
+        await until(supervisor, "starting", "decode-0")
+        while "worker has no process yet: Ray waits for a node with room for it worker=decode-0" not in told:
+            await asyncio.sleep(0.01)
+        assert (await until(supervisor, "serving", "decode-1")).to_member().epoch == "1.00"
+        ground.room.set()
+        for worker_id in DECODE:
+            await until(supervisor, "serving", worker_id, epoch="2.00")
 
 
 async def test_all_drain_at_once_where_the_nodes_end_comes_near_while_they_wait_for_their_turn() -> None:

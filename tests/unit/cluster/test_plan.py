@@ -118,8 +118,8 @@ def resident(worker_id: str, stage: Stage = Stage.SERVING, node_id: str | None =
     return Resident(worker_id, Role(worker_id.partition("-")[0]), stage, node_id)
 
 
-def leavers(workers: list[Resident], left_s: float, *, has_other_nodes: bool = True) -> list[str]:
-    return [leave.worker_id for leave in leaves(workers, {"leaving": left_s}, has_other_nodes=has_other_nodes)]
+def leavers(workers: list[Resident], left_s: float, *, has_others: bool = True) -> list[str]:
+    return [leave.worker_id for leave in leaves(workers, {"leaving": left_s}, has_others=has_others)]
 
 
 BOTH = [resident("prefill-0"), resident("decode-0"), resident("decode-1")]
@@ -142,16 +142,16 @@ def test_nobody_waits_for_a_worker_that_does_not_come_back(stage: Stage) -> None
 
 def test_a_node_whose_end_is_near_is_left_by_all_at_once_whoever_is_away_and_wherever_they_will_go() -> None:
     away = resident("decode-2", Stage.STARTING, None)
-    assert leavers([*BOTH, away], NEAR_S, has_other_nodes=False) == ["prefill-0", "decode-0", "decode-1"]
+    assert leavers([*BOTH, away], NEAR_S, has_others=False) == ["prefill-0", "decode-0", "decode-1"]
 
 
 def test_without_another_node_workers_stay_until_the_end_is_near() -> None:
-    assert leavers(BOTH, FAR_S, has_other_nodes=False) == []
+    assert leavers(BOTH, FAR_S, has_others=False) == []
 
 
 def test_a_drain_ends_before_its_node_and_is_never_longer_than_the_longest() -> None:
     def deadline_s(left_s: float) -> float:
-        (leave,) = leaves([resident("decode-0")], {"leaving": left_s}, has_other_nodes=True)
+        (leave,) = leaves([resident("decode-0")], {"leaving": left_s}, has_others=True)
         return leave.deadline_s
 
     assert deadline_s(math.inf) == deadline_s(FAR_S) == LONGEST_LEAVE_S

@@ -190,7 +190,6 @@ async def test_a_worker_that_shall_not_come_back_stays_away_over_the_supervisors
         await until(second, "drained")
         assert await second.drain("decode-0", 7.0, True) == 0
         await until(second, "serving", epoch="2.00")
-        life.cancel()
         await second.stop()
         await asyncio.gather(life, return_exceptions=True)
 
@@ -210,7 +209,6 @@ async def test_a_supervisor_that_dies_during_a_drain_goes_on_with_it_in_its_next
         life = asyncio.create_task(second.run())
         await until(second, "drained")
         assert ground.workers["decode-0"].is_removed
-        life.cancel()
         await second.stop()
         await asyncio.gather(life, return_exceptions=True)
 
