@@ -16,6 +16,8 @@ MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=2048,page_byte
 PACED_MEMORY = "10K"
 """80 pages: some streams fill it."""
 REAL_MEMORY = "64M"
+PATIENCE_S, REAL_PATIENCE_S = 3.0, 6.0
+"""A client that goes away too early has all computed again."""
 TRANSPORTS = ("tcp", "")
 """Of clusters, one after the other. Empty: the default, which on one host is shared memory."""
 
@@ -46,13 +48,17 @@ class FaultsOptions:
 
     @property
     def is_paced(self) -> bool:
-        return self.model.startswith(PACED_PREFIX)
+        return is_paced(self.model)
 
     def flags(self, transports: str) -> list[str]:
         """Of `serve`."""
         own = ["--transports", transports] if transports else []
         memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
         return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *own]
+
+
+def is_paced(model: str) -> bool:
+    return model.startswith(PACED_PREFIX)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,9 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--client-timeout",
         type=float,
-        default=3.0,
         metavar="SECONDS",
-        help="for which clients wait for a silent router (default: %(default)s)",
+        help="for which clients wait for a silent router "
+        f"(default: {PATIENCE_S:g}, with a real model {REAL_PATIENCE_S:g})",
     )
     parser.add_argument("--json", metavar="FILE", help='"-": to standard output')
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into it, as docs/faults.md")
@@ -88,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_from(args: argparse.Namespace) -> FaultsOptions:
+    usual_s = PATIENCE_S if is_paced(args.model) else REAL_PATIENCE_S
     asked = args.transports or list(TRANSPORTS)
     return FaultsOptions(
         seed=args.seed,
@@ -97,7 +104,7 @@ def options_from(args: argparse.Namespace) -> FaultsOptions:
         transports=tuple("" if transports == "default" else transports for transports in asked),
         model=args.model,
         dtype=args.dtype,
-        patience_s=args.client_timeout,
+        patience_s=usual_s if args.client_timeout is None else args.client_timeout,
         json_path=args.json,
         write=args.write,
         breaks=args.breaks,

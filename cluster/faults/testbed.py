@@ -157,7 +157,12 @@ class Bed:
     async def arm(self, target: Target, fault: Fault) -> None:
         async with self.channel(target.address) as channel:
             stub = faults_pb2_grpc.FaultsStub(channel.channel)
-            await stub.Arm(faults_pb2.ArmRequest(fault=str(fault)), metadata=channel.metadata, timeout=ANSWER_S)
+            await stub.Arm(
+                faults_pb2.ArmRequest(fault=str(fault)),
+                metadata=channel.metadata,
+                timeout=ANSWER_S,
+                wait_for_ready=True,  # an attempt to connect may take too long where a machine is busy
+            )
 
     def allow_once(self, fault: Fault) -> None:
         """In one process of all in which it will be armed."""
