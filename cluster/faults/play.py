@@ -149,11 +149,12 @@ class Player:
         armed: list[Target] = []
         fault = Fault(Point(trial.point), trial.kind, trial.count(self._draws), self._seconds.get(trial.kind, 1.0))
         for wave in range(WAVES_TO_REACH):
-            if long is not None:
-                await long.be_there()
-            if wave == WAVES_OF_ONE and trial.point in ON_NEW_CONNECTIONS:
+            has_newborn = wave == WAVES_OF_ONE and trial.point in ON_NEW_CONNECTIONS
+            if has_newborn:
                 reads = trial.process == Process.DECODE and trial.point == Point.TRANSPORT_CONNECTING
                 await worker_dies(self._bed, self._draws, Process.PREFILL if reads else Process.DECODE)
+            if long is not None:
+                await long.be_there(afresh=has_newborn)
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
             got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))

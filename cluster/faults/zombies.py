@@ -39,11 +39,14 @@ class LongStreams:
                 task.cancel()
             await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def be_there(self) -> None:
-        """All stream, from every router and, as far as it may be, every decode worker: one begins after the other."""
-        if any(not task.done() for task in self._open):
+    async def be_there(self, *, afresh: bool) -> None:
+        """All stream, from every router and, as far as it may be, every decode worker: one begins after the other.
+
+        `afresh`: also where some do already, so that a worker that has just begun gets one.
+        """
+        if not afresh and any(not task.done() for task in self._open):
             return
-        self._settle()
+        await self._leave()
         for at, ask in enumerate(self.asks):
             transcript, leave = Transcript(ask.name, time.time()), asyncio.Event()
             task = asyncio.create_task(self.clients.follow(ask, at, into=transcript, leave=leave))
@@ -61,13 +64,13 @@ class LongStreams:
     async def end(self, back_s: float) -> list[Transcript]:
         """All that there were, some time after the return of what was broken."""
         await asyncio.sleep(back_s + AWAKE_S - time.time())
+        await self._leave()
+        return self._over
+
+    async def _leave(self) -> None:
         for _, leave in self._open.values():
             leave.set()
         await asyncio.gather(*self._open)
-        self._settle()
-        return self._over
-
-    def _settle(self) -> None:
         self._over += [task.result() for task in self._open]
         self._open.clear()
 
