@@ -132,6 +132,12 @@ def test_recovery_that_takes_too_long_is_a_miss_and_named(
             assert text in summary(outcomes, Facts.now(options(), 1.0))
 
 
+def test_what_a_real_model_takes_to_compute_again_is_told_and_no_miss() -> None:
+    misses, notes = overruns([outcome(KILL, recovery_s=9.0, model="smollm2-135m")])
+    assert not misses
+    assert [note.partition(":")[0] for note in notes] == ["killed"]
+
+
 def test_the_table_is_put_between_its_marks_and_misses_are_bold() -> None:
     facts = Facts.now(options("--seed", "11"), 60.0)
     good = outcome(Trial("decode", Point.DECODE_SAMPLED, Kind.KILL))
