@@ -8,8 +8,9 @@ and all of its answers fail as PeerLost; their owner opens them elsewhere.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol, TypeVar
 
 import grpc.aio
@@ -109,17 +110,8 @@ class WorkerLink:
 
     async def open(self, message: worker_pb2.OpenRequest, stream: AnswerStream) -> None:
         """Queue an answer on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
-        await self._until_up()
-        key = (stream.request_id, stream.attempt)
-        connection = self._connections
-        self._streams[key] = stream
-        self._opening.add(key)
-        try:
+        async with self._beginning(stream):
             await self._answer_to(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
-        finally:
-            self._opening.discard(key)
-        if connection != self._connections:
-            await self._attach(stream)
 
     async def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
         """What the worker has of a stream, whichever router began it."""
@@ -131,17 +123,8 @@ class WorkerLink:
 
     async def take_over(self, stream: AnswerStream, had_attempt: int, deadline_s: float | None) -> None:
         """From another router, that had it as `had_attempt`. Whatever this raises, call `forget` after it."""
-        await self._until_up()
-        key = (stream.request_id, stream.attempt)
-        connection = self._connections
-        self._streams[key] = stream
-        self._opening.add(key)
-        try:
+        async with self._beginning(stream):
             await self._attach(stream, had_attempt, deadline_s)
-        finally:
-            self._opening.discard(key)
-        if connection != self._connections:
-            await self._attach(stream)
 
     def forget(self, stream: AnswerStream) -> None:
         """No more tokens are wanted; whether the worker has to be told is the caller's business."""
@@ -166,6 +149,21 @@ class WorkerLink:
             message, metadata=self._channel.metadata, timeout=message.within_s + REACH_TIMEOUT_S
         )
         return (await self._answer_to(call)).blocks
+
+    @contextlib.asynccontextmanager
+    async def _beginning(self, stream: AnswerStream) -> AsyncIterator[None]:
+        """Inside, the worker is told of the stream; what came over a connection that broke meanwhile is asked for."""
+        await self._until_up()
+        key = (stream.request_id, stream.attempt)
+        connection = self._connections
+        self._streams[key] = stream
+        self._opening.add(key)
+        try:
+            yield
+        finally:
+            self._opening.discard(key)
+        if connection != self._connections:
+            await self._attach(stream)
 
     async def _until_up(self) -> None:
         try:

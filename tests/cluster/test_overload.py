@@ -17,7 +17,7 @@ CAPACITY_PER_S = 7.0
 """Four answers at once, of 30 steps each; what the cluster does then is a little less."""
 
 
-async def test_three_times_too_much_is_refused_soon_while_the_rest_is_answered_in_time() -> None:
+async def test_three_times_too_much_is_refused_soon_and_what_outgrows_the_pool_goes_on() -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     schedule = ScheduleConfig(max_num_seqs=5, max_num_batched_tokens=128)

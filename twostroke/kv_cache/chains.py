@@ -31,9 +31,11 @@ def hottest_chains(cached: Iterable[CachedBlock]) -> Iterator[Chain]:
     last_ones = [block for block in by_name.values() if block.name not in parents]
     told: set[BlockName] = set()
     for last in sorted(last_ones, key=lambda block: -block.last_used):
-        chain = [last]
-        while (parent := by_name.get(chain[-1].parent)) is not None:
+        chain, seen = [last], {last.name}
+        # Parents are what others said they are: a circle ends where it closes.
+        while (parent := by_name.get(chain[-1].parent)) is not None and parent.name not in seen:
             chain.append(parent)
+            seen.add(parent.name)
         names = tuple(block.name for block in reversed(chain))
         yield Chain(chain[-1].parent, names, sum(name not in told for name in names))
         told.update(names)

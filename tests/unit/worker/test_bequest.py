@@ -46,6 +46,12 @@ def test_chains_are_whole_and_come_most_recently_used_first() -> None:
     assert chains[2].cut(5) is chains[2]
 
 
+@pytest.mark.timeout(10)
+def test_parents_in_a_circle_end_where_it_closes() -> None:
+    circle = [block("a", "c", 1), block("b", "a", 2), block("c", "b", 3), block("leaf", "c", 4)]
+    assert [chain.names for chain in hottest_chains(circle)] == [tuple(map(name, ("a", "b", "c", "leaf")))]
+
+
 def test_heirs_share_by_first_blocks_and_get_what_they_have_room_for() -> None:
     chains = [
         Chain(name("root"), (name("a"), name("a1")), 2),
