@@ -129,8 +129,10 @@ def test_a_borrowed_core_is_given_back_within_a_long_region(kernels: Kernels, tm
             assert not done[count - 1], "the region was not over yet"
         working.join()
     assert threads == [2]
-    ran = list(done)
-    assert ran == [1] * sum(ran) + [0] * (count - sum(ran)), "every task before the stop ran once"
+    ran = bytes(list(done))
+    last = ran.rindex(1)
+    assert max(ran) == 1, "no task ran twice"
+    assert ran.count(0, 0, last) <= 1, "every task before the stop ran, but one that a thread took as the stop came"
 
 
 def hold_once(team: Team, held: list[int]) -> None:
