@@ -14,7 +14,9 @@ ROLE_LABEL = "role"
 ROLE_RESOURCE_SHARE = 0.001
 """Of a custom resource named like the role: it says where, not how many."""
 HEAD_RESOURCE = "node:__internal_head__"
-"""Ray gives the head node this resource."""
+"""Ray gives the head node one of this resource."""
+HEAD_RESOURCE_SHARE = 0.001
+"""Of it: it says where, not how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +27,6 @@ class Node:
     address: str
     labels: Mapping[str, str]
     resources: Mapping[str, float]
-
-    @property
-    def is_head(self) -> bool:
-        return HEAD_RESOURCE in self.resources
 
 
 def nodes_from_ray(records: Sequence[Mapping[str, Any]]) -> list[Node]:
@@ -50,7 +48,8 @@ def worker_options(nodes: Sequence[Node], role: Role, *, worker_count: int, want
 
     A node of its role is preferred; while none is there, a worker on a node of the other role beats no worker.
     """
-    options: dict[str, Any] = {"num_cpus": 0}
+    # Whoever asks for no CPUs would find all nodes equally empty, and what is on one node dies with it.
+    options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
     if any(node.labels.get(ROLE_LABEL) for node in nodes):
         options["label_selector"] = {ROLE_LABEL: role.value}
         options["fallback_strategy"] = [{"label_selector": {ROLE_LABEL: f"!{role.value}"}}]
@@ -60,7 +59,3 @@ def worker_options(nodes: Sequence[Node], role: Role, *, worker_count: int, want
     if wants_gpu and gpus > 0:
         options["num_gpus"] = 1 if worker_count <= gpus else 1 / math.ceil(worker_count / gpus)
     return options
-
-
-def head_of(nodes: Sequence[Node]) -> Node | None:
-    return next((node for node in nodes if node.is_head), None)

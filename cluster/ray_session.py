@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from cluster.placement import head_of, nodes_from_ray
+from cluster.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
 from cluster.supervisor import Supervisor
 from twostroke.errors import ConfigError, NotFound
@@ -63,14 +63,12 @@ def create_supervisor(spec: FleetSpec) -> Any:
         raise ConfigError(
             "this Ray cluster already has a twostroke fleet; end it with: twostroke down --address", field="--address"
         )
-    head = head_of(nodes_from_ray(ray.nodes()))
-    options: dict[str, Any] = {}
-    if head is not None:
-        # Routers know its address, and without the head node there is no cluster anyway: so nowhere else.
-        options["label_selector"] = {"ray.io/node-id": head.node_id}
+    # Routers know its address, and without the head node there is no cluster anyway: so nowhere else. A head that was
+    # restarted is another node for Ray, with this resource all the same.
+    on_head = {HEAD_RESOURCE: HEAD_RESOURCE_SHARE}
     return (
         ray.remote(max_restarts=-1, max_task_retries=0)(Supervisor)
-        .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0, **options)
+        .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0, resources=on_head)
         .remote(spec)
     )
 

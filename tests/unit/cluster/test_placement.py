@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from cluster.placement import Node, head_of, nodes_from_ray, worker_options
+from cluster.placement import Node, nodes_from_ray, worker_options
 from twostroke.config import Role
 
 
@@ -16,8 +16,9 @@ def node(
     return Node(name, "10.0.0.1", labels or {}, resources or {})
 
 
-def test_a_plain_node_is_asked_for_nothing_not_even_a_cpu() -> None:
-    assert worker_options([node(resources={"CPU": 2})], Role.DECODE, worker_count=2, wants_gpu=True) == {"num_cpus": 0}
+def test_a_plain_node_is_asked_for_nothing_not_even_a_cpu_and_workers_are_spread() -> None:
+    options = worker_options([node(resources={"CPU": 2})], Role.DECODE, worker_count=2, wants_gpu=True)
+    assert options == {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
 
 
 def test_where_nodes_carry_role_labels_the_own_role_is_preferred_and_any_other_accepted() -> None:
@@ -44,15 +45,10 @@ def test_a_paced_model_needs_no_gpu() -> None:
     assert "num_gpus" not in worker_options([node(resources={"GPU": 1})], Role.DECODE, worker_count=1, wants_gpu=False)
 
 
-def test_dead_nodes_are_left_out_and_the_head_is_known() -> None:
+def test_dead_nodes_are_left_out() -> None:
     records = [
         {"NodeID": "a", "NodeManagerAddress": "1", "Alive": False, "Resources": {"node:__internal_head__": 1.0}},
         {"NodeID": "b", "NodeManagerAddress": "2", "Alive": True, "Resources": {}, "Labels": {"role": "decode"}},
         {"NodeID": "c", "NodeManagerAddress": "3", "Alive": True, "Resources": {"node:__internal_head__": 1.0}},
     ]
-    nodes = nodes_from_ray(records)
-    assert [living.node_id for living in nodes] == ["b", "c"]
-    head = head_of(nodes)
-    assert head is not None
-    assert head.node_id == "c"
-    assert head_of(nodes[:1]) is None
+    assert [living.node_id for living in nodes_from_ray(records)] == ["b", "c"]

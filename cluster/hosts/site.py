@@ -1,0 +1,146 @@
+"""What the hosts of a cluster run, by the start scripts of deploy/ray: Ray's head, nodes that join it, the launcher.
+
+head      Ray's head, supervisor, launcher, routers
+prefill   a node with role=prefill
+decode-N  nodes with role=decode
+client    nothing: whoever asks is there
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import cluster
+from cluster.hosts.network import Host, Network, Service
+from twostroke.config import Role
+from twostroke.errors import ConfigError
+
+CHECKOUT = Path(cluster.__file__).parents[1]
+SCRIPTS = CHECKOUT / "deploy" / "ray"
+RAY = Path(sys.executable).with_name("ray")
+HEAD_PORT = 6379
+VALID_DAYS = "2"
+JOIN_S = 120
+"""For Ray on a host to start, on a busy machine."""
+
+
+class Site:
+    """One network with the hosts that the module's docstring names; none of them is booted yet."""
+
+    def __init__(self, network: Network, *, decode: int, head_takes: Role | None = None) -> None:
+        """`head_takes`: the head is a node for workers of that role, too, and has no host of its own."""
+        self._network = network
+        self._folder = network.folder
+        self.fleet_token = secrets.token_hex(32)
+        self.ray_token = self._secret("ray.token", secrets.token_hex(32))
+        self._fleet_token_path = self._secret("fleet.token", self.fleet_token)
+        self._authority = Authority(self._folder / "tls")
+        self.head = network.host("head")
+        self.client = network.host("client")
+        self.head.services.append(Service("ray-head", [str(SCRIPTS / "start-head.sh")], self._head(head_takes)))
+        self.nodes: dict[str, Host] = {}
+        roles = [*([] if head_takes is Role.PREFILL else [Role.PREFILL]), *[Role.DECODE] * decode]
+        for number, role in enumerate(roles):
+            name = "prefill" if role is Role.PREFILL else f"decode-{number + decode - len(roles)}"
+            node = self.nodes[name] = network.host(name)
+            command = [str(SCRIPTS / "start-worker.sh")]
+            node.services.append(Service(f"ray-{name}", command, self._node(node, role)))
+
+    @property
+    def head_address(self) -> str:
+        return f"{self.head.address}:{HEAD_PORT}"
+
+    @property
+    def runtime_folder(self) -> Path:
+        """Of the launcher: where it says that it is ready."""
+        return self._folder / "run"
+
+    def launch(self, flags: Sequence[str], variables: Mapping[str, str]) -> None:
+        """The launcher is a service of the head host, too."""
+        for folder in (self.runtime_folder, self._folder / "t"):
+            folder.mkdir(exist_ok=True)
+        environment = {
+            **self.credentials(self.head),
+            **variables,
+            "TWOSTROKE_TOKEN_FILE": str(self._fleet_token_path),
+            "XDG_RUNTIME_DIR": str(self.runtime_folder),
+            "TMPDIR": str(self._folder / "t"),
+        }
+        serve = [sys.executable, "-P", "-m", "cluster.cli", "serve", "--address", self.head_address, *flags]
+        self.head.services.append(Service("serve", serve, environment))
+
+    def credentials(self, host: Host) -> dict[str, str]:
+        """Of whoever talks to Ray on this host."""
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.ray_token),
+            "RAY_USE_TLS": "1",
+            **self._authority.variables(host),
+            "PYTHONPATH": str(CHECKOUT),
+        }
+
+    def stranger(self, host: Host) -> dict[str, str]:
+        """Of whoever has a token of its own, and otherwise everything that the host's own node has."""
+        return self._node(host, Role.DECODE) | {
+            "RAY_AUTH_TOKEN_PATH": str(self._secret("stranger.token", secrets.token_hex(32)))
+        }
+
+    def without_tls(self, host: Host) -> dict[str, str]:
+        """Of whoever has the right token and speaks in clear text."""
+        return {name: value for name, value in self._node(host, Role.DECODE).items() if "TLS" not in name}
+
+    def _head(self, role: Role | None) -> dict[str, str]:
+        variables = self.credentials(self.head) | self._common(self.head)
+        # The head's memory of actors is on disk, so that it can be restarted.
+        variables |= {"PORT": str(HEAD_PORT), "GCS_STORAGE": str(self._folder / "gcs")}
+        return variables | ({} if role is None else {"ROLE": role.value})
+
+    def _node(self, host: Host, role: Role) -> dict[str, str]:
+        return self.credentials(host) | self._common(host) | {"HEAD": self.head_address, "ROLE": role.value}
+
+    def _common(self, host: Host) -> dict[str, str]:
+        return {"NODE_IP": host.address, "RAY": str(RAY), "START_TIMEOUT_S": str(JOIN_S)}
+
+    def _secret(self, name: str, value: str) -> Path:
+        path = self._folder / name
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
+            file.write(value)
+        return path
+
+
+class Authority:
+    """Signs a certificate for every host."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        _openssl("-subj", "/CN=authority", *self._files("ca"))
+
+    def variables(self, host: Host) -> dict[str, str]:
+        """For Ray."""
+        name = host.name
+        if not (self._folder / f"{name}.crt").exists():
+            signed_by = ("-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key"))
+            names = f"subjectAltName=IP:{host.address},IP:127.0.0.1,DNS:localhost"
+            _openssl("-subj", f"/CN={name}", *signed_by, "-addext", names, *self._files(name))
+        return {
+            "RAY_TLS_SERVER_CERT": str(self._folder / f"{name}.crt"),
+            "RAY_TLS_SERVER_KEY": str(self._folder / f"{name}.key"),
+            "RAY_TLS_CA_CERT": str(self._folder / "ca.crt"),
+        }
+
+    def _files(self, name: str) -> tuple[str, ...]:
+        return ("-keyout", str(self._folder / f"{name}.key"), "-out", str(self._folder / f"{name}.crt"))
+
+
+def _openssl(*arguments: str) -> None:
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    command = ["openssl", "req", "-x509", "-days", VALID_DAYS, *key, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ConfigError(f"openssl: {done.stderr.strip()}")
