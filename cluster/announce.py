@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from cluster.router_process import Addresses, reachable
+from cluster.router_process import reachable
+from router.addresses import Addresses
 from twostroke.config import ClusterConfig
 from twostroke.models.fetch import fetch
 
@@ -48,6 +49,8 @@ class Announcer:
             f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s\n"
             f"  OpenAI HTTP   {'  '.join(f'http://{router.http}/v1' for router in routers)}\n"
             f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
+            f"  admin         {'  '.join(router.admin for router in routers)}\n"
+            f"  metrics       {'  '.join(f'http://{router.metrics}/metrics' for router in routers)}\n"
             f"  logs          {folder}\n\n"
             f"{curl_line(routers[0].http, config.model.public_name)}\n\n"
             f"{grpc_line(routers[0].grpc)}\n\n"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster import orders, ports, ray_environment, state_file
+from cluster import admin_access, orders, ports, ray_environment, state_file
 from cluster.announce import Announcer, fetch_with_progress
 from cluster.home import Home
 from cluster.router_keeper import RouterKeeper
@@ -44,9 +44,10 @@ def serve(config: ClusterConfig) -> int:
     """Serve until a signal comes. Raises ServeError if it cannot be; then nothing was left running."""
     announcer = Announcer()
     planned()  # refused here, in one line, and not by every process for itself
-    for http_port, grpc_port in router_ports(config):
-        ports.check(config.host, "--http-port", http_port)
-        ports.check(config.host, "--grpc-port", grpc_port)
+    for router in router_ports(config):
+        for flag, port in router.by_flag().items():
+            is_metrics = flag == "--metrics-port"
+            ports.check((config.doors.metrics_host if is_metrics else None) or config.host, flag, port)
     if config.transports is not None:
         check_names(config.transports)
     if config.address is None:
@@ -93,6 +94,7 @@ class _Launch:
         self._home = home
         self._announcer = announcer
         self._token = secrets.token_hex(32)
+        admin_access.write_token(home.folder, self._token)
         self._fleet_port = ports.fleet_port(LOOPBACK)
         fleet_address = f"{LOOPBACK}:{self._fleet_port}"
         routers = router_configs(config, token=self._token, fleet_address=fleet_address, model_dir=model_dir)

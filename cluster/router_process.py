@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,25 +12,19 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import bound
+from router.addresses import Addresses
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import to_json
+from twostroke.json_values import from_json, to_json
 
 TAIL_LINES = 12
 ROUTER_ERROR = "error: "
 """What the router's last line begins with if it could not start as configured."""
 RAY_MARK = ":"
 """What the lines begin with that Ray writes into logs for itself, as in ":job_id:01000000"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    http: str
-    grpc: str
 
 
 class RouterProcess:
@@ -66,8 +59,7 @@ class RouterProcess:
             tail = self.tail()
             _, is_explained, why = tail.rpartition(ROUTER_ERROR)
             raise ConfigError(why if is_explained else f"the router ended with status {status}:\n{tail}")
-        told = json.loads(first_line)
-        return Addresses(http=told["http"], grpc=told["grpc"])
+        return from_json(Addresses, first_line)
 
     async def wait(self) -> int:
         return await asyncio.shield(asyncio.wrap_future(self._ended))

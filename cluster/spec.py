@@ -56,15 +56,35 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     return FleetSpec(workers=workers, host=host, port=port, token=token)
 
 
-def router_ports(config: ClusterConfig) -> list[tuple[int, int]]:
-    """HTTP and gRPC port of each router, those of the first one counted up; 0: any free one."""
-    http_ports, grpc_ports = (
-        [first + index if first else 0 for index in range(config.routers)]
-        for first in (config.http_port, config.grpc_port)
-    )
-    for port in sorted({port for port in http_ports if port} & set(grpc_ports)):
-        raise ConfigError(f"--http-port and --grpc-port are both {port}{_of_routers(config)}", field="--grpc-port")
-    return list(zip(http_ports, grpc_ports, strict=True))
+@dataclass(frozen=True, slots=True)
+class RouterPorts:
+    """0: any free one."""
+
+    http: int
+    grpc: int
+    admin: int
+    metrics: int | None
+    """None: metrics have no port of their own."""
+
+    def by_flag(self) -> dict[str, int]:
+        flags = {"--http-port": self.http, "--grpc-port": self.grpc, "--admin-port": self.admin}
+        return flags if self.metrics is None else {**flags, "--metrics-port": self.metrics}
+
+
+def router_ports(config: ClusterConfig) -> list[RouterPorts]:
+    """Of each router: those of the first one counted up. Raises ConfigError where two are the same."""
+    doors, taken, of_routers = config.doors, dict[int, str](), []
+    for index in range(config.routers):
+        first = (config.http_port, config.grpc_port, doors.admin_port)
+        http, grpc, admin = (port + index if port else 0 for port in first)
+        metrics = doors.metrics_port + index if doors.metrics_port else doors.metrics_port
+        ports = RouterPorts(http, grpc, admin, metrics)
+        for flag, port in ports.by_flag().items():
+            if port and port in taken:
+                raise ConfigError(f"{taken[port]} and {flag} are both {port}{_of_routers(config)}", field=flag)
+            taken[port] = flag
+        of_routers.append(ports)
+    return of_routers
 
 
 def _of_routers(config: ClusterConfig) -> str:
@@ -75,8 +95,9 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
     return [
         RouterConfig(
             host=config.host,
-            http_port=http_port,
-            grpc_port=grpc_port,
+            http_port=ports.http,
+            grpc_port=ports.grpc,
+            doors=replace(config.doors, admin_port=ports.admin, metrics_port=ports.metrics),
             fleet_address=fleet_address,
             cluster_token=token,
             model_dir=model_dir,
@@ -90,5 +111,5 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             public_prefixes=config.public_prefixes,
             patience=config.patience,
         )
-        for index, (http_port, grpc_port) in enumerate(router_ports(config))
+        for index, ports in enumerate(router_ports(config))
     ]

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.errors import ConfigError, NotFound
 from twostroke.json_values import from_json, to_json
 

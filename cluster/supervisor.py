@@ -213,7 +213,7 @@ class Supervisor:
             self._address = server.address
             return server
         server = RpcServer(host, 0, token=token or None)
-        serve_faults(self._injector, server.server, token)
+        serve_faults(self._injector, server.server)
         self._address = self._injector.links.announce(server.address, port=port)
         return server
 

@@ -1,6 +1,6 @@
 """`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
 
-CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names both addresses
+CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names its addresses
 once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not. SIGUSR1 says
 that another life serves on the same ports: this one finishes what it has, refuses nobody, and ends. The exit
 status is 0 after a signal, 2 for what cannot be served as configured, 1 if the router itself failed.
@@ -9,7 +9,6 @@ status is 0 after a signal, 2 for what cannot be served as configured, 1 if the 
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 import traceback
@@ -23,7 +22,7 @@ from router.text import load_text
 from twostroke import collector
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import from_json
+from twostroke.json_values import from_json, to_json
 from twostroke.telemetry import configure_logging
 
 DRAIN_GRACE_S = 3.0
@@ -39,7 +38,7 @@ async def serve(config: RouterConfig) -> None:
     core = RouterCore(config, metrics)
     configure_logging(core.router_id)
     server = RouterServer(config, core, load_text(config.model_dir), metrics, router_id=core.router_id)
-    server.share(core.reservations, config.cluster_token)
+    server.share(core.reservations)
     signals = _signals()
     await core.start(config.peer_address or server.peer_address)
     try:
@@ -47,7 +46,7 @@ async def serve(config: RouterConfig) -> None:
             await _first(core.until_ready(READY_S), core.ended())
         async with server.serving():
             collector.keep_out_of_the_way()
-            print(json.dumps({"http": server.http_address, "grpc": server.grpc_address}), flush=True)
+            print(to_json(server.addresses), flush=True)
             try:
                 told = await _first(signals.get(), core.ended())
                 if told == signal.SIGUSR1:

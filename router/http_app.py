@@ -1,4 +1,4 @@
-"""The HTTP door: the OpenAI API with the helpers that vLLM adds, health and metrics, as one ASGI application."""
+"""The HTTP door: the OpenAI API with the helpers that vLLM adds, and health, as one ASGI application."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.front import Front
+from router.health_pages import HealthPages
 from router.json_fields import as_number, parse_json
 from router.openai_http import AnswerResponse, error_response
 from router.openai_reply import Reply
@@ -59,7 +59,7 @@ TENANT_HEADER = "x-tenant-id"
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_http_app(front: Front, *, max_body_bytes: int) -> Starlette:
+def build_http_app(front: Front, *, max_body_bytes: int, with_metrics: bool = True) -> Starlette:
     doors = HttpDoors(front, max_body_bytes)
     routes = [
         Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
@@ -68,10 +68,7 @@ def build_http_app(front: Front, *, max_body_bytes: int) -> Starlette:
         Route("/v1/models/{model:path}", _funnel(doors.model), methods=["GET"]),
         Route("/tokenize", _funnel(doors.tokenize), methods=["POST"]),
         Route("/detokenize", _funnel(doors.detokenize), methods=["POST"]),
-        Route("/health", doors.ready, methods=["GET"]),
-        Route("/ready", doors.ready, methods=["GET"]),
-        Route("/live", doors.live, methods=["GET"]),
-        Route("/metrics", doors.metrics, methods=["GET"]),
+        *HealthPages(front).routes(with_metrics=with_metrics),
     ]
     return Starlette(
         routes=routes,
@@ -121,23 +118,6 @@ class HttpDoors:
         self._front.check_model(model)
         check_token_ids(tokens, "tokens", self._front.dispatcher.facts.vocab_size)
         return JSONResponse({"prompt": self._front.text.decode(tokens, skip_special_tokens=False)})
-
-    async def live(self, request: Request) -> Response:
-        del request
-        return PlainTextResponse("live\n")
-
-    async def ready(self, request: Request) -> Response:
-        del request
-        dispatcher = self._front.dispatcher
-        if dispatcher.is_draining:
-            return PlainTextResponse("draining\n", status_code=503)
-        if not dispatcher.is_ready:
-            return PlainTextResponse("no decode worker is ready\n", status_code=503)
-        return PlainTextResponse("ready\n")
-
-    async def metrics(self, request: Request) -> Response:
-        del request
-        return Response(generate_latest(self._front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
         ask = Ask(

@@ -13,11 +13,26 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+KEEP_ALIVE_S = 75
+"""Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
 LINGER_S = 20.0
 """For connections that nobody uses: clients drop idle ones earlier (httpx after 5 s, aiohttp after 15 s), so none is
 closed while a request is on its way over it."""
 LOOK_S = 0.05
 """uvicorn has no event for the end of a connection."""
+
+
+def http_config(app: ASGIApp, *, grace_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=grace_s,
+    )
 
 
 class HttpServer(uvicorn.Server):

@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -229,8 +230,8 @@ class RouterConfig:
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
     peer_address: str = ""
-    """host:port at which other routers reach this one's rpc server. Empty: `host`, or loopback where that is every
-    interface, with `grpc_port`."""
+    """host:port at which other routers reach this one's admin port. Empty: `host`, or loopback where that is every
+    interface, with that port."""
     cluster_token: str = field(default="", repr=False)
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
@@ -243,8 +244,7 @@ class RouterConfig:
     drawn from the operating system, seeds follow from the cluster's token."""
     rank: int = 0
     """Among the routers of a cluster: those that see the same do not draw the same."""
-    max_message_bytes: int = 8 << 20
-    """Of one gRPC message or HTTP body."""
+    doors: DoorsConfig = field(default_factory=DoorsConfig)
     worker_wait_s: float = 60.0
     """How long a request waits for a decode worker to come (back) before it fails as PeerLost."""
     slo_ttft_s: float | None = None
@@ -295,6 +295,8 @@ class ClusterConfig:
     """How long decode workers keep the answers of a router that is gone, for another one to go on with."""
     public_prefixes: tuple[str, ...] = ()
     """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
+    doors: DoorsConfig = field(default_factory=DoorsConfig)
+    """Of the first router; ports of the others count up, as those for clients do."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)

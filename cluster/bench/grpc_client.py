@@ -12,7 +12,7 @@ from cluster.bench.load import PlannedRequest, Speller
 from cluster.bench.measure import Answer
 from cluster.bench.options import DEFAULT_VOCAB_SIZE, Target
 from twostroke.errors import PeerLost
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -72,9 +72,9 @@ class GrpcClient(Client):
 async def served_vocab_size(address: str) -> int:
     """What the server says of its model; the default where it does not say. Raises PeerLost."""
     async with grpc.aio.insecure_channel(address, options=list(_OPTIONS)) as channel:
-        stub = control_pb2_grpc.ControlStub(channel)
+        stub = inference_pb2_grpc.InferenceStub(channel)
         try:
-            info = await stub.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=10)
+            info = await stub.GetModel(inference_pb2.GetModelRequest(), timeout=10)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return DEFAULT_VOCAB_SIZE

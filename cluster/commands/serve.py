@@ -6,6 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
+from cluster.flags import security
 from cluster.launcher import serve
 from router.policies import POLICIES
 from twostroke.config import (
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_routing(parser.add_argument_group("routing"))
     _add_model(parser.add_argument_group("model"))
     _add_schedule(parser.add_argument_group("memory and scheduling"))
+    security.add(parser)
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
@@ -277,6 +279,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         orphan_grace_s=args.orphan_grace,
         request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
         public_prefixes=tuple(str(Path(file).absolute()) for file in args.public_prefix),
+        doors=security.doors_from(args),
         patience=PatienceConfig(suspect_after_s=args.suspect_after, dead_after_s=args.dead_after),
         model=ModelConfig(
             model=args.model,

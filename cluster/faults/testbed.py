@@ -14,8 +14,9 @@ import grpc.aio
 
 from cluster.faults import process_table
 from cluster.faults.client import router_name
-from cluster.router_process import Addresses, is_ready
+from cluster.router_process import is_ready
 from cluster.serving import serving
+from router.addresses import Addresses
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
 from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
@@ -95,7 +96,7 @@ class Bed:
     async def targets(self) -> list[Target]:
         """Whose addresses are known: all, once the cluster is whole."""
         view = await self.view()
-        routers = [Target(Process.ROUTER, router_name(router), router.grpc) for router in self.routers]
+        routers = [Target(Process.ROUTER, router_name(router), router.admin) for router in self.routers]
         workers = [Target(member.role, member.worker_id, member.address) for member in view.members if member.address]
         return [*routers, *workers, Target(Process.SUPERVISOR, Process.SUPERVISOR, await self.fleet_address())]
 
@@ -199,7 +200,7 @@ class Bed:
 
     async def forget_cached(self) -> None:
         """All that no request holds, on every worker."""
-        async with self.channel(self.routers[0].grpc) as channel:
+        async with self.channel(self.routers[0].admin) as channel:
             await control_pb2_grpc.ControlStub(channel.channel).ForgetCached(
                 control_pb2.ForgetCachedRequest(), metadata=channel.metadata, timeout=ANSWER_S
             )
@@ -246,7 +247,7 @@ class Bed:
 
     async def _known_to(self, router: Addresses) -> dict[str, str]:
         """Workers that serve, as a router says."""
-        async with self.channel(router.grpc) as channel:
+        async with self.channel(router.admin) as channel:
             loads = await _loads(channel)
         return {
             entry.worker_id: entry.server.epoch

@@ -18,13 +18,17 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.fleet_service import FleetService
+from router.addresses import Addresses
 from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
-from twostroke.json_values import to_json
+from twostroke.doors_config import DoorsConfig
+from twostroke.json_values import from_values, to_json
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.server import RpcServer
+from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 TOKEN = "token-of-the-test-cluster"
+SHOWN = ((TOKEN_KEY, TOKEN),)
+"""Metadata for calls to admin ports and workers."""
 PATIENCE_S = 90.0
 """Bounds every wait: a hang fails the test that hangs."""
 
@@ -40,9 +44,15 @@ class WorkerProcess:
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
     process: asyncio.subprocess.Process
-    http: str
-    """HOST:PORT, as the other one."""
-    grpc: str
+    addresses: Addresses
+
+    @property
+    def http(self) -> str:
+        return self.addresses.http
+
+    @property
+    def grpc(self) -> str:
+        return self.addresses.grpc
 
 
 class ProcessCluster:
@@ -55,11 +65,14 @@ class ProcessCluster:
         cache: CacheConfig,
         schedule: ScheduleConfig,
         policy: str,
+        *,
         event_faults: str = "",
         public_prefixes: tuple[str, ...] = (),
         transports: tuple[str, ...] | None = None,
+        doors: DoorsConfig | None = None,
     ) -> None:
         self.folder = folder
+        self.doors = doors or DoorsConfig()
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.event_faults = event_faults
@@ -80,6 +93,11 @@ class ProcessCluster:
     def grpc(self) -> str:
         return self.routers[0].grpc
 
+    @property
+    def admin(self) -> str:
+        """Calls there need TOKEN."""
+        return self.routers[0].addresses.admin
+
     async def start(self, prefill: int, decode: int, model_dir: Path | None, routers: int = 1) -> None:
         await self._fleet_server.start()
         names = [(Role.PREFILL, index) for index in range(prefill)] + [(Role.DECODE, index) for index in range(decode)]
@@ -89,10 +107,15 @@ class ProcessCluster:
         )
         await self._until_ready()
 
-    async def start_router(self, model_dir: Path | None, rank: int = 0, http_port: int = 0, grpc_port: int = 0) -> None:
+    async def start_router(self, model_dir: Path | None, rank: int = 0, again: Addresses | None = None) -> None:
+        """`again`: on the ports of an earlier life."""
+        http_port, grpc_port, admin_port = (
+            (0, 0, 0) if again is None else map(port_of, (again.http, again.grpc, again.admin))
+        )
         config = RouterConfig(
             http_port=http_port,
             grpc_port=grpc_port,
+            doors=dataclasses.replace(self.doors, admin_port=admin_port),
             fleet_address=self._fleet_server.address,
             cluster_token=TOKEN,
             model_dir=str(model_dir or ""),
@@ -105,7 +128,7 @@ class ProcessCluster:
         )
         process = await self._spawn("router", to_json(config))
         addresses = await self._first_line(process)
-        self.routers[rank] = RouterProcess(process, str(addresses["http"]), str(addresses["grpc"]))
+        self.routers[rank] = RouterProcess(process, from_values(Addresses, addresses))
 
     async def kill_router(self, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
         process = self.routers[rank].process
@@ -240,12 +263,12 @@ class ProcessCluster:
 
     async def _until_router_ready(self, router: RouterProcess) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            async with grpc.aio.insecure_channel(router.grpc) as channel:
+            async with grpc.aio.insecure_channel(router.addresses.admin) as channel:
                 stub = control_pb2_grpc.ControlStub(channel)
                 health = health_pb2_grpc.HealthStub(channel)
                 while True:
                     try:
-                        loads = await stub.GetLoad(control_pb2.GetLoadRequest())
+                        loads = await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=SHOWN)
                         ready = await health.Check(health_pb2.HealthCheckRequest(service="ready"))
                         if len(loads.workers) == len(self.workers) and ready.status == ready.SERVING:
                             return
@@ -268,6 +291,7 @@ async def running_cluster(
     public_prefixes: tuple[str, ...] = (),
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
+    doors: DoorsConfig | None = None,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -277,9 +301,10 @@ async def running_cluster(
             cache or CacheConfig(kv_cache_memory_bytes=256 << 20),
             schedule or ScheduleConfig(),
             policy,
-            event_faults,
-            public_prefixes,
-            transports,
+            event_faults=event_faults,
+            public_prefixes=public_prefixes,
+            transports=transports,
+            doors=doors,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)
@@ -290,6 +315,10 @@ async def running_cluster(
             raise
         finally:
             await cluster.close()
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 class Client:

@@ -76,7 +76,7 @@ def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> N
         with urllib.request.urlopen(f"http://{worker['metrics_address']}/metrics") as answer:
             assert f'role="{worker["role"]}"' in answer.read().decode()
         assert worker["pages_free"] + worker["pages_cached"] == worker["pages_total"] > 0
-    table = server.command("status", "--grpc-address", server.address("gRPC"))
+    table = server.command("status", "--admin", server.address("admin"))
     assert all(worker["epoch"] in table for worker in workers.values())
 
 

@@ -160,7 +160,7 @@ class RpcServer:
         shares_port: bool = False,
     ) -> None:
         """`shares_port`: with others that do, of the same user; the kernel spreads new connections over them."""
-        _check_can_listen(host, port, shares_port)
+        check_can_listen(host, port, shares_port)
         self.server = grpc.aio.server(
             interceptors=[Funnel(token)],
             options=[
@@ -202,7 +202,7 @@ def host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _check_can_listen(host: str, port: int, shares_port: bool) -> None:
+def check_can_listen(host: str, port: int, shares_port: bool) -> None:
     """Asked before there is a server: one that was never started hangs when it is collected after its event loop."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -117,7 +117,7 @@ class WorkerHost:
             wake=self.loop.wake,
         )
         self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)
-        serve_faults(injector, self.rpc.server, config.cluster_token)
+        serve_faults(injector, self.rpc.server)
         self.address = announced(self.rpc.address)
         """Of the rpc server, as others are told."""
         self._metrics_server = MetricsServer(self.metrics.registry, config.host)

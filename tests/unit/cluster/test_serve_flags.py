@@ -11,8 +11,9 @@ import pytest
 from cluster import launcher
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from, memory_bytes, size_text
-from cluster.spec import fleet_spec, router_configs, router_ports
+from cluster.spec import RouterPorts, fleet_spec, router_configs, router_ports
 from twostroke.config import DEVICE_SHARE, ClusterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
 
@@ -130,6 +131,8 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--address", "127.0.0.1:1"], "--address"),
         (["--http-port", "99999"], "--http-port"),
         (["--http-port", "7001", "--grpc-port", "7001"], "--grpc-port"),
+        (["--admin-port", "7001", "--metrics-port", "7001"], "--admin-port and --metrics-port are both 7001"),
+        (["--metrics-host", "127.0.0.1"], "--metrics-host needs --metrics-port"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_names_the_flag_and_status_2(
@@ -142,7 +145,7 @@ def test_a_wrong_value_is_one_line_that_names_the_flag_and_status_2(
     assert named in said
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--admin-port", "--metrics-port"])
 def test_a_port_in_use_is_refused_before_anything_starts(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -229,7 +232,10 @@ def test_routers_whose_ports_would_meet_are_refused() -> None:
         router_ports(ClusterConfig(routers=3, http_port=8000, grpc_port=8002))
     with pytest.raises(ConfigError, match=r"both 8000$"):
         router_ports(ClusterConfig(http_port=8000, grpc_port=8000))
-    assert router_ports(ClusterConfig(routers=2, http_port=0, grpc_port=0)) == [(0, 0), (0, 0)]
+    assert router_ports(ClusterConfig(routers=2, http_port=0, grpc_port=0)) == [RouterPorts(0, 0, 0, None)] * 2
+    doors = DoorsConfig(admin_port=7000, metrics_port=9090)
+    second = router_ports(ClusterConfig(routers=2, doors=doors))[1]
+    assert second == RouterPorts(8001, 50052, 7001, 9091)
 
 
 def test_there_is_at_least_one_router() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import state_file
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.errors import ConfigError, NotFound
 
 
@@ -21,7 +21,10 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-ROUTERS = (Addresses("127.0.0.1:8000", "127.0.0.1:50051"), Addresses("127.0.0.1:8001", "127.0.0.1:50052"))
+ROUTERS = tuple(
+    Addresses(f"127.0.0.1:800{i}", f"127.0.0.1:5005{i + 1}", f"127.0.0.1:5006{i}", f"127.0.0.1:800{i}")
+    for i in range(2)
+)
 
 
 def own() -> state_file.ServeState:

@@ -36,7 +36,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address")
+    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,8 @@ class ServerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     role: str
     epoch: str
@@ -51,7 +53,9 @@ class ServerInfo(_message.Message):
     version: str
     state: WorkerState
     metrics_address: str
-    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    http_address: str
+    grpc_address: str
+    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ControlStub:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike.
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
     """
 
     def __init__(self, channel):
@@ -68,7 +69,8 @@ class ControlStub:
 
 
 class ControlServicer:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike.
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
     """
 
     def GetServerInfo(self, request, context):
@@ -153,7 +155,8 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike.
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
     """
 
     @staticmethod

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControlStub:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -47,7 +49,9 @@ class ControlStub:
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.ServerInfo]  # type: ignore[assignment]
@@ -63,7 +67,9 @@ class ControlAsyncStub(ControlStub):
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
+    """
 
     @_abc_1.abstractmethod
     def GetServerInfo(

@@ -1,0 +1,53 @@
+"""Flags for who may come in, and where: API keys, limits of requests, the admin and metrics ports."""
+
+from __future__ import annotations
+
+import argparse
+
+from twostroke.doors_config import DoorsConfig
+
+DEFAULTS = DoorsConfig()
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_doors(parser.add_argument_group("doors"))
+
+
+def add_doors(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--admin-port",
+        type=int,
+        default=DEFAULTS.admin_port,
+        metavar="PORT",
+        help="gRPC health for probes; Control for who has the cluster's token (default: any free one)",
+    )
+    group.add_argument(
+        "--metrics-port",
+        type=int,
+        default=DEFAULTS.metrics_port,
+        metavar="PORT",
+        help="HTTP /metrics and health there instead of on --http-port; 0: any free one (default: on --http-port)",
+    )
+    group.add_argument(
+        "--metrics-host",
+        default=DEFAULTS.metrics_host,
+        metavar="HOST",
+        help="interface of --metrics-port (default: --host)",
+    )
+    group.add_argument(
+        "--max-request-bytes",
+        type=int,
+        default=DEFAULTS.max_request_bytes,
+        metavar="BYTES",
+        help="of one HTTP body or gRPC message (default: %(default)s)",
+    )
+
+
+def doors_from(args: argparse.Namespace) -> DoorsConfig:
+    """Raises ConfigError that names the flag."""
+    return DoorsConfig(
+        admin_port=args.admin_port,
+        metrics_port=args.metrics_port,
+        metrics_host=args.metrics_host,
+        max_request_bytes=args.max_request_bytes,
+    )

@@ -1,0 +1,30 @@
+"""What a router's doors let in: ports apart from the clients', API keys, sizes. No torch and no ray here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoorsConfig:
+    admin_port: int = 0
+    """gRPC for operators, other routers and probes: health to everybody, all else for the cluster's token. 0: any."""
+    metrics_port: int | None = None
+    """HTTP: /metrics and health. 0: any. None: clients' HTTP port has them too."""
+    metrics_host: str | None = None
+    """Interface of `metrics_port`. None: the one that clients connect to."""
+    max_request_bytes: int = 8 << 20
+    """Of one gRPC message or HTTP body."""
+
+    def __post_init__(self) -> None:
+        for name, port in (("--admin-port", self.admin_port), ("--metrics-port", self.metrics_port or 0)):
+            if not 0 <= port < 1 << 16:
+                raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
+        if self.metrics_host is not None and self.metrics_port is None:
+            raise ConfigError("--metrics-host needs --metrics-port", field="--metrics-host")
+        if self.max_request_bytes < 1:
+            raise ConfigError(
+                f"--max-request-bytes must be 1 or more, got {self.max_request_bytes}", field="--max-request-bytes"
+            )
