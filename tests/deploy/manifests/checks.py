@@ -1,0 +1,175 @@
+"""All checks, and how they are run: an object whose shape is wrong is not asked about its meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tests.deploy.manifests import (
+    cel,
+    gateway,
+    metadata,
+    monitoring,
+    network,
+    placement,
+    pod_security,
+    pods,
+    program,
+    ray_cluster,
+    references,
+    schemas,
+    workloads,
+)
+from tests.deploy.manifests.objects import Bundle, Complaint, Finding, Object, PodTemplate, name_of
+
+SHAPES: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
+    schemas.native_schema_holds,
+    schemas.custom_schema_holds,
+)
+OF_OBJECTS: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
+    cel.custom_rules_hold,
+    metadata.names_are_valid,
+    metadata.labels_are_valid,
+    placement.words_of_objects_are_known,
+    workloads.selectors_match_templates,
+    workloads.updates_can_proceed,
+    workloads.counts_are_valid,
+    workloads.claims_are_valid,
+    workloads.budgets_are_well_formed,
+    workloads.autoscalers_have_bounds,
+    workloads.autoscaler_metrics_are_well_formed,
+    network.service_ports_are_valid,
+    network.network_policies_are_valid,
+    monitoring.rules_have_actions,
+    monitoring.triggers_are_complete,
+    ray_cluster.ray_needs_no_gates,
+    ray_cluster.gcs_storage_is_consistent,
+    ray_cluster.group_sizes_are_ordered,
+    ray_cluster.group_names_are_unique,
+    ray_cluster.start_params_are_known,
+    ray_cluster.start_params_fit_the_pod,
+    ray_cluster.autoscaler_is_v2,
+    ray_cluster.ray_version_is_ours,
+    ray_cluster.ray_demands_a_token,
+)
+OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
+    schemas.pod_template_is_a_valid_pod,
+    metadata.ray_group_labels_match,
+    placement.words_of_pods_are_known,
+    placement.spread_cannot_wedge,
+    placement.spread_counts_its_own_pods,
+    placement.tolerations_are_well_formed,
+    pod_security.pods_are_restricted,
+    pod_security.root_is_read_only,
+    pods.container_names_are_unique,
+    pods.container_ports_are_valid,
+    pods.container_ports_are_unique,
+    pods.volumes_have_one_source,
+    pods.mounts_have_volumes,
+    pods.volumes_are_mounted,
+    pods.mount_paths_are_unique,
+    pods.quantities_are_valid,
+    pods.requests_are_within_limits,
+    pods.probes_have_one_handler,
+    pods.probe_numbers_are_valid,
+    pods.probe_ports_are_declared,
+    pods.init_containers_end,
+    pods.environment_is_well_formed,
+    pods.hooks_end_within_the_grace,
+    program.commands_parse,
+    program.variables_are_defined,
+    program.ports_of_flags_are_declared,
+    program.probes_ask_what_is_answered,
+    program.graces_cover_the_drain,
+    program.drains_end_within_the_grace,
+)
+OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
+    metadata.namespaces_are_named,
+    metadata.objects_are_there_once,
+    pod_security.namespace_is_restricted,
+    workloads.budgets_allow_evictions,
+    workloads.budgets_do_not_overlap,
+    workloads.autoscalers_have_a_target,
+    workloads.measured_resources_are_requested,
+    network.services_select_pods,
+    network.services_select_one_kind_of_pod,
+    network.service_targets_exist,
+    network.network_policies_name_pods,
+    network.network_policy_ports_exist,
+    network.every_pod_is_closed_by_default,
+    network.inside_ports_are_closed_to_strangers,
+    references.references_exist,
+    references.keys_exist,
+    references.paths_of_the_program_are_mounted,
+    gateway.routes_have_a_gateway,
+    gateway.routes_have_a_backend,
+    gateway.routes_lead_to_what_is_served,
+    gateway.pools_name_pods,
+    monitoring.monitors_find_their_targets,
+    monitoring.monitored_ports_serve_metrics,
+    monitoring.queries_parse,
+    monitoring.queries_name_metrics_that_there_are,
+    monitoring.rules_file_agrees,
+    monitoring.triggers_may_authenticate,
+    ray_cluster.head_ports_are_named,
+    program.addresses_lead_to_services,
+    program.cluster_files_load,
+    program.cluster_files_fit_the_pods,
+    program.files_of_cluster_files_are_mounted,
+    program.routers_serve_the_fleets_model,
+    program.images_are_the_same,
+)
+STUMBLES = (AttributeError, KeyError, TypeError, ValueError, IndexError, StopIteration, RuntimeError)
+
+
+class Checker:
+    """Remembers what it found about each object and pod: of two bundles that differ in one, one is looked at."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], list[Finding]] = {}
+
+    def findings(self, objects: list[Object]) -> list[Finding]:
+        malformed = [finding for item in objects for finding in self._about(SHAPES, item, item)]
+        bundle = Bundle([item for item in objects if _is_readable(item)])
+        wrong = {finding.where for finding in malformed}
+        found = list(malformed)
+        for item in bundle.objects:
+            if _where(item) not in wrong:
+                found += self._about(OF_OBJECTS, item, item)
+        for pod in bundle.pods:
+            if pod.where not in wrong:
+                found += self._about(OF_PODS, pod, pod)
+        for check in OF_BUNDLES:
+            try:
+                found += [finding for finding in _named(check, bundle) if finding.where not in wrong]
+            except STUMBLES:
+                if not malformed:  # what has the wrong shape was reported, and may make others stumble
+                    raise
+        return sorted(set(found))
+
+    def _about(self, checks: Iterable[Callable[[Any], Iterator[Complaint]]], subject: Any, key: Any) -> list[Finding]:
+        text = json.dumps(key, default=str)
+        found: list[Finding] = []
+        for check in checks:
+            if (check.__name__, text) not in self._known:
+                self._known[check.__name__, text] = list(_named(check, subject))
+            found += self._known[check.__name__, text]
+        return found
+
+
+def all_checks() -> list[str]:
+    return [check.__name__ for group in (SHAPES, OF_OBJECTS, OF_PODS, OF_BUNDLES) for check in group]  # type: ignore[attr-defined]
+
+
+def _named(check: Callable[[Any], Iterator[Complaint]], subject: Any) -> Iterator[Finding]:
+    for complaint in check(subject):
+        yield Finding(check.__name__, *complaint)
+
+
+def _is_readable(item: Object) -> bool:
+    return isinstance(item.get("metadata"), dict) and isinstance(item.get("spec", {}), dict) and bool(name_of(item))
+
+
+def _where(item: Object) -> str:
+    return f"{item.get('kind', '?')}/{name_of(item)}"

@@ -1,0 +1,131 @@
+"""Routes lead from a gateway to a port of ours; an InferencePool names pods and their port."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, where
+from tests.deploy.manifests.references import users_own
+
+ROUTES = ("HTTPRoute", "GRPCRoute")
+_PROTOS = Path(__file__).parents[3] / "proto"
+_LISTENERS = {"HTTPRoute": ("HTTP", "HTTPS"), "GRPCRoute": ("HTTP", "HTTPS")}
+
+
+def routes_have_a_gateway(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of(*ROUTES):
+        for index, parent in enumerate(item["spec"].get("parentRefs") or []):
+            place, name = f"spec.parentRefs[{index}]", str(parent.get("name"))
+            kind, namespace = parent.get("kind", "Gateway"), parent.get("namespace", namespace_of(item))
+            gateway = bundle.find(kind, name, namespace)
+            if gateway is None:
+                if (kind, name) not in users_own():
+                    known = ", ".join(name_of(one) for one in bundle.of("Gateway")) or "none here"
+                    yield Complaint(where(item), place, f"no {kind} is named {name}", f"use one of: {known}")
+                continue
+            yield from _listener_complaints(item, place, parent, gateway)
+        if not item["spec"].get("parentRefs"):
+            yield Complaint(where(item), "spec.parentRefs", "none: nothing would lead here", "name the Gateway")
+
+
+def routes_have_a_backend(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of(*ROUTES):
+        for path, reference in _backends(item):
+            kind, name = reference.get("kind", "Service"), str(reference.get("name"))
+            namespace = reference.get("namespace", namespace_of(item))
+            backend = bundle.find(kind, name, namespace)
+            if backend is None:
+                known = ", ".join(name_of(one) for one in bundle.of(kind)) or "none here"
+                yield Complaint(where(item), f"{path}.name", f"no {kind} is named {name}", f"use one of: {known}")
+            elif kind == "Service":
+                ports = {port.get("port"): port for port in backend["spec"].get("ports") or []}
+                if reference.get("port") not in ports:
+                    known = ", ".join(map(str, ports))
+                    what = f"Service {name} has no port {reference.get('port')}"
+                    yield Complaint(where(item), f"{path}.port", what, f"use one of: {known}")
+                else:
+                    yield from _protocol_complaints(item, path, ports[reference["port"]])
+
+
+def routes_lead_to_what_is_served(bundle: Bundle) -> Iterator[Complaint]:
+    """gRPC services of our protos; paths are the router's own matter, but each begins with a slash."""
+    for item in bundle.of("GRPCRoute"):
+        for index, rule in enumerate(item["spec"].get("rules") or []):
+            for number, match in enumerate(rule.get("matches") or []):
+                service = (match.get("method") or {}).get("service")
+                exact = (match.get("method") or {}).get("type", "Exact") == "Exact"
+                if service is not None and exact and service not in grpc_services():
+                    place = f"spec.rules[{index}].matches[{number}].method.service"
+                    what = f"no gRPC service is named {service}"
+                    yield Complaint(where(item), place, what, f"use one of: {', '.join(sorted(grpc_services()))}")
+
+
+def pools_name_pods(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("InferencePool"):
+        spec = item["spec"]
+        labels = (spec.get("selector") or {}).get("matchLabels") or {}
+        pods = bundle.pods_with(labels, namespace_of(item))
+        if not labels or not pods:
+            yield Complaint(where(item), "spec.selector", f"{labels} selects no pod", "use labels of the routers")
+        for index, target in enumerate(spec.get("targetPorts") or []):
+            for pod in pods:
+                numbers = {
+                    port.get("containerPort") for _, container in pod.containers for port in container.get("ports") or []
+                }
+                if target.get("number") not in numbers:
+                    place, what = f"spec.targetPorts[{index}].number", f"{pod.where} has no port {target.get('number')}"
+                    yield Complaint(where(item), place, what, f"use one of: {sorted(numbers)}")
+        picker = spec.get("endpointPickerRef") or {}
+        name = str(picker.get("name"))
+        if picker and picker.get("kind", "Service") == "Service":
+            service = bundle.find("Service", name, namespace_of(item))
+            if service is None and ("Service", name) not in users_own():
+                place = "spec.endpointPickerRef.name"
+                yield Complaint(where(item), place, f"no Service is named {name}", "name the endpoint picker's")
+
+
+@functools.cache
+def grpc_services() -> frozenset[str]:
+    found = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
+    for file in _PROTOS.rglob("*.proto"):
+        text = file.read_text()
+        package = re.search(r"(?m)^package ([\w.]+);", text)
+        prefix = f"{package[1]}." if package else ""
+        found |= {prefix + name for name in re.findall(r"(?m)^service (\w+)", text)}
+    return frozenset(found)
+
+
+def _listener_complaints(item: Object, place: str, parent: Object, gateway: Object) -> Iterator[Complaint]:
+    listeners = gateway["spec"].get("listeners") or []
+    wanted = parent.get("sectionName")
+    fitting = [one for one in listeners if wanted in (None, one.get("name"))]
+    fitting = [one for one in fitting if parent.get("port") in (None, one.get("port"))]
+    if not fitting:
+        known = ", ".join(f"{one.get('name')}={one.get('port')}" for one in listeners)
+        what = f"{where(gateway)} has no listener {wanted or parent.get('port')}"
+        yield Complaint(where(item), place, what, f"use one of: {known}")
+        return
+    fitting = [one for one in fitting if one.get("protocol") in _LISTENERS[item["kind"]]]
+    if not fitting:
+        what = f"no listener of {where(gateway)} speaks HTTP"
+        yield Complaint(where(item), place, what, "give it a listener of HTTP or HTTPS")
+
+
+def _backends(item: Object) -> Iterator[tuple[str, Object]]:
+    for index, rule in enumerate(item["spec"].get("rules") or []):
+        for number, reference in enumerate(rule.get("backendRefs") or []):
+            yield f"spec.rules[{index}].backendRefs[{number}]", reference
+
+
+def _protocol_complaints(item: Object, path: str, port: Object) -> Iterator[Complaint]:
+    """A gateway speaks HTTP/1.1 to a port that does not say otherwise, and gRPC needs HTTP/2."""
+    protocol = port.get("appProtocol", "")
+    if item["kind"] == "GRPCRoute" and "h2c" not in protocol and protocol != "grpc":
+        what = f"port {port.get('port')} does not say that it speaks HTTP/2"
+        yield Complaint(where(item), f"{path}.port", what, "lead to the gRPC port, with appProtocol kubernetes.io/h2c")
+    if item["kind"] == "HTTPRoute" and ("h2c" in protocol or protocol == "grpc"):
+        what = f"port {port.get('port')} speaks gRPC"
+        yield Complaint(where(item), f"{path}.port", what, "lead to the HTTP port")

@@ -1,0 +1,217 @@
+"""Monitors find what they scrape, rules and triggers ask for metrics that there are, in PromQL that parses."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.deploy.manifests.objects import Bundle, Complaint, Object, namespace_of, selected, where
+from tests.deploy.tools import find_tool
+
+METRIC_NAMES = Path(__file__).parents[1] / "metric_names.txt"
+"""Of a real router and real workers; test_scrape.py holds it against them."""
+_FOREIGN = ("ray_", "kube_", "container_", "node_", "process_", "python_")
+"""Metrics of Ray, Kubernetes and client libraries."""
+_KNOWN = frozenset({"up", "scrape_duration_seconds", "ALERTS", "ALERTS_FOR_STATE", "vector", "time"})
+_WORDS = frozenset({
+    "and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left",
+    "group_right", "start", "end", "atan2",
+})  # fmt: skip
+_TRIGGER_NEEDS = {
+    "prometheus": ("serverAddress", "query", "threshold"),
+    "cpu": ("value",),
+    "memory": ("value",),
+    "cron": ("timezone", "start", "end", "desiredReplicas"),
+    "metrics-api": ("url", "valueLocation", "targetValue"),
+}
+PATIENCE_S = 60
+
+
+def monitors_find_their_targets(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("ServiceMonitor"):
+        services = [
+            service
+            for service in bundle.of("Service")
+            if _covers(item, service)
+            and selected(item["spec"].get("selector"), service.get("metadata", {}).get("labels") or {})
+        ]
+        if not services:
+            yield Complaint(where(item), "spec.selector", "selects no Service", "use labels that a Service itself has")
+        for index, endpoint in enumerate(item["spec"].get("endpoints") or []):
+            names = {port.get("name") for service in services for port in service["spec"].get("ports") or []}
+            if services and endpoint.get("port") not in names and "targetPort" not in endpoint:
+                known = ", ".join(sorted(str(name) for name in names))
+                what = f"no selected Service has a port named {endpoint.get('port')}"
+                yield Complaint(where(item), f"spec.endpoints[{index}].port", what, f"use one of: {known}")
+    for item in bundle.of("PodMonitor"):
+        pods = [pod for pod in bundle.pods if selected(item["spec"].get("selector"), pod.labels)]
+        pods = [pod for pod in pods if _covers(item, {"metadata": {"namespace": pod.namespace}})]
+        if not pods:
+            yield Complaint(where(item), "spec.selector", "selects no pod", "use labels of the pods")
+        for index, endpoint in enumerate(item["spec"].get("podMetricsEndpoints") or []):
+            ports = [port for pod in pods for _, container in pod.containers for port in container.get("ports") or []]
+            if "port" in endpoint and pods and endpoint["port"] not in {port.get("name") for port in ports}:
+                known = ", ".join(sorted({str(port.get("name")) for port in ports}))
+                what = f"no selected pod has a port named {endpoint['port']}"
+                yield Complaint(where(item), f"spec.podMetricsEndpoints[{index}].port", what, f"use one of: {known}")
+
+
+def monitored_ports_serve_metrics(bundle: Bundle) -> Iterator[Complaint]:
+    """Ports that answer /metrics are named so; a monitor of another one scrapes errors."""
+    for item in bundle.of("ServiceMonitor", "PodMonitor"):
+        field = "endpoints" if item["kind"] == "ServiceMonitor" else "podMetricsEndpoints"
+        for index, endpoint in enumerate(item["spec"].get(field) or []):
+            place, port, path = f"spec.{field}[{index}]", endpoint.get("port"), endpoint.get("path", "/metrics")
+            if port is not None and "metrics" not in str(port):
+                yield Complaint(where(item), f"{place}.port", f"port {port} has no metrics", "use a metrics port")
+            if path != "/metrics":
+                yield Complaint(where(item), f"{place}.path", f"{path} is not served", "use /metrics")
+
+
+def rules_have_actions(item: Object) -> Iterator[Complaint]:
+    for path, rule in _rules(item):
+        if bool(rule.get("alert")) == bool(rule.get("record")):
+            yield Complaint(where(item), path, "neither or both of alert and record", "give exactly one")
+        elif rule.get("alert"):
+            for annotation in ("summary", "action"):
+                if not (rule.get("annotations") or {}).get(annotation):
+                    place, what = f"{path}.annotations.{annotation}", f"{rule['alert']} has none"
+                    yield Complaint(where(item), place, what, "say what is wrong, and what to do")
+
+
+def queries_parse(bundle: Bundle) -> Iterator[Complaint]:
+    asked = [(thing, path, text) for thing, path, text in queries(bundle)]
+    wrong = _errors_of_promtool(tuple(text for _, _, text in asked))
+    for (thing, path, _), error in zip(asked, wrong, strict=True):
+        if error:
+            yield Complaint(thing, path, error, "correct the PromQL")
+
+
+def queries_name_metrics_that_there_are(bundle: Bundle) -> Iterator[Complaint]:
+    recorded = {rule["record"] for item in bundle.objects for _, rule in _rules(item) if rule.get("record")}
+    known = metric_names() | recorded | _KNOWN
+    asked = list(queries(bundle))
+    wrong = _errors_of_promtool(tuple(text for _, _, text in asked))
+    for (thing, path, text), error in zip(asked, wrong, strict=True):
+        for name in sorted(metrics_in(text) - known) if not error else ():
+            if not name.startswith(_FOREIGN):
+                yield Complaint(thing, path, f"no process has a metric {name}", f"did you mean {_near(name, known)}?")
+
+
+def triggers_are_complete(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") != "ScaledObject":
+        return
+    triggers = item["spec"].get("triggers") or []
+    if not triggers:
+        yield Complaint(where(item), "spec.triggers", "none", "give at least one")
+    for index, trigger in enumerate(triggers):
+        place, kind, told = f"spec.triggers[{index}]", str(trigger.get("type")), trigger.get("metadata") or {}
+        if kind not in _TRIGGER_NEEDS:
+            todo = f"use one of: {', '.join(sorted(_TRIGGER_NEEDS))}"
+            yield Complaint(where(item), f"{place}.type", f"trigger {kind!r} is not known", todo)
+            continue
+        for field in _TRIGGER_NEEDS[kind]:
+            if not told.get(field):
+                yield Complaint(where(item), f"{place}.metadata.{field}", "is missing", f"{kind} needs it")
+        for field in ("threshold", "activationThreshold", "value"):
+            if field in told and not re.fullmatch(r"\d+(\.\d+)?", str(told[field])):
+                yield Complaint(where(item), f"{place}.metadata.{field}", f"{told[field]!r} is no number", "write 0.8")
+
+
+def triggers_may_authenticate(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("ScaledObject"):
+        for index, trigger in enumerate(item["spec"].get("triggers") or []):
+            reference = trigger.get("authenticationRef") or {}
+            kind = reference.get("kind", "TriggerAuthentication")
+            if reference and bundle.find(kind, str(reference.get("name")), namespace_of(item)) is None:
+                place = f"spec.triggers[{index}].authenticationRef"
+                yield Complaint(where(item), place, f"no {kind} is named {reference.get('name')}", "name one")
+
+
+def queries(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
+    """(object, path, PromQL) of rules and triggers."""
+    for item in bundle.objects:
+        for path, rule in _rules(item):
+            yield where(item), f"{path}.expr", str(rule.get("expr", ""))
+        if item.get("kind") == "ScaledObject":
+            for index, trigger in enumerate(item["spec"].get("triggers") or []):
+                query = (trigger.get("metadata") or {}).get("query")
+                if trigger.get("type") == "prometheus" and query:
+                    yield where(item), f"spec.triggers[{index}].metadata.query", str(query)
+
+
+@functools.cache
+def metric_names() -> frozenset[str]:
+    return frozenset(METRIC_NAMES.read_text().split()) if METRIC_NAMES.is_file() else frozenset()
+
+
+def metrics_in(query: str) -> set[str]:
+    """Names of metrics in PromQL that parses."""
+    bare = re.sub(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|`[^`]*`', "", query)
+    bare = re.sub(r"#.*", "", bare)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", bare)
+    bare = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", bare)
+    bare = re.sub(r"\boffset\s+-?[0-9a-z]+|@\s*[0-9.]+", " ", bare)
+    found = re.findall(r"(?<![\w:.])([a-zA-Z_:][\w:]*)(?!\w|\s*\()", bare)
+    return {name for name in found if name.lower() not in _WORDS}
+
+
+@functools.lru_cache(maxsize=256)
+def _errors_of_promtool(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Of each query, empty where it parses. Without promtool nothing is said (its test is skipped, loudly)."""
+    promtool = find_tool("promtool")
+    if promtool is None or not texts:
+        return ("",) * len(texts)
+    rules = [{"record": f"q:{index}", "expr": text} for index, text in enumerate(texts)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump({"groups": [{"name": "queries", "rules": rules}]}, file)
+        file.flush()
+        command = [promtool, "check", "rules", "--lint=none", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    if done.returncode == 0:
+        return ("",) * len(texts)
+    said = done.stdout + done.stderr
+    errors = {
+        int(number): " ".join(error.split())[:200]
+        for number, error in re.findall(r'rule \d+, "q:(\d+)": (.*)', said)
+    }
+    return tuple(errors.get(index, "") for index in range(len(texts)))
+
+
+def _rules(item: Object) -> Iterator[tuple[str, Object]]:
+    if item.get("kind") == "PrometheusRule":
+        for index, group in enumerate(item["spec"].get("groups") or []):
+            for number, rule in enumerate(group.get("rules") or []):
+                yield f"spec.groups[{index}].rules[{number}]", rule
+
+
+def _covers(monitor: Object, target: Object) -> bool:
+    told = monitor["spec"].get("namespaceSelector") or {}
+    names = told.get("matchNames") or [namespace_of(monitor)]
+    return bool(told.get("any")) or namespace_of(target) in names
+
+
+def _near(name: str, known: frozenset[str] | set[str]) -> str:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(name, sorted(known), 1, 0.3)), "another one")
+
+
+def rules_file_agrees(bundle: Bundle) -> Iterator[Complaint]:
+    """Alerts are written once, in deploy/observability; the PrometheusRule has the same groups."""
+    source = Path(__file__).parents[3] / "deploy/observability/prometheus/rules.yml"
+    if not source.is_file():
+        return
+    written = {group["name"]: group for group in yaml.safe_load(source.read_text())["groups"]}
+    for item in bundle.of("PrometheusRule"):
+        for index, group in enumerate(item["spec"].get("groups") or []):
+            if group.get("name") in written and group != written[group["name"]]:
+                place, what = f"spec.groups[{index}]", f"{group['name']} differs from {source.name}"
+                yield Complaint(where(item), place, what, "write it there, and take it over")

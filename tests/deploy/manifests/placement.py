@@ -1,0 +1,141 @@
+"""Where pods may go, and what words the API has for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tests.deploy.manifests.objects import Complaint, Object, PodTemplate, selected, where
+
+_WORDS: dict[str, tuple[str, ...]] = {
+    r"(initContainers|containers)\.imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+    r"(initContainers|containers)\.terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
+    r"(initContainers|containers)\.ports\.protocol": ("TCP", "UDP", "SCTP"),
+    r"(initContainers|containers)\.\w+(\.\w+)?\.httpGet\.scheme": ("HTTP", "HTTPS"),
+    r"(initContainers|containers)\.volumeMounts\.mountPropagation": ("None", "HostToContainer", "Bidirectional"),
+    r"initContainers\.restartPolicy": ("Always", "Never", "OnFailure"),
+    r"restartPolicy": ("Always", "OnFailure", "Never"),
+    r"dnsPolicy": ("ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"),
+    r"preemptionPolicy": ("PreemptLowerPriority", "Never"),
+    r"(.*\.)?seccompProfile\.type": ("RuntimeDefault", "Localhost", "Unconfined"),
+    r"securityContext\.fsGroupChangePolicy": ("Always", "OnRootMismatch"),
+    r"volumes\.emptyDir\.medium": ("", "Memory", "HugePages", "HugePages-2Mi", "HugePages-1Gi"),
+    r"tolerations\.operator": ("Exists", "Equal", "Lt", "Gt"),
+    r"tolerations\.effect": ("NoSchedule", "PreferNoSchedule", "NoExecute", ""),
+    r"topologySpreadConstraints\.whenUnsatisfiable": ("ScheduleAnyway", "DoNotSchedule"),
+    r"topologySpreadConstraints\.node(Taints|Affinity)Policy": ("Honor", "Ignore"),
+    r"affinity\.nodeAffinity\..*\.operator": ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"),
+    r"affinity\.pod(Anti)?Affinity\..*\.operator": ("In", "NotIn", "Exists", "DoesNotExist"),
+}
+"""Path inside a pod's spec: what may stand there. Published schemas of native kinds name no enumerations."""
+_OBJECT_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Service": {
+        r"spec\.type": ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"),
+        r"spec\.sessionAffinity": ("None", "ClientIP"),
+        r"spec\.ports\.protocol": ("TCP", "UDP", "SCTP"),
+        r"spec\.ipFamilyPolicy": ("SingleStack", "PreferDualStack", "RequireDualStack"),
+        r"spec\.(internal|external)TrafficPolicy": ("Cluster", "Local"),
+    },
+    "Deployment": {r"spec\.strategy\.type": ("RollingUpdate", "Recreate")},
+    "StatefulSet": {
+        r"spec\.updateStrategy\.type": ("RollingUpdate", "OnDelete"),
+        r"spec\.podManagementPolicy": ("OrderedReady", "Parallel"),
+    },
+    "PodDisruptionBudget": {r"spec\.unhealthyPodEvictionPolicy": ("IfHealthyBudget", "AlwaysAllow")},
+    "NetworkPolicy": {
+        r"spec\.policyTypes": ("Ingress", "Egress"),
+        r"spec\.(ingress|egress)\.ports\.protocol": ("TCP", "UDP", "SCTP"),
+    },
+    "PersistentVolumeClaim": {
+        r"spec\.accessModes": ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"),
+        r"spec\.volumeMode": ("Filesystem", "Block"),
+    },
+    "HorizontalPodAutoscaler": {
+        r"spec\.metrics\.type": ("Resource", "Pods", "Object", "External", "ContainerResource"),
+        r"spec\.metrics\.\w+\.target\.type": ("Utilization", "Value", "AverageValue"),
+        r"spec\.behavior\.scale(Up|Down)\.selectPolicy": ("Max", "Min", "Disabled"),
+        r"spec\.behavior\.scale(Up|Down)\.policies\.type": ("Pods", "Percent"),
+    },
+    "RoleBinding": {r"roleRef\.kind": ("Role", "ClusterRole"), r"subjects\.kind": ("ServiceAccount", "User", "Group")},
+    "ClusterRoleBinding": {r"roleRef\.kind": ("ClusterRole",), r"subjects\.kind": ("ServiceAccount", "User", "Group")},
+}
+
+
+def words_of_pods_are_known(pod: PodTemplate) -> Iterator[Complaint]:
+    yield from _unknown_words(_WORDS, pod.spec, pod.where, f"{pod.path}.spec.")
+
+
+def words_of_objects_are_known(item: Object) -> Iterator[Complaint]:
+    words = _OBJECT_WORDS.get(str(item.get("kind")))
+    if words is not None:
+        yield from _unknown_words(words, item, where(item), "")
+
+
+def spread_cannot_wedge(pod: PodTemplate) -> Iterator[Complaint]:
+    seen = set()
+    for index, rule in enumerate(pod.spec.get("topologySpreadConstraints") or []):
+        place = f"{pod.path}.spec.topologySpreadConstraints[{index}]"
+        if rule.get("maxSkew", 0) < 1 or not rule.get("topologyKey"):
+            yield Complaint(pod.where, place, "maxSkew below 1 or no topologyKey", "give maxSkew: 1 and a key")
+        if rule.get("whenUnsatisfiable") == "DoNotSchedule" and rule.get("nodeTaintsPolicy") != "Honor":
+            what = "a node that is down would keep its replacement Pending"
+            todo = "whenUnsatisfiable: ScheduleAnyway, or nodeTaintsPolicy: Honor"
+            yield Complaint(pod.where, f"{place}.whenUnsatisfiable", what, todo)
+        if rule.get("minDomains") is not None and rule.get("whenUnsatisfiable") != "DoNotSchedule":
+            yield Complaint(pod.where, f"{place}.minDomains", "needs DoNotSchedule", "leave it out")
+        identity = (rule.get("topologyKey"), rule.get("whenUnsatisfiable"))
+        if identity in seen:
+            yield Complaint(pod.where, place, f"{identity} is there twice", "spread once per key")
+        seen.add(identity)
+
+
+def spread_counts_its_own_pods(pod: PodTemplate) -> Iterator[Complaint]:
+    for index, rule in enumerate(pod.spec.get("topologySpreadConstraints") or []):
+        if not selected(rule.get("labelSelector"), pod.labels):
+            place = f"{pod.path}.spec.topologySpreadConstraints[{index}].labelSelector"
+            yield Complaint(pod.where, place, "does not select these pods", f"select some of {pod.labels}")
+    affinity = pod.spec.get("affinity") or {}
+    for kind in ("podAntiAffinity",):
+        for place, term in _terms(affinity.get(kind) or {}):
+            if not selected(term.get("labelSelector"), pod.labels):
+                full = f"{pod.path}.spec.affinity.{kind}.{place}.labelSelector"
+                yield Complaint(pod.where, full, "does not select these pods", f"select some of {pod.labels}")
+
+
+def tolerations_are_well_formed(pod: PodTemplate) -> Iterator[Complaint]:
+    for index, toleration in enumerate(pod.spec.get("tolerations") or []):
+        place, exists = f"{pod.path}.spec.tolerations[{index}]", toleration.get("operator") == "Exists"
+        if exists and toleration.get("value"):
+            yield Complaint(pod.where, f"{place}.value", "Exists takes no value", "leave out the value or use Equal")
+        if not toleration.get("key") and not exists:
+            yield Complaint(pod.where, place, "no key", "name the taint's key, or operator: Exists for all")
+        if toleration.get("tolerationSeconds") is not None and toleration.get("effect") != "NoExecute":
+            yield Complaint(pod.where, place, "tolerationSeconds needs effect NoExecute", "set it or leave it out")
+
+
+def _terms(affinity: Object) -> Iterator[tuple[str, Object]]:
+    for index, term in enumerate(affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or []):
+        yield f"requiredDuringSchedulingIgnoredDuringExecution[{index}]", term
+    for index, weighted in enumerate(affinity.get("preferredDuringSchedulingIgnoredDuringExecution") or []):
+        yield f"preferredDuringSchedulingIgnoredDuringExecution[{index}].podAffinityTerm", weighted["podAffinityTerm"]
+
+
+def _unknown_words(words: dict[str, tuple[str, ...]], value: Any, thing: str, prefix: str) -> Iterator[Complaint]:
+    for path, plain, leaf in _leaves(value, "", ""):
+        for pattern, known in words.items():
+            if re.fullmatch(pattern, plain) and leaf not in known:
+                what = f"{leaf!r} is not known"
+                yield Complaint(thing, prefix + path, what, f"use one of: {', '.join(filter(None, known))}")
+
+
+def _leaves(value: Any, path: str, plain: str) -> Iterator[tuple[str, str, Any]]:
+    """(path with indices, path without, value) of all that is no container."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}".strip("."), f"{plain}.{key}".strip("."))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]", plain)
+    else:
+        yield path, plain, value

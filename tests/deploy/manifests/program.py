@@ -1,0 +1,300 @@
+"""Manifests against our own program: its commands, flags, ports, health services and cluster files."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import io
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from cluster.cli import build_parser
+from cluster.file.cluster import ClusterFile
+from cluster.file.cluster import load as load_cluster_file
+from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
+from tests.deploy.manifests.references import file_complaint
+from twostroke.errors import ConfigError
+
+PROGRAM = "twostroke"
+_HEALTH = ("", "live", "ready")
+_WORKER_GROUPS = ("prefill", "decode")
+_ADDRESS_FLAGS = ("fleet", "address")
+_PORT_NAMES = {"http_port": "http", "grpc_port": "grpc", "admin_port": "admin", "metrics_port": "metrics"}
+
+
+def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
+    """By the program's own parser: containers' commands, and hooks that run it."""
+    for path, words, container in _runs(pod):
+        _args, error = parsed(tuple(_expanded(words, container)))
+        if error:
+            yield Complaint(pod.where, path, error, f"see `{' '.join(words[:2])} --help`")
+
+
+def variables_are_defined(pod: PodTemplate) -> Iterator[Complaint]:
+    """$(NAME) of what the container does not have would reach the program as it stands there."""
+    for path, container in pod.containers:
+        known = {str(variable.get("name")) for variable in container.get("env") or []}
+        for field in ("command", "args"):
+            for index, word in enumerate(container.get(field) or []):
+                for name in re.findall(r"(?<!\$)\$\(([A-Za-z_]\w*)\)", str(word)):
+                    if name not in known and not container.get("envFrom"):
+                        what = f"no variable {name}"
+                        yield Complaint(pod.where, f"{path}.{field}[{index}]", what, "add it to the container's env")
+
+
+def ports_of_flags_are_declared(pod: PodTemplate) -> Iterator[Complaint]:
+    """What the program listens on is what the container declares, under the same name."""
+    for path, words, container in _runs(pod, hooks=False):
+        args, _error = parsed(tuple(_expanded(words, container)))
+        if args is None:
+            continue
+        declared = {port.get("name"): port.get("containerPort") for port in container.get("ports") or []}
+        for flag, name in _PORT_NAMES.items():
+            told = getattr(args, flag, None)
+            if told and declared.get(name) != told:
+                what = f"--{flag.replace('_', '-')} is {told}, the container's port {name} is {declared.get(name)}"
+                yield Complaint(pod.where, path, what, "make them equal")
+
+
+def probes_ask_what_is_answered(pod: PodTemplate) -> Iterator[Complaint]:
+    """gRPC health is answered on the admin port of a router and on the rpc port of a worker."""
+    for path, container in pod.containers:
+        answering = {
+            port.get("containerPort") for port in container.get("ports") or [] if port.get("name") in ("admin", "rpc")
+        }
+        for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+            probe = container.get(name) or {}
+            handler = probe.get("grpc")
+            if handler is None:
+                continue
+            place = f"{path}.{name}.grpc"
+            if handler.get("service", "") not in _HEALTH:
+                what = f"no health service is named {handler['service']}"
+                yield Complaint(pod.where, f"{place}.service", what, 'use "live" or "ready"')
+            elif name == "livenessProbe" and handler.get("service") == "ready":
+                what = "who is not ready would be killed"
+                yield Complaint(pod.where, f"{place}.service", what, "use live")
+            if answering and _declared(container, handler.get("port")) and handler.get("port") not in answering:
+                what = f"port {handler.get('port')} answers no health of its own"
+                yield Complaint(pod.where, f"{place}.port", what, f"use one of {sorted(answering)}")
+
+
+def graces_cover_the_drain(pod: PodTemplate) -> Iterator[Complaint]:
+    """SIGTERM comes after preStop: what the program takes to drain comes on top."""
+    grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
+    for path, words, container in _runs(pod, hooks=False):
+        args, _error = parsed(tuple(_expanded(words, container)))
+        own = getattr(args, "grace", None) if args is not None else None
+        hook_s = ((container.get("lifecycle") or {}).get("preStop") or {}).get("sleep") or {}
+        if own is not None and hook_s.get("seconds", 0) < grace_s <= hook_s.get("seconds", 0) + own:
+            what = f"preStop and --grace take {hook_s.get('seconds', 0) + own:g} s, the pod is killed after {grace_s}"
+            yield Complaint(pod.where, path, what, "raise terminationGracePeriodSeconds above it")
+
+
+def drains_end_within_the_grace(pod: PodTemplate) -> Iterator[Complaint]:
+    grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
+    for path, words, container in _runs(pod):
+        if "lifecycle" not in path:
+            continue
+        args, _error = parsed(tuple(_expanded(words, container)))
+        limit_s = next((getattr(args, name) for name in ("deadline", "timeout") if getattr(args, name, None)), None)
+        if limit_s is not None and float(limit_s) >= grace_s:
+            what = f"the drain may take {limit_s:g} s, the pod is killed after {grace_s}"
+            yield Complaint(pod.where, path, what, "raise terminationGracePeriodSeconds above it")
+
+
+def addresses_lead_to_services(bundle: Bundle) -> Iterator[Complaint]:
+    for pod in bundle.pods:
+        for path, words, container in _runs(pod):
+            args, _error = parsed(tuple(_expanded(words, container)))
+            for flag in _ADDRESS_FLAGS:
+                address = getattr(args, flag, None)
+                if isinstance(address, str) and ":" in address:
+                    wrong = _address_complaint(bundle, pod.namespace, address)
+                    if wrong:
+                        yield Complaint(pod.where, path, f"--{flag} {address}: {wrong}", "name a Service and its port")
+
+
+def cluster_files_load(bundle: Bundle) -> Iterator[Complaint]:
+    for item, key in _cluster_files(bundle):
+        _file, error = loaded(item["data"][key])
+        if error:
+            yield Complaint(where(item), f"data.{key}", error, "see `twostroke up --check`")
+
+
+def cluster_files_fit_the_pods(bundle: Bundle) -> Iterator[Complaint]:
+    """Ports, labels, counts and resources of the workers are those of the groups that shall hold them."""
+    for item, key in _cluster_files(bundle):
+        file, _error = loaded(item["data"][key])
+        for cluster in bundle.of("RayCluster") if file is not None else ():
+            assert file is not None
+            for path, what, todo in _misfits(file, bundle, cluster):
+                yield Complaint(where(item), f"data.{key}: {path}", what, todo)
+
+
+def files_of_cluster_files_are_mounted(bundle: Bundle) -> Iterator[Complaint]:
+    """Certificates and keys that the cluster file names have to be there on workers' nodes too."""
+    for item, key in _cluster_files(bundle):
+        for file in sorted(set(re.findall(r"/etc/twostroke/[\w./-]+", item["data"][key]))):
+            for pod in bundle.pods:
+                if pod.owner != "RayCluster":
+                    continue
+                container = (pod.spec.get("containers") or [{}])[0]
+                wrong = file_complaint(bundle, pod, container, file)
+                if wrong:
+                    what = f"{file}, on pods of group {pod.group}: {wrong[0]}"
+                    yield Complaint(where(item), f"data.{key}", what, wrong[1])
+
+
+def routers_serve_the_fleets_model(bundle: Bundle) -> Iterator[Complaint]:
+    models = {
+        file.config.model.model: where(item)
+        for item, key in _cluster_files(bundle)
+        if (file := loaded(item["data"][key])[0]) is not None
+    }
+    for pod in bundle.pods:
+        for path, words, container in _runs(pod, hooks=False):
+            args, _error = parsed(tuple(_expanded(words, container)))
+            model = getattr(args, "model", None)
+            if args is not None and args.command == "router" and models and model not in models:
+                what = f"--model {model}, and the workers serve {', '.join(models)}"
+                yield Complaint(pod.where, path, what, "make them equal")
+
+
+def images_are_the_same(bundle: Bundle) -> Iterator[Complaint]:
+    """Routers and workers of different builds refuse each other; `latest` is another one tomorrow."""
+    ours: dict[str, str] = {}
+    for pod in bundle.pods:
+        for path, container in pod.containers:
+            image = str(container.get("image", ""))
+            name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
+            if not image:
+                yield Complaint(pod.where, f"{path}.image", "no image", "name it")
+                continue
+            if "@" not in image and tag in ("", "latest"):
+                yield Complaint(pod.where, f"{path}.image", f"{image} has no tag of its own", "tag it")
+            if name.startswith(PROGRAM):
+                ours.setdefault(image, f"{pod.where} {path}")
+                first = next(iter(ours))
+                if image != first:
+                    yield Complaint(pod.where, f"{path}.image", f"{image}, elsewhere {first}", "use one image")
+
+
+@functools.lru_cache(maxsize=1024)
+def parsed(words: tuple[str, ...]) -> tuple[argparse.Namespace | None, str]:
+    """What the program makes of its arguments (without its own name), or the parser's complaint."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+            return build_parser(words).parse_args(words), ""
+    except SystemExit:
+        lines = said.getvalue().strip().splitlines()
+        return None, lines[-1] if lines else "asks for help only"
+
+
+@functools.lru_cache(maxsize=64)
+def loaded(text: str) -> tuple[ClusterFile | None, str]:
+    try:
+        return load_cluster_file(text, "cluster.yaml"), ""
+    except ConfigError as error:
+        return None, str(error)
+
+
+def _runs(pod: PodTemplate, hooks: bool = True) -> Iterator[tuple[str, list[str], Object]]:
+    """(path, words, container) of everything that starts our program."""
+    for path, container in pod.containers:
+        words = [*map(str, container.get("command") or []), *map(str, container.get("args") or [])]
+        if words[:1] == [PROGRAM]:
+            yield f"{path}.command", words, container
+        for hook, handler in (container.get("lifecycle") or {}).items() if hooks else ():
+            words = list(map(str, ((handler or {}).get("exec") or {}).get("command") or []))
+            if words[:1] == [PROGRAM]:
+                yield f"{path}.lifecycle.{hook}.exec.command", words, container
+
+
+def _expanded(words: list[str], container: Object) -> list[str]:
+    """Without the program's name; variables have their values, or some address where they are known in a pod only."""
+    values = {str(one.get("name")): str(one.get("value", "10.0.0.1")) for one in container.get("env") or []}
+    return [re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), word) for word in words[1:]]
+
+
+def _declared(container: Object, number: Any) -> bool:
+    return number in {port.get("containerPort") for port in container.get("ports") or []}
+
+
+def _address_complaint(bundle: Bundle, namespace: str, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    name, _, rest = host.partition(".")
+    namespace = rest.split(".")[0] or namespace
+    for cluster in bundle.of("RayCluster"):
+        if name == f"{name_of(cluster)}-head-svc":
+            head = next(pod for pod in bundle.pods if pod.where == where(cluster) and pod.group == "head")
+            ports = {one.get("containerPort") for _, container in head.containers for one in container.get("ports") or []}
+            return "" if int(port) in ports else f"the head has no port {port}"
+    service = bundle.find("Service", name, namespace)
+    if service is None:
+        return f"no Service is named {name}"
+    numbers = {str(one.get("port")) for one in service["spec"].get("ports") or []}
+    if service["spec"].get("clusterIP") == "None":  # its name leads to pods: no port is translated
+        targets = [one.get("targetPort", one.get("port")) for one in service["spec"].get("ports") or []]
+        pods = bundle.pods_with(service["spec"].get("selector") or {}, namespace_of(service))
+        declared = [one for pod in pods for _, container in pod.containers for one in container.get("ports") or []]
+        numbers = {str(one["containerPort"]) for one in declared if {one.get("name"), one["containerPort"]} & set(targets)}
+    return "" if port in numbers else f"Service {name} leads to no port {port}, but to {', '.join(sorted(numbers))}"
+
+
+def _cluster_files(bundle: Bundle) -> Iterator[tuple[Object, str]]:
+    for item in bundle.of("ConfigMap"):
+        for key in item.get("data") or {}:
+            if key == "cluster.yaml":
+                yield item, key
+
+
+def _misfits(file: ClusterFile, bundle: Bundle, cluster: Object) -> Iterator[tuple[str, str, str]]:
+    config = file.config
+    ports = {"rpc": config.ports.rpc, "pages": config.ports.pages, "metrics": config.ports.metrics}
+    pods = {pod.group: pod for pod in bundle.pods if pod.where == where(cluster)}
+    head = {port.get("name"): port.get("containerPort") for _, one in pods["head"].containers for port in one.get("ports") or []}
+    if config.fleet_port != head.get("fleet"):
+        yield "fleet.port", f"{config.fleet_port}, the head's port fleet is {head.get('fleet')}", "make them equal"
+    groups = {str(group.get("groupName")): group for group in cluster["spec"].get("workerGroupSpecs") or []}
+    for role in _WORKER_GROUPS:
+        wanted = getattr(config, f"{role}_role")
+        fitting = {
+            name: group
+            for name, group in groups.items()
+            if all((group.get("labels") or {}).get(key) == value for key, value in wanted.labels.items())
+        }
+        count = getattr(config, role)
+        if count and not fitting:
+            known = [group.get("labels") for group in groups.values()]
+            yield f"{role}.labels", f"{dict(wanted.labels)} are of no worker group", f"groups have {known}"
+            continue
+        most = sum(group.get("maxReplicas", group.get("replicas", 0)) for group in fitting.values())
+        if count > most:
+            yield f"{role}.count", f"{count} workers, the groups hold {most} pods", "one worker per pod"
+        for name, group in fitting.items():
+            yield from _misfits_of_group(role, wanted, ports, pods[name], group)
+
+
+def _misfits_of_group(
+    role: str, wanted: Any, ports: dict[str, int], pod: PodTemplate, group: Object
+) -> Iterator[tuple[str, str, str]]:
+    names = {"rpc": "rpc", "pages": "pages", "metrics": "worker-metrics"}
+    declared = {port.get("name"): port.get("containerPort") for _, one in pod.containers for port in one.get("ports") or []}
+    for key, number in ports.items():
+        if number and declared.get(names[key]) != number:
+            what = f"{number}, group {pod.group} has {declared.get(names[key])} as port {names[key]}"
+            yield f"ports.{key}", what, "make them equal"
+    told = group.get("rayStartParams") or {}
+    cpus = told.get("num-cpus")
+    if cpus is not None and float(cpus) < wanted.num_cpus:
+        what = f"{wanted.num_cpus:g}, a pod of group {pod.group} has {cpus} for Ray"
+        yield f"{role}.resources.num_cpus", what, "ask for no more"
+    limits = ((pod.spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
+    gpus = float(told.get("num-gpus", limits.get("nvidia.com/gpu", 0)))
+    if wanted.num_gpus > gpus:
+        what = f"{wanted.num_gpus:g}, a pod of group {pod.group} has {gpus:g}"
+        yield f"{role}.resources.num_gpus", what, "add nvidia.com/gpu to its limits"

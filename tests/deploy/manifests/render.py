@@ -1,0 +1,136 @@
+"""From folders to objects: kustomize builds overlays, YAML is read strictly."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.deploy.manifests.objects import Object
+
+PATIENCE_S = 120
+
+
+class RenderError(Exception):
+    """No objects: what kustomize or YAML had to say."""
+
+
+class StrictLoader(yaml.CSafeLoader):
+    """A key that is there twice is an error, as it is for an API server."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 has a type for "=", which values of Prometheus matchers run into.
+StrictLoader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str(node.value))
+
+
+def load(text: str, origin: str) -> list[Object]:
+    try:
+        documents = list(yaml.load_all(text, Loader=StrictLoader))  # noqa: S506  # a subclass of the safe loader
+    except yaml.YAMLError as error:
+        raise RenderError(f"{origin}: {' '.join(str(error).split())}") from error
+    objects: list[Object] = []
+    for document in documents:
+        if document is None:
+            continue
+        if not isinstance(document, dict) or "kind" not in document or "apiVersion" not in document:
+            raise RenderError(f"{origin}: a document without apiVersion and kind: {str(document)[:60]!r}")
+        objects += document.get("items", []) if document["kind"] == "List" else [document]
+    return objects
+
+
+def build(overlay: Path, kubectl: Path) -> list[Object]:
+    """What `kubectl apply -k` would send."""
+    for path in _sources(overlay):
+        load_any(path)
+    done = subprocess.run(
+        [kubectl, "kustomize", str(overlay)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    if done.returncode:
+        raise RenderError(f"{overlay}: kustomize: {done.stderr.strip().splitlines()[-1] if done.stderr else '?'}")
+    return load(done.stdout, str(overlay))
+
+
+def build_with(overlay: Path, components: Iterable[Path], kubectl: Path) -> list[Object]:
+    """An overlay together with components that it does not have of itself."""
+    with tempfile.TemporaryDirectory(dir=overlay.parent) as folder:
+        lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "resources:"]
+        lines += [f"  - ../{overlay.name}", "components:"]
+        lines += [f"  - {_relative(component, Path(folder))}" for component in components]
+        (Path(folder) / "kustomization.yaml").write_text("\n".join(lines) + "\n")
+        return build(Path(folder), kubectl)
+
+
+def read(path: Path, kubectl: Path) -> list[Object]:
+    """An overlay is built, a folder of plain manifests or a file is read as it is."""
+    if is_overlay(path):
+        return build(path, kubectl)
+    files = [path] if path.is_file() else sorted([*path.rglob("*.yaml"), *path.rglob("*.yml"), *path.rglob("*.json")])
+    if not files:
+        raise RenderError(f"{path}: no manifests here")
+    return [item for file in files for item in load(file.read_text(), str(file))]
+
+
+def overlays_below(path: Path) -> list[Path]:
+    """The path itself, or what is to be applied below it: every kustomization that no other one takes in."""
+    if path.is_file() or is_overlay(path):
+        return [path]
+    found = [file.parent for file in sorted(path.rglob("kustomization.yaml")) if is_overlay(file.parent)]
+    taken = {part.resolve() for overlay in found for part in _parts(overlay)}
+    return [overlay for overlay in found if overlay.resolve() not in taken] or [path]
+
+
+def is_overlay(path: Path) -> bool:
+    file = path / "kustomization.yaml"
+    return file.is_file() and (load_any(file)[0] or {}).get("kind", "Kustomization") == "Kustomization"
+
+
+def load_any(path: Path) -> list[Any]:
+    """Documents of any YAML: kustomize itself takes the last of two equal keys without a word."""
+    try:
+        return list(yaml.load_all(path.read_text(), Loader=StrictLoader))  # noqa: S506
+    except yaml.YAMLError as error:
+        raise RenderError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def components_of(overlay: Path) -> set[Path]:
+    """Taken in, directly or by what is taken in."""
+    found: set[Path] = set()
+    for part in _parts(overlay):
+        if part.is_dir():
+            found |= {part.resolve()} | components_of(part)
+    return found
+
+
+def _parts(overlay: Path) -> list[Path]:
+    told = (load_any(overlay / "kustomization.yaml") or [{}])[0] or {}
+    return [overlay / str(part) for field in ("resources", "components") for part in told.get(field) or []]
+
+
+def _sources(overlay: Path) -> list[Path]:
+    """YAML files that kustomize will read for it."""
+    files = {overlay / "kustomization.yaml"}
+    for part in _parts(overlay):
+        if part.is_file():
+            files.add(part)
+        elif (part / "kustomization.yaml").is_file():
+            files |= set(_sources(part))
+    return sorted(files)
+
+
+def _relative(path: Path, start: Path) -> str:
+    import os
+
+    return os.path.relpath(path.resolve(), start.resolve())

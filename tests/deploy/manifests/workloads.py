@@ -1,0 +1,198 @@
+"""Deployments, budgets and autoscalers: what the API says beyond schemas, and what would wedge them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+
+from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, selected, where
+from tests.deploy.manifests.words import quantity, share
+
+SCALABLE = frozenset({"Deployment", "StatefulSet", "ReplicaSet"})
+"""Kinds with a scale subresource. RayCluster has none."""
+
+
+def selectors_match_templates(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") not in ("Deployment", "StatefulSet", "DaemonSet", "ReplicaSet"):
+        return
+    spec = item["spec"]
+    selector = spec.get("selector") or {}
+    labels = ((spec.get("template") or {}).get("metadata") or {}).get("labels") or {}
+    if not selector.get("matchLabels") and not selector.get("matchExpressions"):
+        yield Complaint(where(item), "spec.selector", "selects nothing", f"use some of the template's {labels}")
+    elif not selected(selector, labels):
+        what = f"{selector.get('matchLabels')} does not match the template's labels {labels}"
+        yield Complaint(where(item), "spec.selector", what, "make them equal")
+
+
+def updates_can_proceed(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") != "Deployment":
+        return
+    strategy = item["spec"].get("strategy") or {}
+    rolling = strategy.get("rollingUpdate") or {}
+    place = "spec.strategy.rollingUpdate"
+    if strategy.get("type") == "Recreate" and rolling:
+        yield Complaint(where(item), place, "Recreate rolls nothing", "leave out rollingUpdate")
+    surge, missing = share(rolling.get("maxSurge", "25%")), share(rolling.get("maxUnavailable", "25%"))
+    if surge is None or missing is None:
+        yield Complaint(where(item), place, f"{rolling}: neither numbers nor percentages", 'write 1 or "25%"')
+    elif surge == 0 and missing == 0:
+        yield Complaint(where(item), place, "maxSurge and maxUnavailable are both 0", "allow one of them")
+    elif surge < 0 or missing < 0 or (isinstance(rolling.get("maxUnavailable"), str) and missing > 1):
+        yield Complaint(where(item), place, f"{rolling} is out of bounds", "use 0 or more, at most 100%")
+
+
+def counts_are_valid(item: Object) -> Iterator[Complaint]:
+    """Numbers that must not be negative, and those that must be below others."""
+    spec = item.get("spec") or {}
+    if item.get("kind") not in ("Deployment", "StatefulSet"):
+        return
+    for field in ("replicas", "minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"):
+        if (spec.get(field) or 0) < 0:
+            yield Complaint(where(item), f"spec.{field}", f"{spec[field]} is negative", "use 0 or more")
+    deadline = spec.get("progressDeadlineSeconds", 600)
+    if item["kind"] == "Deployment" and (spec.get("minReadySeconds") or 0) >= deadline:
+        todo = f"minReadySeconds must be below {deadline}"
+        yield Complaint(where(item), "spec.progressDeadlineSeconds", "no rollout could be ready in time", todo)
+    restart = ((spec.get("template") or {}).get("spec") or {}).get("restartPolicy", "Always")
+    if restart in ("Never", "OnFailure"):
+        place = "spec.template.spec.restartPolicy"
+        yield Complaint(where(item), place, f"{restart} in a {item['kind']}", "leave it out: Always")
+
+
+def claims_are_valid(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") != "PersistentVolumeClaim":
+        return
+    spec = item["spec"]
+    if not spec.get("accessModes"):
+        yield Complaint(where(item), "spec.accessModes", "none", "for example [ReadOnlyMany]")
+    size = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
+    number = quantity(size)
+    if number is None or number <= 0:
+        yield Complaint(where(item), "spec.resources.requests.storage", f"{size!r} is no size", "write 10Gi")
+
+
+def budgets_are_well_formed(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") != "PodDisruptionBudget":
+        return
+    spec = item["spec"]
+    given = [field for field in ("minAvailable", "maxUnavailable") if spec.get(field) is not None]
+    if len(given) != 1:
+        yield Complaint(where(item), "spec", f"{len(given)} of minAvailable and maxUnavailable", "give exactly one")
+    for field in given:
+        number = share(spec[field])
+        if number is None or number < 0:
+            yield Complaint(where(item), f"spec.{field}", f"{spec[field]!r} is no count", "write an integer")
+
+
+def budgets_allow_evictions(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("PodDisruptionBudget"):
+        spec, place = item["spec"], where(item)
+        if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
+            continue  # said by budgets_are_well_formed
+        pods = [
+            pod
+            for pod in bundle.pods
+            if pod.namespace == namespace_of(item) and selected(spec.get("selector"), pod.labels)
+        ]
+        if not pods:
+            yield Complaint(place, "spec.selector", "selects no pod of this overlay", "use labels of the pods")
+            continue
+        replicas = sum(pod.replicas for pod in pods)
+        if any(pod.owner == "RayCluster" for pod in pods) and not isinstance(spec.get("minAvailable"), int):
+            what = "a RayCluster has no scale subresource: every eviction would be refused"
+            yield Complaint(place, "spec", what, "use an integer minAvailable below the count")
+        elif isinstance(spec.get("minAvailable"), int) and spec["minAvailable"] >= max(replicas, 1) and replicas != 1:
+            what = f"minAvailable {spec['minAvailable']} of {replicas} pods: nothing could ever be evicted"
+            yield Complaint(place, "spec.minAvailable", what, f"at most {max(replicas - 1, 0)}")
+        elif isinstance(spec.get("minAvailable"), int) and replicas == 1 and spec["minAvailable"] >= 1:
+            what = "one pod, and it may never be evicted"
+            yield Complaint(place, "spec.minAvailable", what, "minAvailable: 0, or a second replica")
+        elif spec.get("minAvailable") == "100%" or spec.get("maxUnavailable") in (0, "0%"):
+            yield Complaint(place, "spec", "nothing could ever be evicted", "allow one")
+
+
+def budgets_do_not_overlap(bundle: Bundle) -> Iterator[Complaint]:
+    """With two budgets over one pod the eviction API refuses every eviction."""
+    for pod in bundle.pods:
+        holders = [
+            item
+            for item in bundle.of("PodDisruptionBudget")
+            if namespace_of(item) == pod.namespace and selected(item["spec"].get("selector"), pod.labels)
+        ]
+        if len(holders) > 1:
+            names = ", ".join(name_of(item) for item in holders)
+            what = f"pods of {pod.where} {pod.group} are in several budgets ({names})"
+            yield Complaint(where(holders[1]), "spec.selector", what, "select each pod once")
+
+
+def autoscalers_have_a_target(bundle: Bundle) -> Iterator[Complaint]:
+    targets: dict[tuple[str, str, str], str] = {}
+    for item in bundle.of("HorizontalPodAutoscaler", "ScaledObject"):
+        reference = item["spec"].get("scaleTargetRef") or {}
+        kind, name = reference.get("kind", "Deployment"), str(reference.get("name"))
+        place = "spec.scaleTargetRef"
+        if kind not in SCALABLE:
+            todo = "scale the router's Deployment; Ray's autoscaler scales the worker groups"
+            yield Complaint(where(item), place, f"a {kind} cannot be scaled", todo)
+        elif bundle.find(kind, name, namespace_of(item)) is None:
+            known = ", ".join(name_of(one) for one in bundle.of(*SCALABLE))
+            yield Complaint(where(item), place, f"no {kind} is named {name}", f"use one of: {known}")
+        elif reference.get("apiVersion", "apps/v1") != "apps/v1":
+            yield Complaint(where(item), f"{place}.apiVersion", f"{reference['apiVersion']} has no {kind}", "apps/v1")
+        identity = (kind, namespace_of(item), name)
+        if identity in targets:
+            what = f"{targets[identity]} scales {kind}/{name} already"
+            yield Complaint(where(item), place, what, "keep one of HPA and KEDA")
+        targets[identity] = where(item)
+
+
+def autoscalers_have_bounds(item: Object) -> Iterator[Complaint]:
+    spec = item.get("spec") or {}
+    fields = {
+        "HorizontalPodAutoscaler": ("minReplicas", "maxReplicas", 1, None),
+        "ScaledObject": ("minReplicaCount", "maxReplicaCount", 0, 100),
+    }.get(str(item.get("kind")))
+    if fields is None:
+        return
+    low, high, least, most = fields
+    fewest, limit = spec.get(low, least), spec.get(high, most)
+    if limit is None or fewest < 0 or limit < 1 or fewest > limit:
+        yield Complaint(where(item), f"spec.{low}", f"from {fewest} to {limit}", f"{low} must not be above {high}")
+    if item["kind"] == "HorizontalPodAutoscaler" and fewest == 0:
+        yield Complaint(where(item), f"spec.{low}", "0 needs an alpha gate", "use 1 or more")
+
+
+def autoscaler_metrics_are_well_formed(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") != "HorizontalPodAutoscaler":
+        return
+    for index, metric in enumerate(item["spec"].get("metrics") or []):
+        place = f"spec.metrics[{index}]"
+        kind = str(metric.get("type"))
+        field = kind[:1].lower() + kind[1:]
+        if field not in metric or len([key for key in metric if key != "type"]) != 1:
+            yield Complaint(where(item), place, f"type {kind} without exactly its own block", f"give {field}")
+            continue
+        target = metric[field].get("target") or {}
+        wanted = {"Utilization": "averageUtilization", "AverageValue": "averageValue", "Value": "value"}
+        given = wanted.get(str(target.get("type")))
+        amount = quantity(target.get(given)) if given else None
+        if amount is None or amount <= Decimal(0):
+            todo = f"{given or 'one of ' + ', '.join(wanted.values())} above 0"
+            yield Complaint(where(item), f"{place}.{field}.target", f"{target} asks for nothing", todo)
+        elif field == "resource" and metric[field].get("name") not in ("cpu", "memory"):
+            yield Complaint(where(item), f"{place}.resource.name", "is no resource metric", "use cpu or memory")
+
+
+def measured_resources_are_requested(bundle: Bundle) -> Iterator[Complaint]:
+    """Utilization is a share of requests: without them an HPA measures nothing."""
+    for item in bundle.of("HorizontalPodAutoscaler"):
+        reference = item["spec"].get("scaleTargetRef") or {}
+        for metric in item["spec"].get("metrics") or []:
+            resource = (metric.get("resource") or {}).get("name")
+            for pod in bundle.pods:
+                is_target = pod.where == f"{reference.get('kind')}/{reference.get('name')}"
+                for path, container in pod.containers if resource and is_target else ():
+                    if resource not in ((container.get("resources") or {}).get("requests") or {}):
+                        what = f"no request of {resource}, which {where(item)} measures"
+                        yield Complaint(pod.where, f"{path}.resources.requests", what, f"request {resource}")
