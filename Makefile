@@ -9,12 +9,13 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test rolling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test manifests .tools rolling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
+	@echo "make manifests         of the gate: Kubernetes manifests, checked offline"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
@@ -54,7 +55,16 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint proto-check
+# kubectl and promtool for tests/deploy, where they are not on PATH: Debian's, unpacked, not installed. Never fails: what
+# cannot be had is printed, and its tests are skipped.
+.tools: $(VENV)/.dev
+	$(BIN)/python -m tests.deploy.fetch_tools
+
+manifests: .tools
+	$(BIN)/python -m tests.deploy.check deploy/k8s
+	$(BIN)/python -m pytest tests/deploy/test_manifests.py
+
+test: lint proto-check .tools
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: $(VENV)/.dev
@@ -90,4 +100,4 @@ gpu:
 	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -54,7 +54,6 @@ OF_OBJECTS: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
     ray_cluster.ray_demands_a_token,
 )
 OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
-    schemas.pod_template_is_a_valid_pod,
     metadata.ray_group_labels_match,
     placement.words_of_pods_are_known,
     placement.spread_cannot_wedge,
@@ -97,7 +96,7 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     network.service_targets_exist,
     network.network_policies_name_pods,
     network.network_policy_ports_exist,
-    network.every_pod_is_closed_by_default,
+    network.namespaces_are_closed_by_default,
     network.inside_ports_are_closed_to_strangers,
     references.references_exist,
     references.keys_exist,
@@ -130,30 +129,27 @@ class Checker:
         self._known: dict[tuple[str, str], list[Finding]] = {}
 
     def findings(self, objects: list[Object]) -> list[Finding]:
-        malformed = [finding for item in objects for finding in self._about(SHAPES, item, item)]
+        malformed = [finding for item in objects for finding in self._about(SHAPES, item, _where(item))]
         bundle = Bundle([item for item in objects if _is_readable(item)])
         wrong = {finding.where for finding in malformed}
         found = list(malformed)
         for item in bundle.objects:
             if _where(item) not in wrong:
-                found += self._about(OF_OBJECTS, item, item)
+                found += self._about(OF_OBJECTS, item, _where(item))
         for pod in bundle.pods:
             if pod.where not in wrong:
-                found += self._about(OF_PODS, pod, pod)
+                found += self._about(OF_PODS, pod, pod.where)
         for check in OF_BUNDLES:
-            try:
-                found += [finding for finding in _named(check, bundle) if finding.where not in wrong]
-            except STUMBLES:
-                if not malformed:  # what has the wrong shape was reported, and may make others stumble
-                    raise
+            # What has the wrong shape was reported, and may make others stumble.
+            found += [one for one in _run(check, bundle, "") if one.where not in wrong and (one.where or not wrong)]
         return sorted(set(found))
 
-    def _about(self, checks: Iterable[Callable[[Any], Iterator[Complaint]]], subject: Any, key: Any) -> list[Finding]:
-        text = json.dumps(key, default=str)
+    def _about(self, checks: Iterable[Callable[[Any], Iterator[Complaint]]], subject: Any, thing: str) -> list[Finding]:
+        text = json.dumps(subject, default=str)
         found: list[Finding] = []
         for check in checks:
             if (check.__name__, text) not in self._known:
-                self._known[check.__name__, text] = list(_named(check, subject))
+                self._known[check.__name__, text] = _run(check, subject, thing)
             found += self._known[check.__name__, text]
         return found
 
@@ -162,9 +158,13 @@ def all_checks() -> list[str]:
     return [check.__name__ for group in (SHAPES, OF_OBJECTS, OF_PODS, OF_BUNDLES) for check in group]  # type: ignore[attr-defined]
 
 
-def _named(check: Callable[[Any], Iterator[Complaint]], subject: Any) -> Iterator[Finding]:
-    for complaint in check(subject):
-        yield Finding(check.__name__, *complaint)
+def _run(check: Callable[[Any], Iterator[Complaint]], subject: Any, thing: str) -> list[Finding]:
+    """A check that stumbles hides no other one's findings, and is a finding itself."""
+    try:
+        return [Finding(check.__name__, *complaint) for complaint in check(subject)]
+    except STUMBLES as error:
+        what = f"cannot be read ({type(error).__name__}: {error})"
+        return [Finding(check.__name__, thing, "", what, "give it the usual shape, or mend the check")]
 
 
 def _is_readable(item: Object) -> bool:

@@ -42,9 +42,11 @@ def routes_have_a_backend(bundle: Bundle) -> Iterator[Complaint]:
                 yield Complaint(where(item), f"{path}.name", f"no {kind} is named {name}", f"use one of: {known}")
             elif kind == "Service":
                 ports = {port.get("port"): port for port in backend["spec"].get("ports") or []}
-                if reference.get("port") not in ports:
+                if reference.get("port") is None:
+                    continue  # the CRD's rules say that
+                if reference["port"] not in ports:
                     known = ", ".join(map(str, ports))
-                    what = f"Service {name} has no port {reference.get('port')}"
+                    what = f"Service {name} has no port {reference['port']}"
                     yield Complaint(where(item), f"{path}.port", what, f"use one of: {known}")
                 else:
                     yield from _protocol_complaints(item, path, ports[reference["port"]])
@@ -73,7 +75,9 @@ def pools_name_pods(bundle: Bundle) -> Iterator[Complaint]:
         for index, target in enumerate(spec.get("targetPorts") or []):
             for pod in pods:
                 numbers = {
-                    port.get("containerPort") for _, container in pod.containers for port in container.get("ports") or []
+                    port.get("containerPort")
+                    for _, container in pod.containers
+                    for port in container.get("ports") or []
                 }
                 if target.get("number") not in numbers:
                     place, what = f"spec.targetPorts[{index}].number", f"{pod.where} has no port {target.get('number')}"

@@ -179,8 +179,7 @@ def _errors_of_promtool(texts: tuple[str, ...]) -> tuple[str, ...]:
         return ("",) * len(texts)
     said = done.stdout + done.stderr
     errors = {
-        int(number): " ".join(error.split())[:200]
-        for number, error in re.findall(r'rule \d+, "q:(\d+)": (.*)', said)
+        int(number): " ".join(error.split())[:200] for number, error in re.findall(r'rule \d+, "q:(\d+)": (.*)', said)
     }
     return tuple(errors.get(index, "") for index in range(len(texts)))
 

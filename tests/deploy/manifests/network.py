@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, namespace_of, selected, where
+from tests.deploy.manifests.objects import (
+    Bundle,
+    Complaint,
+    Object,
+    PodTemplate,
+    name_of,
+    namespace_of,
+    selected,
+    where,
+)
 from tests.deploy.manifests.words import LABEL, is_port_name, is_port_number
 
 INSIDE_PORTS = frozenset({50050, 50052, 50053, 6379, 10001})
@@ -108,19 +117,18 @@ def network_policy_ports_exist(bundle: Bundle) -> Iterator[Complaint]:
                     yield Complaint(where(item), place, f"no selected pod has port {target}", "open what they have")
 
 
-def every_pod_is_closed_by_default(bundle: Bundle) -> Iterator[Complaint]:
-    if not bundle.of("Namespace"):
-        return
-    for pod in bundle.pods:
-        holders = [
-            item
-            for item in bundle.of("NetworkPolicy")
-            if namespace_of(item) == pod.namespace and selected(item["spec"].get("podSelector"), pod.labels)
-        ]
-        for kind in ("Ingress", "Egress"):
-            if not any(kind in (item["spec"].get("policyTypes") or ["Ingress"]) for item in holders):
-                what = f"{kind} of pods {pod.group} is open to everyone"
-                yield Complaint(pod.where, pod.path, what, f"add a NetworkPolicy of type {kind} that selects them")
+def namespaces_are_closed_by_default(bundle: Bundle) -> Iterator[Complaint]:
+    """A policy for all pods, those of tomorrow too, that admits nothing: others add to it."""
+    for item in bundle.of("Namespace"):
+        closed: set[str] = set()
+        for policy in bundle.of("NetworkPolicy"):
+            spec = policy["spec"]
+            if namespace_of(policy) == name_of(item) and not spec.get("podSelector"):
+                rules = {"Ingress": spec.get("ingress"), "Egress": spec.get("egress")}
+                closed |= {kind for kind in spec.get("policyTypes") or ["Ingress"] if not rules.get(kind)}
+        for kind in sorted({"Ingress", "Egress"} - closed):
+            what, todo = f"{kind} is open by default", f"add a NetworkPolicy of all pods, type {kind}, without rules"
+            yield Complaint(where(item), "", what, todo)
 
 
 def inside_ports_are_closed_to_strangers(bundle: Bundle) -> Iterator[Complaint]:

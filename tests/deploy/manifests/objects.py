@@ -50,6 +50,8 @@ class PodTemplate(NamedTuple):
     """Kind of the object."""
     group: str = ""
     """Of a RayCluster: "head" or the worker group's name."""
+    claims: tuple[str, ...] = ()
+    """Volumes that a StatefulSet makes for each pod."""
 
     @property
     def containers(self) -> list[tuple[str, Object]]:
@@ -66,7 +68,7 @@ class Bundle:
 
     def __init__(self, objects: list[Object]) -> None:
         self.objects = objects
-        self.pods = [template for item in objects for template in pod_templates(item)]
+        self.pods = [self._scaled(template) for item in objects for template in pod_templates(item)]
 
     def of(self, *kinds: str) -> list[Object]:
         return [item for item in self.objects if item.get("kind") in kinds]
@@ -76,6 +78,15 @@ class Bundle:
             if name_of(item) == name and namespace in ("", namespace_of(item)):
                 return item
         return None
+
+    def _scaled(self, pod: PodTemplate) -> PodTemplate:
+        """An autoscaler decides how many there are at least, whatever the object says."""
+        for item in self.of("HorizontalPodAutoscaler", "ScaledObject"):
+            spec = item.get("spec") or {}
+            target = spec.get("scaleTargetRef") or {}
+            if f"{target.get('kind', 'Deployment')}/{target.get('name')}" == pod.where:
+                return pod._replace(replicas=spec.get("minReplicas", spec.get("minReplicaCount", 0)))
+        return pod
 
     def pods_with(self, labels: dict[str, str], namespace: str) -> list[PodTemplate]:
         return [pod for pod in self.pods if pod.namespace == namespace and matches(labels, pod.labels)]
@@ -123,7 +134,8 @@ def pod_templates(item: Object) -> Iterator[PodTemplate]:
     if kind == "Pod":
         yield _template(item, "", item, 1)
     elif kind in ("Deployment", "StatefulSet", "ReplicaSet", "DaemonSet", "Job"):
-        yield _template(item, "spec.template", spec.get("template") or {}, spec.get("replicas", 1))
+        made = tuple(name_of(claim) for claim in spec.get("volumeClaimTemplates") or [])
+        yield _template(item, "spec.template", spec.get("template") or {}, spec.get("replicas", 1), claims=made)
     elif kind == "CronJob":
         template = ((spec.get("jobTemplate") or {}).get("spec") or {}).get("template") or {}
         yield _template(item, "spec.jobTemplate.spec.template", template, 1)
@@ -163,4 +175,3 @@ def _ray_labels(item: Object, node_type: str, group: str) -> dict[str, str]:
         "app.kubernetes.io/name": "kuberay",
         "app.kubernetes.io/created-by": "kuberay-operator",
     }
-

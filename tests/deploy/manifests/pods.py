@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,7 +71,7 @@ def volumes_have_one_source(pod: PodTemplate) -> Iterator[Complaint]:
 
 
 def mounts_have_volumes(pod: PodTemplate) -> Iterator[Complaint]:
-    known = {volume.get("name") for volume in pod.spec.get("volumes") or []}
+    known = {volume.get("name") for volume in pod.spec.get("volumes") or []} | set(pod.claims)
     for path, container in pod.containers:
         for index, mount in enumerate(container.get("volumeMounts") or []):
             if mount.get("name") not in known:
@@ -225,8 +226,11 @@ def longest_s(handler: Object) -> float:
     if handler.get("sleep"):
         return float(handler["sleep"].get("seconds", 0))
     words = " ".join(map(str, (handler.get("exec") or {}).get("command") or [])).replace("=", " ").split()
-    pairs = zip(words, words[1:], strict=False)
-    limits = [after for word, after in pairs if word in ("sleep", "timeout", "--timeout", "--grace", "--wait")]
+    limits = [
+        after
+        for word, after in itertools.pairwise(words)
+        if word in ("sleep", "timeout", "--timeout", "--grace", "--wait")
+    ]
     return sum(float(limit.rstrip("s;")) for limit in limits if limit.rstrip("s;").replace(".", "", 1).isdigit())
 
 

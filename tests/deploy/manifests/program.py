@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.cli import build_parser
 from cluster.file.cluster import ClusterFile
 from cluster.file.cluster import load as load_cluster_file
+
+from cluster.cli import build_parser
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
 from tests.deploy.manifests.references import file_complaint
 from twostroke.errors import ConfigError
@@ -227,11 +228,15 @@ def _declared(container: Object, number: Any) -> bool:
 def _address_complaint(bundle: Bundle, namespace: str, address: str) -> str:
     host, _, port = address.rpartition(":")
     name, _, rest = host.partition(".")
+    if name.isdigit():
+        return ""  # an address of IP
     namespace = rest.split(".")[0] or namespace
     for cluster in bundle.of("RayCluster"):
         if name == f"{name_of(cluster)}-head-svc":
             head = next(pod for pod in bundle.pods if pod.where == where(cluster) and pod.group == "head")
-            ports = {one.get("containerPort") for _, container in head.containers for one in container.get("ports") or []}
+            ports = {
+                one.get("containerPort") for _, container in head.containers for one in container.get("ports") or []
+            }
             return "" if int(port) in ports else f"the head has no port {port}"
     service = bundle.find("Service", name, namespace)
     if service is None:
@@ -241,7 +246,9 @@ def _address_complaint(bundle: Bundle, namespace: str, address: str) -> str:
         targets = [one.get("targetPort", one.get("port")) for one in service["spec"].get("ports") or []]
         pods = bundle.pods_with(service["spec"].get("selector") or {}, namespace_of(service))
         declared = [one for pod in pods for _, container in pod.containers for one in container.get("ports") or []]
-        numbers = {str(one["containerPort"]) for one in declared if {one.get("name"), one["containerPort"]} & set(targets)}
+        numbers = {
+            str(one["containerPort"]) for one in declared if {one.get("name"), one["containerPort"]} & set(targets)
+        }
     return "" if port in numbers else f"Service {name} leads to no port {port}, but to {', '.join(sorted(numbers))}"
 
 
@@ -256,7 +263,11 @@ def _misfits(file: ClusterFile, bundle: Bundle, cluster: Object) -> Iterator[tup
     config = file.config
     ports = {"rpc": config.ports.rpc, "pages": config.ports.pages, "metrics": config.ports.metrics}
     pods = {pod.group: pod for pod in bundle.pods if pod.where == where(cluster)}
-    head = {port.get("name"): port.get("containerPort") for _, one in pods["head"].containers for port in one.get("ports") or []}
+    head = {
+        port.get("name"): port.get("containerPort")
+        for _, one in pods["head"].containers
+        for port in one.get("ports") or []
+    }
     if config.fleet_port != head.get("fleet"):
         yield "fleet.port", f"{config.fleet_port}, the head's port fleet is {head.get('fleet')}", "make them equal"
     groups = {str(group.get("groupName")): group for group in cluster["spec"].get("workerGroupSpecs") or []}
@@ -283,18 +294,20 @@ def _misfits_of_group(
     role: str, wanted: Any, ports: dict[str, int], pod: PodTemplate, group: Object
 ) -> Iterator[tuple[str, str, str]]:
     names = {"rpc": "rpc", "pages": "pages", "metrics": "worker-metrics"}
-    declared = {port.get("name"): port.get("containerPort") for _, one in pod.containers for port in one.get("ports") or []}
+    declared = {
+        port.get("name"): port.get("containerPort") for _, one in pod.containers for port in one.get("ports") or []
+    }
     for key, number in ports.items():
         if number and declared.get(names[key]) != number:
             what = f"{number}, group {pod.group} has {declared.get(names[key])} as port {names[key]}"
             yield f"ports.{key}", what, "make them equal"
     told = group.get("rayStartParams") or {}
     cpus = told.get("num-cpus")
-    if cpus is not None and float(cpus) < wanted.num_cpus:
+    if cpus is not None and float(cpus) < (wanted.num_cpus or 0):
         what = f"{wanted.num_cpus:g}, a pod of group {pod.group} has {cpus} for Ray"
         yield f"{role}.resources.num_cpus", what, "ask for no more"
     limits = ((pod.spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
     gpus = float(told.get("num-gpus", limits.get("nvidia.com/gpu", 0)))
-    if wanted.num_gpus > gpus:
+    if (wanted.num_gpus or 0) > gpus:
         what = f"{wanted.num_gpus:g}, a pod of group {pod.group} has {gpus:g}"
         yield f"{role}.resources.num_gpus", what, "add nvidia.com/gpu to its limits"

@@ -100,7 +100,9 @@ def users_own() -> dict[tuple[str, str], frozenset[str] | None]:
             keys = re.findall(r"--from-(?:literal|file)=(?:\S*/)?([A-Za-z0-9._-]+)", matched[4])
             kind = "ConfigMap" if matched[1] == "configmap" else "Secret"
             found[kind, matched[3]] = _TLS_KEYS if matched[2] == "tls" else frozenset(keys) or None
-        for kind, name in re.findall(r"\b(Secret|ConfigMap|PersistentVolumeClaim|Gateway|Service) `([a-z0-9.-]+)`", line):
+        for kind, name in re.findall(
+            r"\b(Secret|ConfigMap|PersistentVolumeClaim|Gateway|Service) `([a-z0-9.-]+)`", line
+        ):
             found.setdefault((kind, name), None)
     return found
 
@@ -118,75 +120,87 @@ def _of_the_user(reference: Reference) -> set[str]:
 
 
 def _of_pod(pod: PodTemplate) -> Iterator[Reference]:
-    def named(kind: str, path: str, name: object, *keys: str, optional: object = False) -> Reference:
-        return Reference(pod.where, f"{pod.path}.spec.{path}", kind, str(name), pod.namespace, keys, bool(optional))
-
-    spec = pod.spec
+    spec, base = pod.spec, f"{pod.path}.spec"
     if spec.get("serviceAccountName"):
-        yield named("ServiceAccount", "serviceAccountName", spec["serviceAccountName"])
+        yield _named(pod, "ServiceAccount", f"{base}.serviceAccountName", spec["serviceAccountName"])
     for index, secret in enumerate(spec.get("imagePullSecrets") or []):
-        yield named("Secret", f"imagePullSecrets[{index}]", secret.get("name"))
+        yield _named(pod, "Secret", f"{base}.imagePullSecrets[{index}]", secret.get("name"))
     for index, volume in enumerate(spec.get("volumes") or []):
-        place = f"volumes[{index}]"
-        sources = [volume, *((volume.get("projected") or {}).get("sources") or [])]
-        for source in sources:
-            for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
-                told = source.get(field)
-                if told is not None:
-                    keys = tuple(str(entry.get("key")) for entry in told.get("items") or [])
-                    name = told.get(key, told.get("name"))
-                    yield named(kind, f"{place}.{field}", name, *keys, optional=told.get("optional"))
-        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
-        if claim:
-            yield named("PersistentVolumeClaim", f"{place}.persistentVolumeClaim.claimName", claim)
+        yield from _of_volume(pod, f"{base}.volumes[{index}]", volume)
     for path, container in pod.containers:
-        place = path.removeprefix(f"{pod.path}.spec.")
         for index, source in enumerate(container.get("envFrom") or []):
             for field, kind in (("configMapRef", "ConfigMap"), ("secretRef", "Secret")):
                 if source.get(field):
-                    told = source[field]
-                    yield named(kind, f"{place}.envFrom[{index}]", told.get("name"), optional=told.get("optional"))
+                    yield _told(pod, kind, f"{path}.envFrom[{index}]", source[field])
         for index, variable in enumerate(container.get("env") or []):
             for field, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
                 told = (variable.get("valueFrom") or {}).get(field)
                 if told:
-                    path_, key = f"{place}.env[{index}].valueFrom.{field}", str(told.get("key"))
-                    yield named(kind, path_, told.get("name"), key, optional=told.get("optional"))
+                    yield _told(pod, kind, f"{path}.env[{index}].valueFrom.{field}", told)
+
+
+def _of_volume(pod: PodTemplate, path: str, volume: Object) -> Iterator[Reference]:
+    for source in [volume, *((volume.get("projected") or {}).get("sources") or [])]:
+        for field, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
+            told = source.get(field)
+            if told is not None:
+                keys = tuple(str(entry.get("key")) for entry in told.get("items") or [])
+                name = told.get("secretName", told.get("name"))
+                yield _named(pod, kind, f"{path}.{field}", name, keys, told.get("optional"))
+    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+    if claim:
+        yield _named(pod, "PersistentVolumeClaim", f"{path}.persistentVolumeClaim.claimName", claim)
+
+
+def _named(
+    pod: PodTemplate, kind: str, path: str, name: object, keys: tuple[str, ...] = (), optional: object = False
+) -> Reference:
+    return Reference(pod.where, path, kind, str(name), pod.namespace, keys, bool(optional))
+
+
+def _told(pod: PodTemplate, kind: str, path: str, told: Object) -> Reference:
+    keys = (str(told["key"]),) if "key" in told else ()
+    return _named(pod, kind, path, told.get("name"), keys, told.get("optional"))
 
 
 def _of_object(item: Object) -> Iterator[Reference]:
-    def named(kind: str, path: str, name: object, *keys: str, namespace: str | None = None) -> Reference:
-        return Reference(where(item), path, kind, str(name), namespace_of(item) if namespace is None else namespace, keys)
-
-    spec, kind = item.get("spec") or {}, item.get("kind")
+    kind = item.get("kind")
     if kind == "RayCluster":
-        authentication = spec.get("authOptions") or {}
-        if authentication.get("secretName"):
-            yield named("Secret", "spec.authOptions.secretName", authentication["secretName"], "auth_token")
-        for field in ("redisPassword", "redisUsername"):
-            told = (((spec.get("gcsFaultToleranceOptions") or {}).get(field) or {}).get("valueFrom") or {}).get(
-                "secretKeyRef"
-            )
-            if told:
-                path = f"spec.gcsFaultToleranceOptions.{field}.valueFrom.secretKeyRef"
-                yield named("Secret", path, told.get("name"), str(told.get("key")))
+        yield from _of_ray(item)
     elif kind == "TriggerAuthentication":
-        for index, told in enumerate(spec.get("secretTargetRef") or []):
-            yield named("Secret", f"spec.secretTargetRef[{index}]", told.get("name"), str(told.get("key")))
+        for index, told in enumerate(item["spec"].get("secretTargetRef") or []):
+            yield _at(item, f"spec.secretTargetRef[{index}]", "Secret", told.get("name"), str(told.get("key")))
     elif kind in ("RoleBinding", "ClusterRoleBinding"):
-        role = item.get("roleRef") or {}
-        yield named(str(role.get("kind")), "roleRef", role.get("name"), namespace=_home(role, item))
-        for index, subject in enumerate(item.get("subjects") or []):
-            if subject.get("kind") == "ServiceAccount":
-                place = subject.get("namespace", namespace_of(item))
-                yield named("ServiceAccount", f"subjects[{index}]", subject.get("name"), namespace=place)
+        yield from _of_binding(item)
     elif kind == "Gateway":
-        for index, listener in enumerate(spec.get("listeners") or []):
+        for index, listener in enumerate(item["spec"].get("listeners") or []):
             for certificate in (listener.get("tls") or {}).get("certificateRefs") or []:
                 place = f"spec.listeners[{index}].tls.certificateRefs"
-                yield named("Secret", place, certificate.get("name"), "tls.crt", "tls.key")
+                yield _at(item, place, "Secret", certificate.get("name"), "tls.crt", "tls.key")
     elif kind in ("ServiceMonitor", "PodMonitor"):
         yield from _of_monitor(item)
+
+
+def _of_ray(item: Object) -> Iterator[Reference]:
+    authentication = item["spec"].get("authOptions") or {}
+    if authentication.get("secretName"):
+        yield _at(item, "spec.authOptions.secretName", "Secret", authentication["secretName"], "auth_token")
+    for field in ("redisPassword", "redisUsername"):
+        source = ((item["spec"].get("gcsFaultToleranceOptions") or {}).get(field) or {}).get("valueFrom") or {}
+        told = source.get("secretKeyRef")
+        if told:
+            place = f"spec.gcsFaultToleranceOptions.{field}.valueFrom.secretKeyRef"
+            yield _at(item, place, "Secret", told.get("name"), str(told.get("key")))
+
+
+def _of_binding(item: Object) -> Iterator[Reference]:
+    role = item.get("roleRef") or {}
+    home = "" if role.get("kind") == "ClusterRole" else namespace_of(item)
+    yield Reference(where(item), "roleRef", str(role.get("kind")), str(role.get("name")), home)
+    for index, subject in enumerate(item.get("subjects") or []):
+        if subject.get("kind") == "ServiceAccount":
+            home = subject.get("namespace", namespace_of(item))
+            yield Reference(where(item), f"subjects[{index}]", "ServiceAccount", str(subject.get("name")), home)
 
 
 def _of_monitor(item: Object) -> Iterator[Reference]:
@@ -202,8 +216,8 @@ def _of_monitor(item: Object) -> Iterator[Reference]:
                 yield Reference(where(item), f"{place}.tlsConfig.{part}", "Secret", name, namespace_of(item), keys)
 
 
-def _home(role: Object, item: Object) -> str:
-    return "" if role.get("kind") == "ClusterRole" else namespace_of(item)
+def _at(item: Object, path: str, kind: str, name: object, *keys: str) -> Reference:
+    return Reference(where(item), path, kind, str(name), namespace_of(item), keys)
 
 
 def _files_named(container: Object) -> Iterator[tuple[str, str]]:

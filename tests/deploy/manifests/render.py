@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
@@ -38,7 +39,7 @@ StrictLoader.add_constructor("tag:yaml.org,2002:value", lambda loader, node: str
 
 def load(text: str, origin: str) -> list[Object]:
     try:
-        documents = list(yaml.load_all(text, Loader=StrictLoader))  # noqa: S506  # a subclass of the safe loader
+        documents = list(yaml.load_all(text, Loader=StrictLoader))  # a subclass of the safe loader
     except yaml.YAMLError as error:
         raise RenderError(f"{origin}: {' '.join(str(error).split())}") from error
     objects: list[Object] = []
@@ -63,14 +64,15 @@ def build(overlay: Path, kubectl: Path) -> list[Object]:
     return load(done.stdout, str(overlay))
 
 
-def build_with(overlay: Path, components: Iterable[Path], kubectl: Path) -> list[Object]:
-    """An overlay together with components that it does not have of itself."""
-    with tempfile.TemporaryDirectory(dir=overlay.parent) as folder:
-        lines = ["apiVersion: kustomize.config.k8s.io/v1beta1", "kind: Kustomization", "resources:"]
-        lines += [f"  - ../{overlay.name}", "components:"]
-        lines += [f"  - {_relative(component, Path(folder))}" for component in components]
-        (Path(folder) / "kustomization.yaml").write_text("\n".join(lines) + "\n")
-        return build(Path(folder), kubectl)
+def build_with(overlay: Path, components: Iterable[str], kubectl: Path) -> list[Object]:
+    """An overlay with further components, as a user would add them: `../../components/NAME`, in a copy of the tree."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(shutil.copytree(overlay.parents[1], Path(folder) / "k8s"))
+        file = tree / "overlays" / overlay.name / "kustomization.yaml"
+        told = load_any(file)[0]
+        told["components"] = [*(told.get("components") or []), *(f"../../components/{name}" for name in components)]
+        file.write_text(yaml.safe_dump(told))
+        return build(file.parent, kubectl)
 
 
 def read(path: Path, kubectl: Path) -> list[Object]:
@@ -100,7 +102,7 @@ def is_overlay(path: Path) -> bool:
 def load_any(path: Path) -> list[Any]:
     """Documents of any YAML: kustomize itself takes the last of two equal keys without a word."""
     try:
-        return list(yaml.load_all(path.read_text(), Loader=StrictLoader))  # noqa: S506
+        return list(yaml.load_all(path.read_text(), Loader=StrictLoader))
     except yaml.YAMLError as error:
         raise RenderError(f"{path}: {' '.join(str(error).split())}") from error
 
@@ -128,9 +130,3 @@ def _sources(overlay: Path) -> list[Path]:
         elif (part / "kustomization.yaml").is_file():
             files |= set(_sources(part))
     return sorted(files)
-
-
-def _relative(path: Path, start: Path) -> str:
-    import os
-
-    return os.path.relpath(path.resolve(), start.resolve())
