@@ -12,7 +12,8 @@ from cluster import ray_session
 from cluster.announce import Announcer
 from cluster.plan import Stage, backoff_s
 from cluster.router_process import tail_of
-from cluster.supervisor import SHUTDOWN_S, Snapshot, Worker
+from cluster.supervisor import SHUTDOWN_S
+from cluster.view import Snapshot, Worker
 from twostroke.errors import ConfigError, PeerLost, ServeError
 
 CRASHES_TO_GIVE_UP = 3
@@ -64,9 +65,25 @@ class Attendant:
         return [worker.config.worker_id for worker in snapshot.workers]
 
     async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
-        """See `Supervisor.drain`. Raises PeerLost where the supervisor dies meanwhile: the next one goes on."""
+        """See `Supervisor.drain`."""
+        return int(await self._ask("drain", worker_id=worker_id, deadline_s=deadline_s, restart=restart))
+
+    async def assign_role(self, worker_id: str, role: str) -> None:
+        """See `Supervisor.assign_role`."""
+        await self._ask("assign_role", worker_id=worker_id, role=role)
+
+    async def scale(self, **wanted: object) -> Any:
+        """See `Supervisor.scale`."""
+        return await self._ask("scale", **wanted)
+
+    async def scaling(self) -> Any:
+        """See `Supervisor.scaling`."""
+        return await self._ask("scaling")
+
+    async def _ask(self, method: str, **arguments: object) -> Any:
+        """Raises PeerLost where the supervisor dies meanwhile."""
         try:
-            return int(await self._supervisor.drain.remote(worker_id, deadline_s, restart))
+            return await getattr(self._supervisor, method).remote(**arguments)
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from None
         except ray.exceptions.RayActorError as error:
@@ -125,6 +142,9 @@ class Attendant:
         self._known[worker_id] = worker
         if observed.stage is Stage.FAILED:
             assert worker.last_error is not None
+            if self._all_serve.is_set():  # one that was added: those that serve go on
+                self._announcer.warn(f"{worker_id} cannot start: {worker.last_error.message}")
+                return
             raise type(worker.last_error)(f"{worker_id}: {worker.last_error.message}", field=worker.last_error.field)
         if observed.stage is Stage.SERVING and (known is None or known.serving != worker.serving):
             assert worker.serving is not None
@@ -141,7 +161,8 @@ class Attendant:
         log_path = Path(worker.place.log_path) if worker.place else None
         tail = tail_of(log_path) if log_path and log_path.exists() else "    (its log is on its own machine)"
         happened = f"{worker.config.worker_id} died: {worker.last_error}\n{tail}"
-        if worker.observed.crashes >= CRASHES_TO_GIVE_UP and not worker.observed.has_served:
+        is_start = not self._all_serve.is_set()
+        if is_start and worker.observed.crashes >= CRASHES_TO_GIVE_UP and not worker.observed.has_served:
             raise ConfigError(f"given up after {worker.observed.crashes} tries: {happened}")
         self._announcer.warn(f"{happened}\n    it is started again in {backoff_s(worker.observed.crashes):.1f} s")
 

@@ -1,4 +1,4 @@
-"""`twostroke serve | status | chat | doctor | simulate | bench | faults | soak | model | drain | restart | down`."""
+"""`twostroke COMMAND`: see `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ COMMANDS = {
     "soak": Command("cluster.soak", "load and random faults for as long as it is told: nothing may be lost or grow"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
+    "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),
+    "role": Command("cluster.commands.role", "let a worker become the other role without loading its model again"),
     "restart": Command("cluster.commands.restart", "begin new lives of processes, one by one, while they are used"),
     "down": Command("cluster.commands.down", "stop a running server"),
 }

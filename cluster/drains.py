@@ -47,6 +47,9 @@ class Fleet(Protocol):
     def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
         """Others of its role that serve."""
 
+    def shall_switch(self, worker_id: str) -> bool:
+        """It serves in another role than it shall."""
+
     def handle(self, worker_id: str) -> WorkerHandle: ...
 
 
@@ -77,6 +80,16 @@ class Drains:
         self._ground.set_departure(worker_id, Departure.BACK if restart else Departure.AWAY)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
 
+    async def switch(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> int:
+        """How much was cut off, once the worker serves in the role that it shall have, in the same process if it can.
+
+        What it has cached stays with it. Raises NotFound, or PeerLost where the worker does not serve.
+        """
+        if self._fleet.stage(worker_id) is not Stage.SERVING or worker_id in self._running:
+            raise PeerLost(f"{worker_id} is {self._fleet.stage(worker_id)}: only a worker that serves can switch")
+        self._ground.set_departure(worker_id, Departure.SWITCH)
+        return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
+
     def move(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> None:
         """A worker that serves drains from now on, and its next life begins where Ray then puts it.
 
@@ -88,7 +101,10 @@ class Drains:
 
     def resume(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         """The worker serves, as far as its process says: an earlier life of the supervisor may have begun a drain."""
-        if self._ground.departure(worker_id) is not None:
+        departure = self._ground.departure(worker_id)
+        if departure is Departure.SWITCH and not self._fleet.shall_switch(worker_id):
+            self._ground.set_departure(worker_id, None)  # it has
+        elif departure is not None:
             self._begin(worker_id, DEADLINE_S, tasks)
 
     def ended(self, worker_id: str) -> bool:
@@ -98,8 +114,12 @@ class Drains:
         self._ground.set_departure(worker_id, None)
         return False
 
+    def switches(self, worker_id: str) -> bool:
+        """The next life begins in the same process."""
+        return self._ground.departure(worker_id) is Departure.SWITCH
+
     def returns(self, worker_id: str) -> bool:
-        """It drains, and a new life follows."""
+        """It drains, and a new life of the same role follows."""
         return self._ground.departure(worker_id) is Departure.BACK
 
     def _begin(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> asyncio.Task[int]:
@@ -144,7 +164,8 @@ class Drains:
 
     async def _ask(self, worker_id: str, address: str, deadline_s: float) -> int:
         peer = PeerChannel(address, self._token)
-        request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=self._fleet.heirs(worker_id))
+        heirs = [] if self.switches(worker_id) else self._fleet.heirs(worker_id)
+        request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=heirs)
         try:
             answer = await control_pb2_grpc.ControlStub(peer.channel).Drain(
                 request, metadata=peer.metadata, timeout=deadline_s + ANSWER_S

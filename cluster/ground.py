@@ -20,9 +20,11 @@ from ray.experimental import internal_kv
 
 from cluster.actors import MOUNTS, MountedWorker, Place, Serving
 from cluster.placement import nodes_from_ray, worker_options
+from cluster.scaling.roster import Roster
 from cluster.spec import NAMESPACE
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import InternalError, PeerLost, ServeError
+from twostroke.json_values import from_json, to_json
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,7 @@ NODES_S = 2.0
 """For Ray's head to say which nodes leave."""
 KV_NAMESPACE = "twostroke"
 """Of Ray's internal key-value store."""
+ROSTER_KEY = "roster"
 
 
 class Departure(enum.StrEnum):
@@ -43,6 +46,8 @@ class Departure(enum.StrEnum):
     """A new life begins."""
     AWAY = "away"
     """It stays away until it is asked back."""
+    SWITCH = "switch"
+    """A new life begins in the same process, in another role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class WorkerHandle(Protocol):
     async def place(self) -> Place:
         """Where its process is; waits until there is one."""
 
-    async def run(self, incarnation: int) -> None:
+    async def run(self, incarnation: int, role: Role) -> None:
         """The death watch: ends when the life does, with WorkerDied if the process died."""
 
     async def ready(self) -> Serving: ...
@@ -91,6 +96,11 @@ class Ground(Protocol):
 
     def set_departure(self, worker_id: str, departure: Departure | None) -> None: ...
 
+    def roster(self) -> Roster | None:
+        """As it was written down last."""
+
+    def set_roster(self, roster: Roster) -> None: ...
+
     async def nodes(self) -> Nodes:
         """Raises PeerLost where nobody answers."""
 
@@ -115,8 +125,8 @@ class RayWorker:
         # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
         return await _answer(self._actor.place.options(max_task_retries=-1).remote())
 
-    async def run(self, incarnation: int) -> None:
-        await _answer(self._actor.run.remote(incarnation))
+    async def run(self, incarnation: int, role: Role) -> None:
+        await _answer(self._actor.run.remote(incarnation, role))
 
     async def ready(self) -> Serving:
         return await _answer(self._actor.ready.remote())
@@ -175,6 +185,13 @@ class RayGround:
         else:
             internal_kv._internal_kv_put(key, departure.value, overwrite=True, namespace=KV_NAMESPACE)
 
+    def roster(self) -> Roster | None:
+        value = internal_kv._internal_kv_get(ROSTER_KEY, namespace=KV_NAMESPACE)
+        return from_json(Roster, value.decode()) if value else None
+
+    def set_roster(self, roster: Roster) -> None:
+        internal_kv._internal_kv_put(ROSTER_KEY, to_json(roster), overwrite=True, namespace=KV_NAMESPACE)
+
     async def nodes(self) -> Nodes:
         try:
             return await asyncio.to_thread(_nodes_now)
@@ -182,7 +199,7 @@ class RayGround:
             raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
 
     def forget(self) -> None:
-        for prefix in (_incarnation_key(""), _departure_key("")):
+        for prefix in (_incarnation_key(""), _departure_key(""), ROSTER_KEY):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
 

@@ -175,6 +175,9 @@ class _Launch:
         known: dict[str, orders.Order] = {
             "processes": processes,
             "drain": attendant.drain,
+            "assign_role": attendant.assign_role,
+            "scale": attendant.scale,
+            "scaling": attendant.scaling,
             "restart_router": restart_router,
             "restart_supervisor": attendant.restart_supervisor,
         }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 
+from cluster.planner import Counts, Promise
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
 from twostroke.errors import ConfigError
+from twostroke.scaling_config import Bounds, ScalingConfig
 
 NODE_ADDRESS = ""
 """As a worker's host: the address of whichever Ray node the actor is on (known only there)."""
@@ -19,13 +22,50 @@ SUPERVISOR = "supervisor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """Who shall be alive, and where the Fleet service listens."""
+    """Who shall be alive at first, and where the Fleet service listens."""
 
     workers: tuple[WorkerConfig, ...]
     host: str = LOOPBACK
     port: int = 0
     """Fixed for the supervisor's lives, so that routers find a restarted one. 0 (any) is for tests."""
     token: str = field(default="", repr=False)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    slo_ttft_s: float | None = None
+
+    @property
+    def identity(self) -> str:
+        """Of this fleet among those that were, and will be, on the same Ray cluster."""
+        said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+    @property
+    def counts(self) -> Counts:
+        """At first."""
+        prefill = sum(worker.role is Role.PREFILL for worker in self.workers)
+        return Counts(prefill, len(self.workers) - prefill)
+
+    @property
+    def bounds(self) -> tuple[Bounds, Bounds]:
+        """Of prefill and decode workers."""
+        counts = self.counts
+        return self.scaling.prefill_bounds(counts.prefill), self.scaling.decode_bounds(counts.decode)
+
+    @property
+    def scales(self) -> bool:
+        return self.scaling.scales(*self.counts.pair)
+
+    @property
+    def flexible(self) -> bool:
+        return self.scaling.may_switch(*self.counts.pair)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
+
+    def worker(self, worker_id: str, role: Role) -> WorkerConfig:
+        """Of a worker that is there at first, or of one more like those."""
+        ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
+        return replace(ranked[0], worker_id=worker_id, role=role)
 
 
 def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
@@ -33,11 +73,14 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     host = NODE_ADDRESS if joined else LOOPBACK
     counts = ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))
     # Which workers will share a GPU is not known here; one GPU for all is what must work.
-    cache = replace(config.cache, device_share=config.cache.device_share / (config.prefill + config.decode))
+    scaling = config.scaling
+    most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
+    cache = replace(config.cache, device_share=config.cache.device_share / most)
     workers = tuple(
         WorkerConfig(
             role=role,
             worker_id=f"{role}-{index}",
+            flexible=scaling.may_switch(config.prefill, config.decode),
             host=host,
             cluster_token=token,
             model=config.model,
@@ -53,7 +96,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
         for role, count in counts
         for index in range(count)
     )
-    return FleetSpec(workers=workers, host=host, port=port, token=token)
+    return FleetSpec(workers=workers, host=host, port=port, token=token, scaling=scaling, slo_ttft_s=config.slo_ttft_s)
 
 
 @dataclass(frozen=True, slots=True)

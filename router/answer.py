@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from router.account import Account, Asked
 from router.answer_stream import AnswerStream, Arrival
 from router.attempts import first_attempt
+from router.demand import Demand
 from router.found import Found
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
 from router.link_pool import LinkPool
@@ -48,6 +49,7 @@ class Surroundings:
     movement: Movement
     metrics: RouterMetrics
     request_log: RecordSink
+    demand: Demand
 
 
 class Answer:
@@ -84,6 +86,8 @@ class Answer:
             priority=request.priority,
         )
         self._account = Account(asked, self._lifetime)
+        if found is None:  # else another router has told of it
+            around.demand.begins()
 
     @property
     def cached_tokens(self) -> int:
@@ -104,6 +108,7 @@ class Answer:
             reason = await self._until_deadline()
             outcome = reason.value
             self._around.placer.answered(len(self._emitted))
+            self._around.demand.ends(len(self._request.prompt), self.cached_tokens, len(self._emitted))
             self._report(FinishEvent(self.index, reason, self.cached_tokens))
         except ServeError as error:
             outcome = type(error).__name__

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from router.answer import Answer, Surroundings
+from router.demand import Demand, DemandReports
 from router.everyone import forget_cached
 from router.fleet import Fleet
 from router.found import Found, find
@@ -49,6 +50,7 @@ class RouterCore:
         self._metrics = metrics
         self._request_log = request_log(config.request_log, metrics)
         self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone, self._worker_back)
+        self._demand = Demand()
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
         self._placer: Placer | None = None
@@ -173,7 +175,9 @@ class RouterCore:
             self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, self._fleet.vigil, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
             self._movement = Movement(self._fleet, self._links, self._placer, self._metrics, tasks)
+            reports = DemandReports(self._config, self.router_id, self._demand, self._fleet)
             side_tasks = (
+                tasks.create_task(reports.run(), name="demand reports"),
                 tasks.create_task(self._record_workers(), name="worker records"),
                 tasks.create_task(self._placer.run(), name="waiting room"),
             )
@@ -238,6 +242,7 @@ class RouterCore:
             movement=self._movement,
             metrics=self._metrics,
             request_log=self._request_log,
+            demand=self._demand,
         )
         names = tuple(name_blocks(request.prompt, facts.block_size, request.salt, request.public_blocks))
         opened = _OpenRequest(request, names, around, self._tasks, found)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
+from twostroke.scaling_config import ScalingConfig
 
 DEFAULT_MODEL = "smollm2-135m"
 MIN_PAGES = 2
@@ -184,6 +185,8 @@ class PatienceConfig:
 class WorkerConfig:
     role: Role
     worker_id: str
+    flexible: bool = False
+    """It may become the other role without a new process: it loads what either needs."""
     incarnation: int = 1
     """Issued by the supervisor; a higher one is a later life of the same worker."""
     host: str = "127.0.0.1"
@@ -215,6 +218,11 @@ class WorkerConfig:
         _positive("--threads", self.threads)
         _positive("--orphan-grace", self.orphan_grace_s)
         self.schedule.check_budget()
+
+    @property
+    def can_sample(self) -> bool:
+        """In this life, or in a later one in the same process."""
+        return self.flexible or self.role is Role.DECODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +309,7 @@ class ClusterConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
 
     def __post_init__(self) -> None:
         if self.prefill < 0:
@@ -313,3 +322,4 @@ class ClusterConfig:
         _positive("--orphan-grace", self.orphan_grace_s)
         _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()
+        self.scaling.scales(self.prefill, self.decode)  # raises where a count lies outside its bounds

@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from cluster.flags import security
+from cluster.flags import scaling, security
 from cluster.launcher import serve
 from router.policies import POLICIES
 from twostroke.config import (
@@ -48,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_routing(parser.add_argument_group("routing"))
     _add_model(parser.add_argument_group("model"))
     _add_schedule(parser.add_argument_group("memory and scheduling"))
+    scaling.add(parser)
     security.add(parser)
 
 
@@ -297,6 +298,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
             step_target_s=args.step_target_ms / 1e3,
             takeover=args.takeover,
         ),
+        scaling=scaling.config_from(args),
     )
 
 

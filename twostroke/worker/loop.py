@@ -42,7 +42,13 @@ class Role(Protocol):
 
 class WorkLoop:
     def __init__(
-        self, scheduler: Scheduler, engine: EngineThread, metrics: WorkerMetrics, progress: News, step_target_s: float
+        self,
+        scheduler: Scheduler,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        progress: News,
+        step_target_s: float,
+        rates: Rates | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine
@@ -51,7 +57,7 @@ class WorkLoop:
         """Told after every step and every arrival: blocks may have become readable."""
         self._step_target_s = step_target_s
         self._wake = asyncio.Event()
-        self.rates = Rates()
+        self.rates = rates or Rates()
         self.prefill_busy_s = 0.0
         """Of steps, what went to prompt tokens, since the beginning."""
 

@@ -15,6 +15,8 @@ from twostroke.worker.host import ReadyInfo
 class Plain:
     """A worker that takes a while to start and another to tidy up."""
 
+    plant = None
+
     def __init__(self) -> None:
         self.may_start = asyncio.Event()
         self.stop = asyncio.Event()
@@ -40,7 +42,7 @@ class Plain:
 class Mounted(MountedWorker):
     plain: Plain
 
-    def _load(self, config: WorkerConfig) -> Plain:
+    def _load(self, config: WorkerConfig, plant: object) -> Plain:
         self.plain = Plain()
         return self.plain
 
@@ -57,7 +59,7 @@ def no_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_down() -> None:
     worker = mounted()
-    life = asyncio.create_task(worker.run(1))
+    life = asyncio.create_task(worker.run(1, Role.DECODE))
     worker.plain.may_start.set()
     assert (await worker.ready()).address == "host:1"
     await worker.shutdown()
@@ -67,7 +69,7 @@ async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_d
 
 async def test_a_start_is_not_waited_for() -> None:
     worker = mounted()
-    life = asyncio.create_task(worker.run(1))
+    life = asyncio.create_task(worker.run(1, Role.DECODE))
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
         await worker.shutdown()
