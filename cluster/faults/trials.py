@@ -41,8 +41,16 @@ MOST_STEPS_OF_PREFILL = 6
 
 ON_THEIR_OWN = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS, Point.ROUTER_VIEW})
 """Points that are reached without any request: armed only when streams are open."""
-SELDOM = frozenset({Point.WORKER_DRAINING, Point.ROUTER_ATTACHING, Point.DECODE_ATTACHING})
-"""Points to which one or two streams of a wave may come, somewhere: a second time may never come."""
+SELDOM = frozenset(
+    {
+        Point.WORKER_DRAINING,
+        Point.ROUTER_ATTACHING,
+        Point.DECODE_ATTACHING,
+        Point.TRANSPORT_CONNECTING,
+        Point.TRANSPORT_GREETED,
+    }
+)
+"""Points to which one stream of a wave may come, or one connection in a worker's life: a second time may never come."""
 _AS_READER = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING})
 
 QUICK = (
