@@ -154,7 +154,8 @@ class Player:
                 reads = trial.process == Process.DECODE and trial.point == Point.TRANSPORT_CONNECTING
                 await worker_dies(self._bed, self._draws, Process.PREFILL if reads else Process.DECODE)
             if long is not None:
-                await long.be_there(afresh=has_newborn)
+                # Two that have grown old fill a small pool: in a crowd, their wait for one another is none for the fault.
+                await long.be_there(afresh=has_newborn or trial.point in CROWDED)
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
             got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))
