@@ -41,7 +41,11 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
             field="public_blocks",
         )
     if request.deadline_s is not None:
-        if not math.isfinite(request.deadline_s):
-            raise InvalidRequest(f"the deadline must be finite, got {request.deadline_s}", field="deadline_s")
+        check_deadline(request.deadline_s)
         if request.deadline_s <= now_s:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
+
+
+def check_deadline(deadline_s: float) -> None:
+    if not math.isfinite(deadline_s):
+        raise InvalidRequest(f"the deadline must be finite, got {deadline_s}", field="deadline_s")

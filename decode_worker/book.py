@@ -108,13 +108,16 @@ class AnswerBook(RoleServices):
         answer = self._attachable(request_id, wanted.attempt, router_id, wanted.from_position)
         if wanted.take_as <= wanted.attempt:
             raise InvalidRequest(f"attempt {wanted.take_as} is not later than {wanted.attempt}", field="take_as")
+        deadline_s = wanted.deadline_s if wanted.HasField("deadline_s") else None
+        if deadline_s is not None:
+            admission.check_deadline(deadline_s)
         self._part(answer, router_id)
         self.outbox(answer.request.router_id).drop(answer)
         answer.request = dataclasses.replace(
             answer.request,
             router_id=router_id,
             attempt=wanted.take_as,
-            deadline_s=wanted.deadline_s if wanted.HasField("deadline_s") else None,
+            deadline_s=deadline_s,
         )
         if not answer.has_ended:
             self._set_timer(answer)

@@ -53,7 +53,8 @@ class Clients:
         while transcript.failure is None:
             leave_at = ask.max_tokens // 3 if wants_to_move or ask.conduct is Conduct.LEAVES else None
             try:
-                async for piece in self._pieces(ask, self.routers[at % len(self.routers)], token):
+                is_whole = transcript.usage is not None  # if its end alone is missing, nothing more is to be said
+                async for piece in self._pieces(ask, self.routers[at % len(self.routers)], token, is_whole):
                     transcript.take(piece, time.time())
                     token = piece.resume_token or token
                     is_told = leave is not None and leave.is_set()
@@ -77,18 +78,17 @@ class Clients:
                 transcript.failure = f"no end after {GIVE_UP_S:g} s: {'; '.join(transcript.turns[-4:])}"
         return transcript
 
-    async def _pieces(self, ask: Ask, router: Addresses, token: str) -> AsyncGenerator[Piece]:
+    async def _pieces(self, ask: Ask, router: Addresses, token: str, is_whole: bool) -> AsyncGenerator[Piece]:
         pieces = self._grpc(ask, router, token) if ask.door is Door.GRPC else self._http(ask, router, token)
         async with contextlib.aclosing(pieces):
-            has_ended = False
             while True:
                 async with asyncio.timeout(self.patience_s):
                     piece = await anext(pieces, None)
                 if piece is None:
                     break
-                has_ended = has_ended or piece.usage is not None
+                is_whole = is_whole or piece.usage is not None
                 yield piece
-            if not has_ended:
+            if not is_whole:
                 raise Broken("the stream ended without its last message")
 
     async def _grpc(self, ask: Ask, router: Addresses, token: str) -> AsyncGenerator[Piece]:

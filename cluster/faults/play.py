@@ -36,7 +36,8 @@ HEADLESS_S = 2.0
 """Without Ray's head, under load."""
 MID_WAVE_S = 0.4
 """After a wave has begun: streams are open."""
-CROWD = 14
+CROWD = 8
+"""More than all pools hold, but not so many that those who are left have a long queue."""
 FAMILY = 15
 LONG = 3
 """Streams that are there when something freezes: one for each decode worker."""
@@ -154,7 +155,8 @@ class Player:
                 reads = trial.process == Process.DECODE and trial.point == Point.TRANSPORT_CONNECTING
                 await worker_dies(self._bed, self._draws, Process.PREFILL if reads else Process.DECODE)
             if long is not None:
-                await long.be_there(afresh=has_newborn)
+                # Two that have grown old fill a small pool: in a crowd they would wait for one another.
+                await long.be_there(afresh=has_newborn or trial.point in CROWDED)
             if wave in (0, WAVES_OF_ONE):
                 armed = await self._targets(trial, only_one=wave == 0 and not trial.is_of_peers)
             got += await self._wave(trial, armed, fault, is_new=wave in (0, WAVES_OF_ONE))

@@ -41,6 +41,16 @@ MOST_STEPS_OF_PREFILL = 6
 
 ON_THEIR_OWN = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS, Point.ROUTER_VIEW})
 """Points that are reached without any request: armed only when streams are open."""
+SELDOM = frozenset(
+    {
+        Point.WORKER_DRAINING,
+        Point.ROUTER_ATTACHING,
+        Point.DECODE_ATTACHING,
+        Point.TRANSPORT_CONNECTING,
+        Point.TRANSPORT_GREETED,
+    }
+)
+"""Points to which one stream of a wave may come, or one connection in a worker's life: a second time may never come."""
 _AS_READER = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING})
 
 QUICK = (
@@ -77,8 +87,8 @@ class Trial:
         return self.kind in WAKING.get(self.process, ())
 
     def count(self, draws: random.Random) -> int:
-        if self.is_of_peers or self.process == Process.SUPERVISOR or self.point == Point.WORKER_DRAINING:
-            return 1  # a second time may never come
+        if self.is_of_peers or self.process == Process.SUPERVISOR or self.point in SELDOM:
+            return 1
         if self.process == Process.PREFILL and self.point in OFTEN:
             return draws.randint(1, MOST_STEPS_OF_PREFILL)
         return draws.randint(1, MOST_OFTEN if self.point in OFTEN else MOST_SELDOM)

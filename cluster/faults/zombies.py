@@ -42,7 +42,7 @@ class LongStreams:
     async def be_there(self, *, afresh: bool) -> None:
         """All stream, from every router and, as far as it may be, every decode worker: one begins after the other.
 
-        `afresh`: also where some do already, so that a worker that has just begun gets one.
+        `afresh`: also where some do already, so that a worker that has just begun gets one, and all are short.
         """
         if not afresh and any(not task.done() for task in self._open):
             return

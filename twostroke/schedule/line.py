@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -21,7 +22,9 @@ class Line:
         return iter(self._sequences)
 
     def append(self, sequence: Sequence) -> None:
-        self._sequences.append(sequence)
+        """Last; but one that has answered elsewhere stands before all that have not: its client is reading."""
+        begun = itertools.takewhile(lambda other: other.answer_tokens, self._sequences)
+        self._sequences.insert(sum(1 for _ in begun) if sequence.answer_tokens else len(self), sequence)
         self._count(sequence, 1)
 
     def append_first(self, sequences: Iterable[Sequence]) -> None:

@@ -80,6 +80,8 @@ async def test_taking_over_what_is_not_there_or_as_an_earlier_attempt_is_refused
             await router.attach(attempt=2, from_position=0, take_as=9)
         with pytest.raises(InvalidRequest, match="attempt 3 is not later than 3"):
             await router.attach(attempt=3, from_position=0, take_as=3)
+        with pytest.raises(InvalidRequest, match="must be finite"):
+            await router.attach(attempt=3, from_position=0, take_as=4, deadline_s=float("nan"))
         await router.of("r", 3).done.wait()
 
 

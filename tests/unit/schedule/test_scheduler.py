@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from tests.unit.schedule.bench import BLOCK, Bench, tokens
@@ -25,6 +27,20 @@ def test_sequences_are_admitted_in_the_order_of_their_arrival() -> None:
     assert bench.admitted() == []
     bench.scheduler.end(first)
     assert bench.admitted() == [third]
+
+
+def test_who_has_answered_elsewhere_waits_before_all_who_have_not() -> None:
+    bench = Bench(max_num_seqs=1)
+    holder = bench.answer(tokens(3))
+    assert bench.admitted() == [holder]
+    fresh = [bench.answer(tokens(3)) for _ in range(2)]
+    moved = [bench.sequence(tokens(5)) for _ in range(2)]
+    for sequence in moved:
+        sequence.prompt_tokens = 3
+        bench.scheduler.enqueue(sequence)
+    for leaves, comes in pairwise([holder, *moved, *fresh]):
+        bench.scheduler.end(leaves)
+        assert bench.admitted() == [comes]
 
 
 def test_admission_claims_pages_for_the_prompt_plus_one() -> None:
