@@ -19,6 +19,7 @@ from twostroke.errors import PeerLost, ServeError
 from twostroke.faults import reach
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -56,10 +57,10 @@ class Fleet(Protocol):
 class Drains:
     """Those under way, each a task of `tasks`."""
 
-    def __init__(self, fleet: Fleet, ground: Ground, token: str, shutdown_s: float) -> None:
+    def __init__(self, fleet: Fleet, ground: Ground, us: Membership, shutdown_s: float) -> None:
         self._fleet = fleet
         self._ground = ground
-        self._token = token
+        self._us = us
         self._shutdown_s = shutdown_s
         self._running: dict[str, asyncio.Task[int]] = {}
 
@@ -163,7 +164,7 @@ class Drains:
             await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
 
     async def _ask(self, worker_id: str, address: str, deadline_s: float) -> int:
-        peer = PeerChannel(address, self._token)
+        peer = PeerChannel(address, self._us)
         heirs = [] if self.switches(worker_id) else self._fleet.heirs(worker_id)
         request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=heirs)
         try:

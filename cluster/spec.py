@@ -9,6 +9,7 @@ from cluster.planner import Counts, Promise
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
 from twostroke.errors import ConfigError
 from twostroke.scaling_config import Bounds, ScalingConfig
+from twostroke.tls_config import TlsConfig
 
 NODE_ADDRESS = ""
 """As a worker's host: the address of whichever Ray node the actor is on (known only there)."""
@@ -29,6 +30,8 @@ class FleetSpec:
     port: int = 0
     """Fixed for the supervisor's lives, so that routers find a restarted one. 0 (any) is for tests."""
     token: str = field(default="", repr=False)
+    tls: TlsConfig | None = None
+    """Of all processes of the cluster; the files are on every host."""
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     slo_ttft_s: float | None = None
 
@@ -83,6 +86,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             flexible=scaling.may_switch(config.prefill, config.decode),
             host=host,
             cluster_token=token,
+            cluster_tls=config.cluster_tls,
             model=config.model,
             cache=cache,
             schedule=config.schedule,
@@ -96,7 +100,15 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
         for role, count in counts
         for index in range(count)
     )
-    return FleetSpec(workers=workers, host=host, port=port, token=token, scaling=scaling, slo_ttft_s=config.slo_ttft_s)
+    return FleetSpec(
+        workers=workers,
+        host=host,
+        port=port,
+        token=token,
+        tls=config.cluster_tls,
+        scaling=scaling,
+        slo_ttft_s=config.slo_ttft_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +155,8 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             doors=replace(config.doors, admin_port=ports.admin, metrics_port=ports.metrics),
             fleet_address=fleet_address,
             cluster_token=token,
+            tls=config.tls,
+            cluster_tls=config.cluster_tls,
             model_dir=model_dir,
             served_model_name=config.model.public_name,
             policy=config.policy,

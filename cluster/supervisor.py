@@ -28,6 +28,7 @@ from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, Ser
 from twostroke.faults import install, reach
 from twostroke.lifetime import Point
 from twostroke.rpc.faults import serve_faults
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
@@ -57,11 +58,12 @@ class Supervisor:
         configure_logging("supervisor")
         self._injector = install("supervisor")
         self._spec = spec
+        self._us = Membership.of(spec.token, spec.tls)
         self._ground = ground or RayGround(worker_count=sum(bounds.most for bounds in spec.bounds))
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._handles: dict[str, WorkerHandle] = {}
-        self._drains = Drains(self, self._ground, spec.token, SHUTDOWN_S)
+        self._drains = Drains(self, self._ground, self._us, SHUTDOWN_S)
         self._staff = Staff(self, self._ground, self._drains, spec)
         self._pilot = Pilot(self._staff, spec, clock)
         self._service = FleetService(self.drain, self._pilot.report)
@@ -216,12 +218,12 @@ class Supervisor:
 
     def _server(self) -> RpcServer:
         """Bound; where faults can be armed, a proxy has the port that routers know."""
-        host, port, token = self._own_host(), self._spec.port, self._spec.token
+        host, port, token = self._own_host(), self._spec.port, self._us.token
         if self._injector is None:
-            server = RpcServer(host, port, token=token or None)
+            server = RpcServer(host, port, token=token or None, certificates=self._us.certificates)
             self._address = server.address
             return server
-        server = RpcServer(host, 0, token=token or None)
+        server = RpcServer(host, 0, token=token or None, certificates=self._us.certificates)
         serve_faults(self._injector, server.server)
         self._address = self._injector.links.announce(server.address, port=port)
         return server

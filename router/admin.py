@@ -17,7 +17,8 @@ from router.routing_service import RoutingService
 from twostroke.config import RouterConfig
 from twostroke.faults.injector import Injector
 from twostroke.rpc.faults import serve_faults
-from twostroke.rpc.server import RpcServer, host_port
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.server import RpcServer, SealedPort, host_port
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -39,7 +40,9 @@ class AdminServer:
             self._listener = bind_listener(host, doors.metrics_port, "--metrics-port", shares_port=shares_port)
             self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
-        self._rpc = RpcServer(config.host, doors.admin_port, token=config.cluster_token, shares_port=shares_port)
+        us = Membership.of(config.cluster_token, config.cluster_tls)
+        sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
+        self._rpc = RpcServer(config.host, doors.admin_port, token=us.token, sealed=sealed, shares_port=shares_port)
         self.address = self._rpc.address
 
     def serve(self, control: ControlService, injector: Injector | None) -> None:
@@ -56,8 +59,8 @@ class AdminServer:
 
     @property
     def peer_address(self) -> str:
-        """As other routers reach it."""
-        host, _, port = self.address.rpartition(":")
+        """As other routers reach it: over TLS, where the cluster has certificates."""
+        host, _, port = self._rpc.addresses[-1].rpartition(":")
         return f"{_LOOPBACKS.get(host, host)}:{port}"
 
     async def set_serving(self, ready: bool) -> None:

@@ -12,6 +12,7 @@ from router.fleet import Fleet
 from twostroke.config import RouterConfig
 from twostroke.errors import PeerLost
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,9 @@ class Demand:
 
 
 class DemandReports:
-    def __init__(self, config: RouterConfig, router_id: str, demand: Demand, fleet: Fleet) -> None:
+    def __init__(self, config: RouterConfig, us: Membership, router_id: str, demand: Demand, fleet: Fleet) -> None:
         self._config = config
+        self._us = us
         self._router_id = router_id
         self._demand = demand
         self._fleet = fleet
@@ -50,7 +52,7 @@ class DemandReports:
 
     async def run(self) -> None:
         """Until cancelled. A supervisor that does not answer is told the next time."""
-        channel = PeerChannel(self._config.fleet_address, self._config.cluster_token)
+        channel = PeerChannel(self._config.fleet_address, self._us)
         stub = fleet_pb2_grpc.FleetStub(channel.channel)
         try:
             while True:

@@ -28,6 +28,7 @@ from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, S
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
 from twostroke.request import FinishReason
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class RouterCore:
         self._config = config
         self._metrics = metrics
         self._request_log = request_log(config.request_log, metrics)
-        self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone, self._worker_back)
+        self.us = Membership.of(config.cluster_token, config.cluster_tls)
+        self._fleet = Fleet(config, self.us, self.router_id, metrics, self._worker_gone, self._worker_back)
         self._demand = Demand()
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
@@ -144,7 +146,7 @@ class RouterCore:
         return self._fleet.relay.subscribe(request)
 
     async def forget_cached(self) -> int:
-        return await forget_cached(self._fleet.members, self._config.cluster_token)
+        return await forget_cached(self._fleet.members, self.us)
 
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:
@@ -172,10 +174,10 @@ class RouterCore:
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, self._fleet.vigil, tasks)
+            self._links = LinkPool(self.router_id, self.us, self._metrics, self._fleet.vigil, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
             self._movement = Movement(self._fleet, self._links, self._placer, self._metrics, tasks)
-            reports = DemandReports(self._config, self.router_id, self._demand, self._fleet)
+            reports = DemandReports(self._config, self.us, self.router_id, self._demand, self._fleet)
             side_tasks = (
                 tasks.create_task(reports.run(), name="demand reports"),
                 tasks.create_task(self._record_workers(), name="worker records"),

@@ -13,6 +13,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from twostroke.tls import Certificates
+
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
 LINGER_S = 20.0
@@ -22,7 +24,7 @@ LOOK_S = 0.05
 """uvicorn has no event for the end of a connection."""
 
 
-def http_config(app: ASGIApp, *, grace_s: int) -> uvicorn.Config:
+def http_config(app: ASGIApp, *, grace_s: int, certificates: Certificates | None = None) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http="h11",
@@ -32,6 +34,7 @@ def http_config(app: ASGIApp, *, grace_s: int) -> uvicorn.Config:
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
+        ssl_context_factory=None if certificates is None else lambda *_: certificates.renewing_server(),
     )
 
 

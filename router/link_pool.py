@@ -13,6 +13,7 @@ from router.metrics import RouterMetrics
 from router.vigil import Vigil
 from router.worker_link import WorkerLink
 from twostroke.ids import Epoch, WorkerId
+from twostroke.rpc.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,10 @@ RETRY_PAUSE_S = 0.5
 
 class LinkPool:
     def __init__(
-        self, router_id: str, token: str, metrics: RouterMetrics, vigil: Vigil, tasks: asyncio.TaskGroup
+        self, router_id: str, us: Membership, metrics: RouterMetrics, vigil: Vigil, tasks: asyncio.TaskGroup
     ) -> None:
         self._router_id = router_id
-        self._token = token
+        self._us = us
         self._metrics = metrics
         self._vigil = vigil
         self._tasks = tasks
@@ -43,7 +44,7 @@ class LinkPool:
             if link.lost is None and link.epoch == member.epoch:
                 return link
             self.drop(member, "it is replaced")
-        link = WorkerLink(member, self._router_id, self._token, self._metrics, self._vigil)
+        link = WorkerLink(member, self._router_id, self._us, self._metrics, self._vigil)
         self._links[member.worker] = (
             link,
             self._tasks.create_task(_contained(link, link.run), name=f"link {member.worker}"),

@@ -30,6 +30,7 @@ from twostroke.faults import install
 from twostroke.ids import Epoch
 from twostroke.rpc.server import RpcServer, check_can_listen, host_port
 from twostroke.rpc.v1 import inference_pb2_grpc
+from twostroke.tls import Certificates, Use
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class RouterServer:
             seeds=Seeds(config.cluster_token, config.seed),
             public=read_public_prefixes(config.public_prefixes, text),
         )
+        certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
         self._listener = (
             bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
         )
@@ -65,6 +67,7 @@ class RouterServer:
                 config.host,
                 config.grpc_port,
                 token=None,
+                certificates=certificates,
                 max_message_bytes=config.doors.max_request_bytes,
                 shares_port=shares_port,
             )
@@ -75,7 +78,7 @@ class RouterServer:
         has_own_metrics = self._admin.metrics_address is not None
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         app = build_http_app(front, max_body_bytes=config.doors.max_request_bytes, with_metrics=not has_own_metrics)
-        self._http = HttpServer(http_config(app, grace_s=int(CLOSE_GRACE_S)))
+        self._http = HttpServer(http_config(app, grace_s=int(CLOSE_GRACE_S), certificates=certificates))
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), self._rpc.server)
         names = (SERVICE_NAME, reflection.SERVICE_NAME, "grpc.health.v1.Health")
         reflection.enable_server_reflection(names, self._rpc.server)

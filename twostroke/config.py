@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.scaling_config import ScalingConfig
+from twostroke.tls_config import TlsConfig
 
 DEFAULT_MODEL = "smollm2-135m"
 MIN_PAGES = 2
@@ -195,6 +196,8 @@ class WorkerConfig:
     """Of the worker's rpc server; 0 lets the kernel choose."""
     cluster_token: str = field(default="", repr=False)
     """Shared secret of all processes of a cluster; sent with every rpc and page connection."""
+    cluster_tls: TlsConfig | None = None
+    """Of all connections between processes of the cluster (rpc and pages). None: they are plain."""
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -239,8 +242,14 @@ class RouterConfig:
     """host:port of the supervisor's Fleet service."""
     peer_address: str = ""
     """host:port at which other routers reach this one's admin port. Empty: `host`, or loopback where that is every
-    interface, with that port."""
+    interface, with that port; or with `peer_port` where the cluster has certificates."""
+    peer_port: int = 0
+    """For other routers, and for operators, where the cluster has certificates; 0: any free one."""
     cluster_token: str = field(default="", repr=False)
+    tls: TlsConfig | None = None
+    """Of both doors; its CA is for clients' certificates. None: the doors are plain."""
+    cluster_tls: TlsConfig | None = None
+    """As in WorkerConfig."""
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
     served_model_name: str = DEFAULT_MODEL
@@ -291,6 +300,10 @@ class ClusterConfig:
     pin: bool = False
     borrow: bool = True
     transports: tuple[str, ...] | None = None
+    tls: TlsConfig | None = None
+    """Of the routers' doors."""
+    cluster_tls: TlsConfig | None = None
+    """Of all connections between processes; the files are on every host."""
     policy: str = "kv"
     seed: int | None = None
     slo_ttft_s: float | None = None

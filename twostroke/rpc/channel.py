@@ -10,7 +10,9 @@ import grpc.aio
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
 from twostroke.faults import dialled, hang_up
 from twostroke.rpc.convert import rebuild_error
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
+from twostroke.rpc.tls import open_channel
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -42,11 +44,13 @@ _BY_STATUS: dict[grpc.StatusCode, type[ServeError]] = {
 class PeerChannel:
     """One connection to one process; pass `metadata` with every call made over `channel`."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, member: Membership | str) -> None:
+        """`member`: what this process shows; a token alone where the cluster has no certificates."""
+        member = Membership(member) if isinstance(member, str) else member
         self.address = address
         self._dialled = dialled(address)
-        self.channel = grpc.aio.insecure_channel(self._dialled, options=list(_OPTIONS))
-        self.metadata: Metadata = ((TOKEN_KEY, token),)
+        self.channel = open_channel(self._dialled, member.certificates, _OPTIONS)
+        self.metadata: Metadata = ((TOKEN_KEY, member.token),)
 
     async def close(self) -> None:
         await self.channel.close()

@@ -10,7 +10,7 @@ import logging
 import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import grpc.aio
@@ -26,6 +26,8 @@ from twostroke.errors import (
     Unauthenticated,
     UnsupportedFeature,
 )
+from twostroke.rpc.tls import server_credentials
+from twostroke.tls import Certificates
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,18 @@ _NOTICE_DEAD_PEERS = (
 )
 """Between processes of a cluster: a frozen puller's lease ends in about three seconds."""
 
+_OWN_HOST = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+"""What gRPC calls peers begin with that are on this host."""
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 class Funnel(grpc.aio.ServerInterceptor):
     """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, *, refuses_plain: bool = False) -> None:
+        """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host."""
         self._token = token or None
+        self._refuses_plain = refuses_plain
 
     async def intercept_service(
         self,
@@ -110,7 +116,15 @@ class Funnel(grpc.aio.ServerInterceptor):
     def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any], guarded: bool) -> None:
         if guarded:
             assert self._token is not None
+            if self._refuses_plain:
+                _check_sealed(context)
             check_token(context, self._token)
+
+
+def _check_sealed(context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    is_sealed = b"ssl" in context.auth_context().get("transport_security_type", ())
+    if not is_sealed and not context.peer().startswith(_OWN_HOST):
+        raise Unauthenticated("from another host this takes TLS with a certificate of the cluster, on the peer port")
 
 
 def check_token(context: grpc.aio.ServicerContext[Any, Any], token: str) -> None:
@@ -147,6 +161,11 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailing_metadata=trailing)
 
 
+class SealedPort(NamedTuple):
+    port: int
+    certificates: Certificates
+
+
 class RpcServer:
     """A grpc.aio server with the funnel, health service and message limits; bound when constructed, started later."""
 
@@ -156,13 +175,18 @@ class RpcServer:
         port: int,
         *,
         token: str | None,
+        certificates: Certificates | None = None,
+        sealed: SealedPort | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         shares_port: bool = False,
     ) -> None:
-        """`shares_port`: with others that do, of the same user; the kernel spreads new connections over them."""
-        check_can_listen(host, port, shares_port)
+        """`certificates`: TLS, mutual where they ask clients. `sealed`: beside a port that is plain for probes.
+        `shares_port`: with others that do, of the same user; the kernel spreads new connections over them."""
+        ports = [(port, certificates), *([] if sealed is None else [sealed])]
+        for each, _ in ports:
+            check_can_listen(host, each, shares_port)
         self.server = grpc.aio.server(
-            interceptors=[Funnel(token)],
+            interceptors=[Funnel(token, refuses_plain=sealed is not None)],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -174,11 +198,8 @@ class RpcServer:
                 *(_NOTICE_DEAD_PEERS if token else ()),
             ],
         )
-        try:
-            bound = self.server.add_insecure_port(host_port(host, port))
-        except RuntimeError as error:
-            raise _cannot_listen(host, port) from error
-        self.address = host_port(host, bound)
+        self.addresses = [self._bind(host, *each) for each in ports]
+        self.address = self.addresses[0]
         self.health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
 
@@ -195,6 +216,13 @@ class RpcServer:
 
     async def stop(self, grace_s: float) -> None:
         await self.server.stop(grace_s)
+
+    def _bind(self, host: str, port: int, certificates: Certificates | None) -> str:
+        try:
+            bound = self.server.add_secure_port(host_port(host, port), server_credentials(certificates))
+        except RuntimeError as error:
+            raise _cannot_listen(host, port) from error
+        return host_port(host, bound)
 
 
 def host_port(host: str, port: int) -> str:

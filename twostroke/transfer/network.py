@@ -17,6 +17,7 @@ from twostroke.transfer.hello import Gate
 from twostroke.transfer.host import host_id
 from twostroke.transfer.lane_transport import BACKLOG, LaneTransport
 from twostroke.transfer.listener import Listener
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.threads import off_loop
 
 
@@ -26,7 +27,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
     Raises ConfigError where `host` is no address that a peer could connect to.
     """
 
-    def __init__(self, host: str, stall_s: float = math.inf) -> None:
+    def __init__(self, host: str, stall_s: float = math.inf, seal: Seal = PLAIN) -> None:
         """`stall_s`: a pull of which no byte moves for so long has failed, whatever its deadline."""
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(
@@ -35,6 +36,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         super().__init__(Pages)  # type: ignore[type-abstract]  # nobody makes one of it
         self._host = host
         self._stall_s = stall_s
+        self.seal = seal
 
     @abc.abstractmethod
     def serve(self, sock: socket.socket, memory: Pages) -> None:
@@ -53,7 +55,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         listening = await off_loop(self._listen)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"
-        listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self.serve(sock, memory))
+        listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self.serve(sock, memory), self.seal)
         return announced(address, pages=True), listener
 
     async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:

@@ -7,25 +7,26 @@ from collections.abc import Callable, Sequence
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Endpoint, PageTransport
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
 
-def _open_cuda_ipc(_host: str, _stall_s: float) -> PageTransport:
+def _open_cuda_ipc(_host: str, _stall_s: float, _seal: Seal) -> PageTransport:
     from twostroke.transfer.cuda_ipc import CudaIpcTransport  # loads torch
 
     return CudaIpcTransport()
 
 
-def _open_nixl(host: str, _stall_s: float) -> PageTransport:
+def _open_nixl(host: str, _stall_s: float, seal: Seal) -> PageTransport:
     from twostroke.transfer.nixl import NixlTransport  # may not be installed
 
-    return NixlTransport(host)
+    return NixlTransport(host, seal)
 
 
-_MAKERS: dict[str, Callable[[str, float], PageTransport]] = {
+_MAKERS: dict[str, Callable[[str, float, Seal], PageTransport]] = {
     "cuda_ipc": _open_cuda_ipc,
-    "shm": lambda _host, _stall_s: ShmTransport(),
+    "shm": lambda _host, _stall_s, _seal: ShmTransport(),
     "nixl": _open_nixl,
     "tcp": TcpTransport,
 }
@@ -43,11 +44,11 @@ def check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
 
 
-def open_transports(names: Sequence[str], host: str, stall_s: float) -> list[PageTransport]:
+def open_transports(names: Sequence[str], host: str, stall_s: float, seal: Seal = PLAIN) -> list[PageTransport]:
     """One transport per name, in this order of preference; `host` is the interface that network ones bind to. Pulls of
-    which no byte moves for `stall_s` fail (where one can see that)."""
+    which no byte moves for `stall_s` fail (where one can see that). `seal`: of what leaves the host."""
     check_names(names)
-    return [_MAKERS[name](host, stall_s) for name in names]
+    return [_MAKERS[name](host, stall_s, seal) for name in names]
 
 
 def choose(endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> tuple[PageTransport, Endpoint]:

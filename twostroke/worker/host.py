@@ -16,12 +16,14 @@ from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.faults import serve_faults
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
+from twostroke.transfer.seal import seal_with
 from twostroke.transfer.spoilt import spoilable
 from twostroke.worker import calibration
 from twostroke.worker.calibration import Reach, calibrate
@@ -59,6 +61,7 @@ class WorkerHost:
         facts = plant.facts
         self._plant = plant
         self.config = config
+        self.us = Membership.of(config.cluster_token, config.cluster_tls)
         self.epoch = epoch
         self.facts = facts
         self.memory = plant.memory
@@ -85,7 +88,9 @@ class WorkerHost:
         )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         names = config.transports or default_names(plant.memory)
-        self.transports = spoilable(open_transports(names, config.host, config.patience.dead_after_s))
+        self.transports = spoilable(
+            open_transports(names, config.host, config.patience.dead_after_s, seal_with(config.cluster_tls))
+        )
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(plant.memory)
         self.metrics.watch_pages(self.digests, self.transports)
@@ -95,11 +100,13 @@ class WorkerHost:
             self.digests,
             self.transports,
             self.metrics,
-            cluster_token=config.cluster_token,
+            us=self.us,
             limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=config.patience.dead_after_s),
             wake=self.loop.wake,
         )
-        self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)
+        self.rpc = RpcServer(
+            config.host, config.port, token=config.cluster_token or None, certificates=self.us.certificates
+        )
         serve_faults(injector, self.rpc.server)
         self.address = announced(self.rpc.address)
         """Of the rpc server, as others are told."""

@@ -22,6 +22,7 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, Transfer
@@ -130,7 +131,7 @@ class PullClient:
         transports: Sequence[PageTransport],
         metrics: WorkerMetrics,
         *,
-        cluster_token: str,
+        us: Membership,
         limits: PullLimits,
         wake: Callable[[], None],
     ) -> None:
@@ -139,7 +140,7 @@ class PullClient:
         self._digests = digests
         self._transports = transports
         self._metrics = metrics
-        self._token = cluster_token
+        self._us = us
         self._limits = limits
         self._wake = wake
         self._links: dict[str, _Link] = {}
@@ -345,7 +346,7 @@ class PullClient:
         if known is not None and epoch.incarnation < known.epoch.incarnation:
             self._metrics.stale_epochs.inc()
             raise StaleEpoch(f"{source.worker_id} lives in epoch {known.epoch}, the request names {epoch}")
-        link = self._links[source.worker_id] = _Link(epoch, PeerChannel(source.address, self._token))
+        link = self._links[source.worker_id] = _Link(epoch, PeerChannel(source.address, self._us))
         if known is not None:
             await known.channel.close()
         return link.channel
