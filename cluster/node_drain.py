@@ -1,8 +1,8 @@
 """`twostroke drain --node`: Ray puts nothing on a node any more, and the fleet's workers on it move away.
 
-Ray is told, not the workers: the supervisor's watch over nodes lets them drain, and their next lives begin elsewhere. So
-it does not matter whether the supervisor is there at this moment. Import it after a function of `ray_environment` was
-called.
+Ray is told, not the workers: the supervisor's watch over nodes lets them drain, and their next lives begin elsewhere.
+So it does not matter whether the supervisor is there at this moment. Import it after a function of `ray_environment`
+was called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`twostroke drain`: a worker takes no new work, hands over what it has, and leaves; or all workers of a Ray node do."""
+"""`twostroke drain`: a worker, or all of a Ray node, takes no new work, hands over what it has, and leaves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         metavar="NODE",
-        help="instead of a worker: the Ray node with this address or id, or here (this one): Ray puts nothing on it any "
-        "more, its workers begin their next lives elsewhere; the node itself is left for you to end (with --address)",
+        help="instead of a worker: the Ray node with this address or id, or here (this one): Ray puts nothing on it "
+        "any more, its workers begin their next lives elsewhere, and it is yours to end (with --address)",
     )
     parser.add_argument("--restart", action="store_true", help="begin a new life of it afterwards")
     add_common_arguments(parser)
