@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,8 +56,7 @@ def _tried(kubelet: Kubelet) -> dict[str, Any]:
     back_s = kubelet.until(lambda: _all_ready(kubelet), "the evicted pod's successor is ready", SOON_S)
     stream.thread.join(SOON_S)
     launcher = kubelet.pods["twostroke-head"].containers[0]
-    assert launcher.process is not None
-    launcher.process.kill()
+    kubelet.pods["twostroke-head"].signal(launcher, signal.SIGKILL)
     kubelet.until(lambda: launcher.starts > 1 and launcher.is_running, "the launcher runs again", SOON_S)
     taken_over_s = kubelet.until(lambda: _took_over(kubelet), "it has taken the fleet over", SOON_S)
     again = "".join(_stream(routers[1], TOKENS))

@@ -11,6 +11,7 @@ import re
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,6 +80,7 @@ class Pod:
         self.folder = folder / name
         self._manifests = manifests
         self._image = image
+        self._pause: subprocess.Popen[bytes] | None = None
         sidecars = [Container(each["name"], each, is_sidecar=True) for each in self.spec.get("initContainers", ())]
         main = [Container(each["name"], each, is_sidecar=False) for each in self.spec["containers"]]
         self.containers = [*sidecars, *main]
@@ -87,6 +89,9 @@ class Pod:
         (self.folder / "volumes").mkdir(parents=True)
         for volume in self.spec.get("volumes", ()):
             self._fill(volume)
+        if self.spec.get("shareProcessNamespace"):
+            apart = ["unshare", "--pid", "--fork", "--kill-child", "sleep", "infinity"]
+            self._pause = subprocess.Popen(apart, start_new_session=True)
         _run("ip", "netns", "add", self.name)
         near = f"v{self.address.rpartition('.')[2]}"
         _run("ip", "link", "add", near, "type", "veth", "peer", "name", "eth0", "netns", self.name)
@@ -155,6 +160,8 @@ class Pod:
     def _entering(self, container: Container, command: list[str]) -> list[str]:
         environment = [f"{name}={value}" for name, value in self._environment(container.spec).items()]
         separate = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+        if self._pause is not None:
+            separate = ["nsenter", "-t", str(_child(self._pause)), "-p", "--", "unshare", "--mount"]
         return [
             "ip",
             "netns",
@@ -195,10 +202,16 @@ class Pod:
         return ["setpriv", *ids, "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all", "--"]
 
     def _first_process(self, container: Container) -> int:
-        """As seen from here: the child that `unshare` has forked."""
         assert container.process is not None
-        children = Path(f"/proc/{container.process.pid}/task/{container.process.pid}/children").read_text().split()
-        return int(children[0])
+        return _child(container.process)
+
+
+def _child(process: subprocess.Popen[bytes]) -> int:
+    """Of `unshare` or `nsenter`, which fork the first process that is inside. As seen from here."""
+    file = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (children := file.read_text().split()) and process.poll() is None:
+        time.sleep(0.01)
+    return int(children[0])
 
 
 def network() -> None:
