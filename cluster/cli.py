@@ -25,6 +25,7 @@ COMMANDS = {
     "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
     "chat": Command("cluster.commands.chat", "talk to a running server"),
     "doctor": Command("cluster.commands.doctor", "send a chat twice and say why its prompt was reused, or was not"),
+    "trace": Command("cluster.commands.trace", "show where the time of one request went, by its id"),
     "simulate": Command("cluster.commands.simulate", "play a trace against policies and fleets in virtual time"),
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
     "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),

@@ -96,6 +96,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             transports=config.transports,
             orphan_grace_s=config.orphan_grace_s,
             patience=config.patience,
+            tracing=config.tracing,
         )
         for role, count in counts
         for index in range(count)
@@ -167,6 +168,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             request_log=config.request_log,
             public_prefixes=config.public_prefixes,
             patience=config.patience,
+            tracing=config.tracing,
         )
         for index, ports in enumerate(router_ports(config))
     ]

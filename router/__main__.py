@@ -37,7 +37,9 @@ async def serve(config: RouterConfig) -> None:
     metrics = RouterMetrics()
     core = RouterCore(config, metrics)
     configure_logging(core.router_id)
-    server = RouterServer(config, core, load_text(config.model_dir), metrics, router_id=core.router_id)
+    server = RouterServer(
+        config, core, load_text(config.model_dir), metrics, router_id=core.router_id, recorder=core.recorder
+    )
     server.share(core.reservations)
     signals = _signals()
     await core.start(config.peer_address or server.peer_address)

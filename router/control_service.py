@@ -92,6 +92,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         del context
         return control_pb2.ForgetCachedResponse(blocks=await self._front.dispatcher.forget_cached())
 
+    async def GetTrace(  # noqa: N802
+        self, request: control_pb2.GetTraceRequest, context: Context
+    ) -> control_pb2.GetTraceResponse:
+        del context
+        return await self._front.dispatcher.trace(request.name)
+
     def _fingerprint(self) -> str:
         try:
             return self._front.dispatcher.facts.fingerprint

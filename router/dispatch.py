@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from router.answer import Answer, Surroundings
 from router.demand import Demand, DemandReports
-from router.everyone import forget_cached
+from router.everyone import forget_cached, traces_at
 from router.fleet import Fleet
 from router.found import Found, find
 from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.link_pool import LinkPool
 from router.member import Member
-from router.metrics import RouterMetrics
+from router.metrics import ROLE, RouterMetrics
 from router.moving import Movement
 from router.placement import Placer
 from router.policies import policy_named
@@ -29,7 +29,9 @@ from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
 from twostroke.request import FinishReason
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.rpc.traces import known_of
+from twostroke.rpc.v1.control_pb2 import GetTraceResponse, KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.tracing.setup import recorder_of
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class RouterCore:
         self._request_log = request_log(config.request_log, metrics)
         self.us = Membership.of(config.cluster_token, config.cluster_tls)
         self._fleet = Fleet(config, self.us, self.router_id, metrics, self._worker_gone, self._worker_back)
+        self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
         self._demand = Demand()
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
@@ -94,6 +97,7 @@ class RouterCore:
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
         await asyncio.to_thread(self._request_log.close)
+        await asyncio.to_thread(self.recorder.close)
 
     @property
     def reservations(self) -> Reservations:
@@ -147,6 +151,16 @@ class RouterCore:
 
     async def forget_cached(self) -> int:
         return await forget_cached(self._fleet.members, self.us)
+
+    async def trace(self, name: str) -> GetTraceResponse:
+        known = known_of(self.recorder, name)
+        said, silent = await traces_at(self._fleet.members, self.us, known.stream or name)
+        for one in said:
+            known.stream = known.stream or one.stream
+            known.forgotten = known.forgotten or one.forgotten
+        known.spans.extend(span for one in said if one.stream == known.stream for span in one.spans)
+        known.silent.extend(silent)
+        return known
 
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:
@@ -245,6 +259,7 @@ class RouterCore:
             metrics=self._metrics,
             request_log=self._request_log,
             demand=self._demand,
+            recorder=self.recorder,
         )
         names = tuple(name_blocks(request.prompt, facts.block_size, request.salt, request.public_blocks))
         opened = _OpenRequest(request, names, around, self._tasks, found)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import grpc.aio
 
 from router.member import Member
+from twostroke.ids import WorkerId
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2
@@ -24,6 +25,26 @@ async def forget_cached(members: Sequence[Member], us: Membership) -> int:
         if isinstance(result, BaseException):
             raise result
     return sum(result for result in results if isinstance(result, int))
+
+
+async def traces_at(
+    members: Sequence[Member], us: Membership, name: str
+) -> tuple[list[control_pb2.GetTraceResponse], list[WorkerId]]:
+    """What each says of a request or stream, and who says nothing."""
+    results = await asyncio.gather(*(_trace_at(member, us, name) for member in members), return_exceptions=True)
+    said = [result for result in results if isinstance(result, control_pb2.GetTraceResponse)]
+    silent = [m.worker for m, result in zip(members, results, strict=True) if isinstance(result, BaseException)]
+    return said, silent
+
+
+async def _trace_at(member: Member, us: Membership, name: str) -> control_pb2.GetTraceResponse:
+    channel = PeerChannel(member.address, us)
+    try:
+        return await ControlStub(channel.channel).GetTrace(
+            control_pb2.GetTraceRequest(name=name), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
+        )
+    finally:
+        await channel.close()
 
 
 async def _forget_at(member: Member, us: Membership) -> int:

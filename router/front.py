@@ -31,6 +31,9 @@ from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
 from twostroke.request import FinishReason, SampledToken
+from twostroke.tracing.context import TraceContext
+from twostroke.tracing.recorder import Recorder
+from twostroke.tracing.span import OpenSpan
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +86,7 @@ class Front:
         model: str,
         seeds: Seeds | None = None,
         public: PublicPrefixes | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.text = text
@@ -90,6 +94,7 @@ class Front:
         self.model = model
         self._public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
+        self._recorder = recorder or Recorder()
         self._open: dict[str, tuple[str, ...]] = {}
         """Request id of a client -> ids of its prompts at the dispatcher."""
 
@@ -122,11 +127,12 @@ class Front:
         """Send every event of the answer to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
         received_s = time.monotonic()
         status = "Cancelled"
+        span = self._recorder.root("request", ask.point.stream, ask.traceparent)
         self.metrics.open_requests.inc()
         try:
             async with _until(ask.deadline_s):
                 with self._named(ask) as request_ids:
-                    call = await self._prepare(ask, request_ids, received_s)
+                    call = await self._prepared(ask, request_ids, received_s, span)
                     reach(Point.ROUTER_RECEIVED)
                     await _Answer(self, call, sink).run()
             status = "ok"
@@ -145,8 +151,21 @@ class Front:
             self.metrics.open_requests.dec()
             self.metrics.count_request(status)
             self.metrics.request_duration_seconds.observe(time.monotonic() - received_s)
+            span.set(request_id=ask.request_id, status=status, resumptions=ask.point.resumptions)
+            span.end(error=None if status == "ok" else status)
 
-    async def _prepare(self, ask: Ask, request_ids: tuple[str, ...], received_s: float) -> Call:
+    async def _prepared(self, ask: Ask, request_ids: tuple[str, ...], received_s: float, span: OpenSpan) -> Call:
+        part = span.begin("prepare")
+        try:
+            call = await self._prepare(ask, request_ids, received_s, span.context)
+        except BaseException as error:
+            part.end(error=repr(error))
+            raise
+        part.set(prompts=len(call.requests), prompt_tokens=sum(len(request.prompt) for request in call.requests))
+        part.end()
+        return call
+
+    async def _prepare(self, ask: Ask, request_ids: tuple[str, ...], received_s: float, trace: TraceContext) -> Call:
         self.check_model(ask.model)
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
@@ -170,6 +189,7 @@ class Front:
                     resumptions=ask.point.resumptions,
                     settled=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),
                     is_resumable=ask.is_stream,
+                    trace=trace,
                 )
             )
         return Call(ask, tuple(requests), facts, received_s)

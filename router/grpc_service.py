@@ -25,6 +25,7 @@ from router.text import token_text
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import SampledToken
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
+from twostroke.tracing.context import HEADER as TRACE_HEADER
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -38,7 +39,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        ask = _parse_ask(request, context.time_remaining())
+        ask = _parse_ask(request, context.time_remaining(), _traceparent(context))
         progress, pulse = Progress(ask.point), Pulse()
         last: list[inference_pb2.GenerateResponse] = []
 
@@ -110,7 +111,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> Ask:
+def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None, traceparent: str = "") -> Ask:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
     options = _parse_options(request)
@@ -129,7 +130,13 @@ def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> 
         deadline_s=None if left_s is None else time.time() + left_s,
         priority=priority_class(request.priority),
         tenant=check_request_id(request.tenant, "tenant"),
+        traceparent=traceparent,
     )
+
+
+def _traceparent(context: Context) -> str:
+    shown = next((value for key, value in context.invocation_metadata() or () if key == TRACE_HEADER), "")
+    return shown if isinstance(shown, str) else shown.decode("ascii", "replace")
 
 
 def _parse_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:

@@ -42,6 +42,7 @@ from twostroke.errors import (
     RequestTooLarge,
     ServeError,
 )
+from twostroke.tracing.context import HEADER as TRACE_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class HttpDoors:
             priority=wanted.priority,
             tenant=check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER),
             user=wanted.user,
+            traceparent=request.headers.get(TRACE_HEADER, ""),
         )
         reply = Reply(wanted, ask.point, self._front.model, self._front.text)
         return AnswerResponse(self._front, ask, reply, stream=wanted.stream)

@@ -116,6 +116,8 @@ class Ask:
     """Whom the gateway says it is for: nobody else shares its prefixes."""
     user: str = ""
     """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
+    traceparent: str = ""
+    """The client's own span, as the header of that name says it."""
 
     def __post_init__(self) -> None:
         answers = len(self.prompts) * self.options.n

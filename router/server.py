@@ -31,6 +31,7 @@ from twostroke.ids import Epoch
 from twostroke.rpc.server import RpcServer, check_can_listen, host_port
 from twostroke.rpc.v1 import inference_pb2_grpc
 from twostroke.tls import Certificates, Use
+from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,14 @@ class RouterServer:
     """All its ports are bound when it is constructed, so that a port in use fails before anything runs."""
 
     def __init__(
-        self, config: RouterConfig, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, router_id: str
+        self,
+        config: RouterConfig,
+        dispatcher: Dispatcher,
+        text: Text,
+        metrics: RouterMetrics,
+        *,
+        router_id: str,
+        recorder: Recorder | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         front = Front(
@@ -54,6 +62,7 @@ class RouterServer:
             model=config.served_model_name,
             seeds=Seeds(config.cluster_token, config.seed),
             public=read_public_prefixes(config.public_prefixes, text),
+            recorder=recorder,
         )
         certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
         self._listener = (

@@ -15,6 +15,7 @@ from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.scaling_config import ScalingConfig
 from twostroke.tls_config import TlsConfig
+from twostroke.tracing.config import TracingConfig
 
 DEFAULT_MODEL = "smollm2-135m"
 MIN_PAGES = 2
@@ -216,6 +217,7 @@ class WorkerConfig:
     """Copying the pages that were announced together takes no longer: what is missing then is computed locally."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     """With sources of pages; and how often this worker is heard itself."""
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         _positive("--threads", self.threads)
@@ -271,6 +273,7 @@ class RouterConfig:
     """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     """With workers."""
+    tracing: TracingConfig = field(default_factory=TracingConfig)
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
     event_faults: str = ""
@@ -323,6 +326,7 @@ class ClusterConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         if self.prefill < 0:

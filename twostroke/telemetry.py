@@ -6,12 +6,16 @@ Logs: one line per event, constant message, facts as key=value. Metrics: Prometh
 from __future__ import annotations
 
 import logging
+import platform
 import sys
 import threading
+import time
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
+
+from twostroke import __version__
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
@@ -31,6 +35,16 @@ def configure_logging(identity: str, level: int = logging.INFO) -> None:
     root.setLevel(level)
     for noisy in ("httpx", "uvicorn.access", "asyncio", "grpc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def introduce(registry: CollectorRegistry, role: str) -> None:
+    """What every process says of itself: which build it is, and what time it thinks it is."""
+    build = Gauge("twostroke_build_info", "Always 1.", ("role", "version", "python"), registry=registry)
+    build.labels(role, __version__, platform.python_version()).set(1)
+    clock = Gauge(
+        "twostroke_clock_seconds", "The wall clock of this process, Unix seconds.", ("role",), registry=registry
+    )
+    clock.labels(role).set_function(time.time)
 
 
 SHUTDOWN_POLL_S = 0.05

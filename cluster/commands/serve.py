@@ -6,7 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from cluster.flags import scaling, security
+from cluster.flags import scaling, security, tracing
 from cluster.launcher import serve
 from router.policies import POLICIES
 from twostroke.config import (
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_schedule(parser.add_argument_group("memory and scheduling"))
     scaling.add(parser)
     security.add(parser)
+    tracing.add(parser)
 
 
 def _add_fleet(group: argparse._ArgumentGroup) -> None:
@@ -281,6 +282,7 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         request_log=None if args.request_log is None else str(Path(args.request_log).absolute()),
         public_prefixes=tuple(str(Path(file).absolute()) for file in args.public_prefix),
         doors=security.doors_from(args),
+        tracing=tracing.config_from(args),
         patience=PatienceConfig(suspect_after_s=args.suspect_after, dead_after_s=args.dead_after),
         model=ModelConfig(
             model=args.model,

@@ -25,6 +25,7 @@ from twostroke.json_values import from_values, to_json
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.tracing.config import TracingConfig
 
 TOKEN = "token-of-the-test-cluster"
 SHOWN = ((TOKEN_KEY, TOKEN),)
@@ -70,8 +71,10 @@ class ProcessCluster:
         public_prefixes: tuple[str, ...] = (),
         transports: tuple[str, ...] | None = None,
         doors: DoorsConfig | None = None,
+        tracing: TracingConfig | None = None,
     ) -> None:
         self.folder = folder
+        self.tracing = tracing or TracingConfig()
         self.doors = doors or DoorsConfig()
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
@@ -125,6 +128,7 @@ class ProcessCluster:
             rank=rank,
             event_faults=self.event_faults,
             public_prefixes=self.public_prefixes,
+            tracing=self.tracing,
         )
         process = await self._spawn("router", to_json(config))
         addresses = await self._first_line(process)
@@ -155,6 +159,7 @@ class ProcessCluster:
             cache=self.cache,
             schedule=self.schedule,
             transports=self.transports,
+            tracing=self.tracing,
         )
         config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # any field of the config
         module = "prefill_worker" if role is Role.PREFILL else "decode_worker"
@@ -292,6 +297,7 @@ async def running_cluster(
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
     doors: DoorsConfig | None = None,
+    tracing: TracingConfig | None = None,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -305,6 +311,7 @@ async def running_cluster(
             public_prefixes=public_prefixes,
             transports=transports,
             doors=doors,
+            tracing=tracing,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Endpoint, PageTransport
+from twostroke.transfer.host import host_id
 from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
@@ -23,6 +24,9 @@ def _open_nixl(host: str, _stall_s: float, seal: Seal) -> PageTransport:
 
     return NixlTransport(host, seal)
 
+
+ONE_HOST = frozenset({"cuda_ipc", "shm"})
+"""They lead nowhere else."""
 
 _MAKERS: dict[str, Callable[[str, float, Seal], PageTransport]] = {
     "cuda_ipc": _open_cuda_ipc,
@@ -49,6 +53,13 @@ def open_transports(names: Sequence[str], host: str, stall_s: float, seal: Seal 
     which no byte moves for `stall_s` fail (where one can see that). `seal`: of what leaves the host."""
     check_names(names)
     return [_MAKERS[name](host, stall_s, seal) for name in names]
+
+
+def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> list[str]:
+    """Better ones than the chosen that should have led there: to another host, those of one host need not."""
+    is_here = any(endpoint.host_id == host_id() for endpoint in endpoints)
+    better = [transport.name for transport in transports[: transports.index(chosen)]]
+    return [name for name in better if is_here or name not in ONE_HOST]
 
 
 def choose(endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> tuple[PageTransport, Endpoint]:

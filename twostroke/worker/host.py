@@ -21,6 +21,7 @@ from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
+from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
 from twostroke.transfer.seal import seal_with
@@ -69,6 +70,7 @@ class WorkerHost:
         self.metrics.computes(plant.determinism)
         self.feed = EventFeed(plant.begin_life(epoch), config.patience.heartbeat_s)
         self.pool = plant.pool
+        self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
         self.scheduler = Scheduler(
             self.pool,
             config.schedule,
@@ -128,6 +130,7 @@ class WorkerHost:
         await self.digests.close()
         await self.engine.settle()
         await asyncio.to_thread(self._metrics_server.close)
+        await asyncio.to_thread(self.recorder.close)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))

@@ -35,6 +35,9 @@ class Role(Protocol):
 
     def preempted(self, sequence: Sequence) -> None: ...
 
+    def computed(self, step: Step, seconds: float) -> None:
+        """A step has just been run, with more than one token of some sequence: of a prompt, that is."""
+
     def settled(self, emissions: list[Emission]) -> None: ...
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None: ...
@@ -120,4 +123,6 @@ class WorkLoop:
         prompt_share = self.rates.cost.prompt_share(terms)
         self.prefill_busy_s += result.seconds * prompt_share
         self._metrics.stepped(step, result.seconds, prompt_share)
+        if len(step.batch.tokens) > step.batch.sequences:
+            role.computed(step, result.seconds)
         return self._scheduler.settle(step, result)

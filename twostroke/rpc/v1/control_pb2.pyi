@@ -251,6 +251,72 @@ class DrainResponse(_message.Message):
     open_requests: int
     def __init__(self, open_requests: _Optional[int] = ...) -> None: ...
 
+class GetTraceRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("stream", "spans", "forgotten", "silent")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    spans: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    forgotten: bool
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stream: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ..., forgotten: _Optional[bool] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TraceSpan(_message.Message):
+    __slots__ = ("name", "process", "trace_id", "span_id", "parent_id", "start_s", "end_s", "attributes", "events", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    process: str
+    trace_id: str
+    span_id: int
+    parent_id: int
+    start_s: float
+    end_s: float
+    attributes: _containers.RepeatedCompositeFieldContainer[TraceAttribute]
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    error: str
+    def __init__(self, name: _Optional[str] = ..., process: _Optional[str] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., attributes: _Optional[_Iterable[_Union[TraceAttribute, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("name", "at_s", "attributes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    at_s: float
+    attributes: _containers.RepeatedCompositeFieldContainer[TraceAttribute]
+    def __init__(self, name: _Optional[str] = ..., at_s: _Optional[float] = ..., attributes: _Optional[_Iterable[_Union[TraceAttribute, _Mapping]]] = ...) -> None: ...
+
+class TraceAttribute(_message.Message):
+    __slots__ = ("name", "text", "whole", "number", "flag")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    whole: int
+    number: float
+    flag: bool
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., whole: _Optional[int] = ..., number: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
+
 class ForgetCachedRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -66,6 +66,11 @@ class ControlStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/twostroke.v1.Control/GetTrace',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -113,6 +118,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """What happened to one of the latest requests, and when (on a router: also as its workers know it).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +157,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.ForgetCached,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.SerializeToString,
+            ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +328,33 @@ class Control:
             '/twostroke.v1.Control/ForgetCached',
             twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Control/GetTrace',
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

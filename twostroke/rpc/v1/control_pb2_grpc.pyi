@@ -46,6 +46,8 @@ class ControlStub:
     """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
     ForgetCached: _grpc.UnaryUnaryMultiCallable[_control_pb2.ForgetCachedRequest, _control_pb2.ForgetCachedResponse]
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
+    GetTrace: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTraceRequest, _control_pb2.GetTraceResponse]
+    """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
@@ -65,6 +67,8 @@ class ControlAsyncStub(ControlStub):
     """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
     ForgetCached: _aio.UnaryUnaryMultiCallable[_control_pb2.ForgetCachedRequest, _control_pb2.ForgetCachedResponse]  # type: ignore[assignment]
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
+    GetTrace: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTraceRequest, _control_pb2.GetTraceResponse]  # type: ignore[assignment]
+    """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
     """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
@@ -117,5 +121,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ForgetCachedResponse, _abc.Awaitable[_control_pb2.ForgetCachedResponse]]:
         """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
+
+    @_abc_1.abstractmethod
+    def GetTrace(
+        self,
+        request: _control_pb2.GetTraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.GetTraceResponse, _abc.Awaitable[_control_pb2.GetTraceResponse]]:
+        """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
