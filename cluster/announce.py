@@ -30,6 +30,7 @@ class Announcer:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._started_s = time.monotonic()
+        self._said_last = ""
 
     @property
     def elapsed_s(self) -> float:
@@ -38,6 +39,12 @@ class Announcer:
     def say(self, text: str) -> None:
         self._print(text, style=None)
 
+    def say_once(self, text: str) -> None:
+        """Not again while nothing else is said."""
+        if text != self._said_last:
+            self.say(text)
+            self._said_last = text
+
     def warn(self, text: str) -> None:
         self._print(text, style="yellow")
 
@@ -45,8 +52,13 @@ class Announcer:
         workers = (
             f"{config.prefill} prefill, {config.decode} decode" if config.prefill else f"{config.decode} colocated"
         )
+        head = f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s"
+        end = "Ctrl-C ends it."
+        if not routers:
+            print(f"{head}\n  routers       elsewhere: twostroke router\n  logs          {folder}\n\n{end}", flush=True)
+            return
         print(
-            f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s\n"
+            f"{head}\n"
             f"  OpenAI HTTP   {'  '.join(f'http://{router.http}/v1' for router in routers)}\n"
             f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
             f"  admin         {'  '.join(router.admin for router in routers)}\n"
@@ -54,7 +66,7 @@ class Announcer:
             f"  logs          {folder}\n\n"
             f"{curl_line(routers[0].http, config.model.public_name)}\n\n"
             f"{grpc_line(routers[0].grpc)}\n\n"
-            "Ctrl-C ends it.",
+            f"{end}",
             flush=True,
         )
 

@@ -22,6 +22,8 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("cluster.commands.serve", "start workers and router, serve until Ctrl-C"),
+    "up": Command("cluster.commands.up", "serve from a cluster file; goes on with a fleet that runs already"),
+    "router": Command("cluster.commands.router", "serve as one more router of a fleet that runs elsewhere"),
     "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
     "chat": Command("cluster.commands.chat", "talk to a running server"),
     "doctor": Command("cluster.commands.doctor", "send a chat twice and say why its prompt was reused, or was not"),

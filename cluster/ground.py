@@ -25,6 +25,7 @@ from cluster.spec import NAMESPACE
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import InternalError, PeerLost, ServeError
 from twostroke.json_values import from_json, to_json
+from twostroke.placement_config import RoleConfig
 
 log = logging.getLogger(__name__)
 
@@ -143,8 +144,16 @@ class RayWorker:
 
 
 class RayGround:
-    def __init__(self, *, worker_count: int, mounts: dict[Role, type[MountedWorker]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        worker_count: int,
+        roles: Mapping[Role, RoleConfig] | None = None,
+        mounts: dict[Role, type[MountedWorker]] | None = None,
+    ) -> None:
+        """`roles`: what workers ask of nodes."""
         self._worker_count = worker_count
+        self._roles = roles or {}
         self._mounts = mounts or MOUNTS
 
     def find(self, config: WorkerConfig) -> RayWorker | None:
@@ -157,6 +166,7 @@ class RayGround:
         options = worker_options(
             nodes_from_ray(ray.nodes()),
             config.role,
+            self._roles.get(config.role, RoleConfig()),
             worker_count=self._worker_count,
             wants_gpu=not config.model.is_paced,
         )

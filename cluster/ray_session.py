@@ -12,22 +12,26 @@ from typing import Any
 import ray
 import ray.exceptions
 
-from cluster.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE
+from cluster.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE, Node, nodes_from_ray
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
 from cluster.supervisor import Supervisor
-from twostroke.errors import ConfigError, NotFound
+from twostroke.errors import ConfigError, NotFound, PeerLost
 
+SPEC_S = 60.0
+"""For a supervisor that is being restarted to answer."""
 OBJECT_STORE_BYTES = 80_000_000
 """Ray carries neither tokens nor pages; its default would take 30 % of the memory."""
 
 
-def start_local(folder: Path) -> None:
-    """A Ray cluster of our own, with all its files below `folder`. Its processes die with this process."""
-    # No CPUs: our actors ask for none, and Ray starts an idle process for each one that it has.
+def start_local(folder: Path, num_cpus: int = 0) -> None:
+    """A Ray cluster of our own, with all its files below `folder`. Its processes die with this process.
+
+    `num_cpus`: what our actors ask for, which usually is none. Ray starts an idle process for each one that it has.
+    """
     try:
         ray.init(
             address="local",
-            num_cpus=0,
+            num_cpus=num_cpus,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             namespace=NAMESPACE,
@@ -55,11 +59,7 @@ def leave() -> None:
 
 def create_supervisor(spec: FleetSpec) -> Any:
     """The named supervisor's actor, on the head node."""
-    try:
-        ray.get_actor(SUPERVISOR, namespace=NAMESPACE)
-    except ValueError:
-        pass
-    else:
+    if running_supervisor() is not None:
         raise ConfigError(
             "this Ray cluster already has a twostroke fleet; end it with: twostroke down --address", field="--address"
         )
@@ -73,11 +73,31 @@ def create_supervisor(spec: FleetSpec) -> Any:
     )
 
 
-def find_supervisor() -> Any:
+def running_supervisor() -> Any | None:
     try:
         return ray.get_actor(SUPERVISOR, namespace=NAMESPACE)
     except ValueError:
-        raise NotFound("this Ray cluster has no twostroke fleet") from None
+        return None
+
+
+def find_supervisor() -> Any:
+    supervisor = running_supervisor()
+    if supervisor is None:
+        raise NotFound("this Ray cluster has no twostroke fleet")
+    return supervisor
+
+
+def spec_of(supervisor: Any) -> FleetSpec:
+    """What a running fleet was started with. Waits for a supervisor that is being restarted."""
+    try:
+        spec: FleetSpec = ray.get(supervisor.spec.options(max_task_retries=-1).remote(), timeout=SPEC_S)
+    except ray.exceptions.RayError as error:
+        raise PeerLost(f"the fleet's supervisor does not answer: {next(iter(str(error).splitlines()), '')}") from error
+    return spec
+
+
+def living_nodes() -> list[Node]:
+    return nodes_from_ray(ray.nodes())
 
 
 def remove(supervisor: Any) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.planner import Counts, Promise
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
 from twostroke.errors import ConfigError
+from twostroke.placement_config import RoleConfig
 from twostroke.scaling_config import Bounds, ScalingConfig
 from twostroke.tls_config import TlsConfig
 
@@ -34,6 +36,8 @@ class FleetSpec:
     """Of all processes of the cluster; the files are on every host."""
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     slo_ttft_s: float | None = None
+    roles: Mapping[Role, RoleConfig] = field(default_factory=dict)
+    """What workers ask of nodes; of roles that are missing here, nothing in particular."""
 
     @property
     def identity(self) -> str:
@@ -70,6 +74,15 @@ class FleetSpec:
         ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
         return replace(ranked[0], worker_id=worker_id, role=role)
 
+    def is_as(self, other: FleetSpec) -> bool:
+        """Two launches of one configuration: they differ in the token and the port, which are drawn."""
+        return self._undrawn() == other._undrawn()
+
+    def _undrawn(self) -> FleetSpec:
+        return replace(
+            self, workers=tuple(replace(worker, cluster_token="") for worker in self.workers), token="", port=0
+        )
+
 
 def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     joined = config.address is not None
@@ -85,12 +98,15 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             worker_id=f"{role}-{index}",
             flexible=scaling.may_switch(config.prefill, config.decode),
             host=host,
+            port=config.ports.rpc,
+            page_port=config.ports.pages,
+            metrics_port=config.ports.metrics,
             cluster_token=token,
             cluster_tls=config.cluster_tls,
             model=config.model,
             cache=cache,
             schedule=config.schedule,
-            threads=config.threads,
+            threads=config.role(role).threads or config.threads,
             pin=config.pin,
             borrow=config.borrow,
             transports=config.transports,
@@ -107,6 +123,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
         port=port,
         token=token,
         tls=config.cluster_tls,
+        roles={role: config.role(role) for role, _ in counts},
         scaling=scaling,
         slo_ttft_s=config.slo_ttft_s,
     )

@@ -19,18 +19,28 @@ class ServeState:
     started_ticks: int
     """Of the process, since boot: a pid alone may belong to somebody else by now."""
     routers: tuple[Addresses, ...]
-    """At least one."""
+    """Empty where they run elsewhere."""
     model: str
     log_dir: str
 
     @property
+    def doors(self) -> str:
+        return f"http {', '.join(router.http for router in self.routers)}" if self.routers else "routers elsewhere"
+
+    @property
     def http(self) -> str:
         """Of the first router."""
-        return self.routers[0].http
+        return self._first.http
 
     @property
     def grpc(self) -> str:
-        return self.routers[0].grpc
+        return self._first.grpc
+
+    @property
+    def _first(self) -> Addresses:
+        if not self.routers:
+            raise NotFound(f"the server with pid {self.pid} has no router of its own: name one that runs elsewhere")
+        return self.routers[0]
 
 
 def folder() -> Path:
@@ -85,7 +95,7 @@ def the_one_running(pid: int | None = None) -> ServeState:
         meant = "twostroke serve is" if pid is None else f"twostroke serve with pid {pid} is"
         raise NotFound(f"no {meant} running on this machine for this user (looked in {folder()})")
     if len(states) > 1:
-        listed = ", ".join(f"{state.pid} (http {state.http})" for state in states)
+        listed = ", ".join(f"{state.pid} ({state.doors})" for state in states)
         raise ConfigError(f"several servers are running, say which: {listed}", field="--pid")
     return states[0]
 

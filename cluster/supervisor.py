@@ -59,7 +59,8 @@ class Supervisor:
         self._injector = install("supervisor")
         self._spec = spec
         self._us = Membership.of(spec.token, spec.tls)
-        self._ground = ground or RayGround(worker_count=sum(bounds.most for bounds in spec.bounds))
+        worker_count = sum(bounds.most for bounds in spec.bounds)
+        self._ground = ground or RayGround(worker_count=worker_count, roles=spec.roles)
         self._clock = clock
         self._workers: dict[str, Worker] = {}
         self._handles: dict[str, WorkerHandle] = {}
@@ -88,6 +89,10 @@ class Supervisor:
         """Of the Fleet service, once it listens."""
         await self._listening.wait()
         return self._address
+
+    async def spec(self) -> FleetSpec:
+        """As it was started with; for a launcher that takes over."""
+        return self._spec
 
     async def snapshot(self, after_version: int = -1, timeout_s: float = 1.0) -> Snapshot:
         """The fleet now, or as soon as it is newer than `after_version`."""

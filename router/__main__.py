@@ -1,9 +1,10 @@
-"""`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
+"""`python -m router`: serve until SIGTERM or SIGINT.
 
-CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names its addresses
-once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not. SIGUSR1 says
-that another life serves on the same ports: this one finishes what it has, refuses nobody, and ends. The exit
-status is 0 after a signal, 2 for what cannot be served as configured, 1 if the router itself failed.
+A RouterConfig as JSON is read from stdin: it holds the cluster's token, and arguments are for everybody to read. One
+line of JSON on stdout names its addresses once they answer. SIGTERM lets open requests finish for some seconds, SIGINT
+and any second signal do not. SIGUSR1 says that another life serves on the same ports: this one finishes what it has,
+refuses nobody, and ends. The exit status is 0 after a signal, 2 for what cannot be served as configured, 1 if the
+router itself failed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import signal
 import sys
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from router.dispatch import RouterCore
@@ -25,8 +26,6 @@ from twostroke.errors import ConfigError
 from twostroke.json_values import from_json, to_json
 from twostroke.telemetry import configure_logging
 
-DRAIN_GRACE_S = 3.0
-"""For open requests after SIGTERM: launchers kill after five. Longer drains are asked for with Control.Drain."""
 HAND_OVER_S = 120.0
 """For open requests where another life serves new ones: longer than answers take."""
 READY_S = 10.0
@@ -42,7 +41,7 @@ async def serve(config: RouterConfig) -> None:
     )
     server.share(core.reservations)
     signals = _signals()
-    await core.start(config.peer_address or server.peer_address)
+    await core.start(server.peer_address)
     try:
         if config.takes_over:
             await _first(core.until_ready(READY_S), core.ended())
@@ -54,7 +53,7 @@ async def serve(config: RouterConfig) -> None:
                 if told == signal.SIGUSR1:
                     told = await _first(server.hand_over(HAND_OVER_S), signals.get())
                 if told == signal.SIGTERM:
-                    await _first(server.drain(DRAIN_GRACE_S), signals.get())
+                    await _first(server.drain(config.drain_grace_s), signals.get())
             finally:
                 await core.close()
     finally:
@@ -62,9 +61,13 @@ async def serve(config: RouterConfig) -> None:
 
 
 def main() -> int:
+    return run(lambda: from_json(RouterConfig, sys.stdin.read()))
+
+
+def run(configured: Callable[[], RouterConfig]) -> int:
+    """Exit status."""
     try:
-        text = sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read()
-        asyncio.run(serve(from_json(RouterConfig, text)))
+        asyncio.run(serve(configured()))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2

@@ -40,6 +40,7 @@ class AdminServer:
             self._listener = bind_listener(host, doors.metrics_port, "--metrics-port", shares_port=shares_port)
             self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
+        self._peer_host = config.peer_host
         us = Membership.of(config.cluster_token, config.cluster_tls)
         sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
         self._rpc = RpcServer(config.host, doors.admin_port, token=us.token, sealed=sealed, shares_port=shares_port)
@@ -61,7 +62,7 @@ class AdminServer:
     def peer_address(self) -> str:
         """As other routers reach it: over TLS, where the cluster has certificates."""
         host, _, port = self._rpc.addresses[-1].rpartition(":")
-        return f"{_LOOPBACKS.get(host, host)}:{port}"
+        return f"{self._peer_host or _LOOPBACKS.get(host, host)}:{port}"
 
     async def set_serving(self, ready: bool) -> None:
         await self._rpc.set_serving(ready)

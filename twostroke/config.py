@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
+from twostroke.placement_config import RoleConfig, WorkerPorts
 from twostroke.scaling_config import ScalingConfig
 from twostroke.tls_config import TlsConfig
 from twostroke.tracing.config import TracingConfig
@@ -195,6 +196,9 @@ class WorkerConfig:
     """Interface that rpc, page and metrics ports bind to; also the address given to peers."""
     port: int = 0
     """Of the worker's rpc server; 0 lets the kernel choose."""
+    page_port: int = 0
+    """Of its network page transport, likewise."""
+    metrics_port: int = 0
     cluster_token: str = field(default="", repr=False)
     """Shared secret of all processes of a cluster; sent with every rpc and page connection."""
     cluster_tls: TlsConfig | None = None
@@ -242,9 +246,8 @@ class RouterConfig:
     """A life before this one may still serve: open the doors only once there are workers (or after a while)."""
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
-    peer_address: str = ""
-    """host:port at which other routers reach this one's admin port. Empty: `host`, or loopback where that is every
-    interface, with that port; or with `peer_port` where the cluster has certificates."""
+    peer_host: str = ""
+    """At which other routers reach this one's admin port. Empty: `host`, or loopback where that is every interface."""
     peer_port: int = 0
     """For other routers, and for operators, where the cluster has certificates; 0: any free one."""
     cluster_token: str = field(default="", repr=False)
@@ -274,6 +277,8 @@ class RouterConfig:
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     """With workers."""
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    drain_grace_s: float = 3.0
+    """For open requests after SIGTERM. Launchers kill after five."""
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
     event_faults: str = ""
@@ -283,6 +288,8 @@ class RouterConfig:
         for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
             if not 0 <= port < 65536:
                 raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
+        if not 0 <= self.drain_grace_s < math.inf:
+            raise ConfigError(f"--grace must be seconds, 0 or more, got {self.drain_grace_s}", field="grace")
         _check_admission(self.slo_ttft_s, self.max_held)
 
 
@@ -293,9 +300,20 @@ class ClusterConfig:
     prefill: int = 1
     decode: int = 1
     routers: int = 1
-    """Each on ports of its own: `http_port` and `grpc_port` are the first one's, the others count up."""
+    """Each on ports of its own: `http_port` and `grpc_port` are the first one's, the others count up. 0: they run
+    elsewhere (`twostroke router`)."""
     address: str | None = None
-    """HOST:PORT of a running Ray cluster to join. None: a local Ray that ends with the launcher."""
+    """HOST:PORT of a running Ray cluster to join, or "auto": the one that this node is in. None: a local Ray that ends
+    with the launcher."""
+    ray_wait_s: float = 0.0
+    """How long to wait for a Ray cluster to join, and for nodes in it that the workers fit on."""
+    token_file: str | None = None
+    """With the shared secret of all processes of the cluster. None: the launcher draws one, and nobody else joins."""
+    fleet_port: int = 0
+    """Of the Fleet service, beside Ray's head. 0: any free one."""
+    ports: WorkerPorts = field(default_factory=WorkerPorts)
+    prefill_role: RoleConfig = field(default_factory=RoleConfig)
+    decode_role: RoleConfig = field(default_factory=RoleConfig)
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 50051
@@ -333,10 +351,17 @@ class ClusterConfig:
             raise ConfigError(f"--prefill must be 0 (colocated) or more, got {self.prefill}", field="prefill")
         if self.decode < 1:
             raise ConfigError(f"--decode must be at least 1, got {self.decode}", field="decode")
-        if self.routers < 1:
-            raise ConfigError(f"--routers must be at least 1, got {self.routers}", field="routers")
+        if self.routers < 0:
+            raise ConfigError(f"--routers must be 0 (they run elsewhere) or more, got {self.routers}", field="routers")
+        if not 0 <= self.ray_wait_s < math.inf:
+            raise ConfigError(f"--ray-wait must be seconds, 0 or more, got {self.ray_wait_s}", field="ray_wait")
+        if not 0 <= self.fleet_port < 1 << 16:
+            raise ConfigError(f"--fleet-port must be from 0 to 65535, got {self.fleet_port}", field="fleet_port")
         _positive("--threads", self.threads)
         _positive("--orphan-grace", self.orphan_grace_s)
         _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()
         self.scaling.scales(self.prefill, self.decode)  # raises where a count lies outside its bounds
+
+    def role(self, role: Role) -> RoleConfig:
+        return self.prefill_role if role is Role.PREFILL else self.decode_role

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
 from twostroke import __version__
+from twostroke.errors import ConfigError
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
@@ -55,7 +56,11 @@ class MetricsServer:
     """Prometheus exposition of one registry on its own port and thread."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int = 0) -> None:
-        self._server = make_server(host, port, make_wsgi_app(registry), ThreadingWSGIServer, _SilentHandler)
+        """Raises ConfigError where it cannot listen."""
+        try:
+            self._server = make_server(host, port, make_wsgi_app(registry), ThreadingWSGIServer, _SilentHandler)
+        except OSError as error:
+            raise ConfigError(f"metrics: cannot listen on {host}:{port}: {error.strerror}", field="port") from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(SHUTDOWN_POLL_S,), name="metrics", daemon=True
         )

@@ -38,7 +38,7 @@ def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
             print(f"twostroke: {state.pid} has not ended after {timeout_s:.0f} s", file=sys.stderr)
             return 1
         time.sleep(POLL_S)
-    print(f"stopped {state.pid} (http {', '.join(router.http for router in state.routers)})")
+    print(f"stopped {state.pid} ({state.doors})")
     return 0
 
 

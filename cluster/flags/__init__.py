@@ -1,1 +1,4 @@
-"""Groups of flags of `twostroke serve`: what each adds, and the config that comes of it."""
+"""Flags by subject: each module has `add(parser)`, and what reads them into a part of the config.
+
+Every flag is a key of the cluster file, too: `cluster.file.sections` says which.
+"""

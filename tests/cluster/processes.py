@@ -72,6 +72,7 @@ class ProcessCluster:
         transports: tuple[str, ...] | None = None,
         doors: DoorsConfig | None = None,
         tracing: TracingConfig | None = None,
+        fleet_port: int = 0,
     ) -> None:
         self.folder = folder
         self.tracing = tracing or TracingConfig()
@@ -83,7 +84,7 @@ class ProcessCluster:
         self.workers: dict[str, WorkerProcess] = {}
         self.routers: dict[int, RouterProcess] = {}
         self._fleet = FleetService()
-        self._fleet_server = RpcServer("127.0.0.1", 0, token=TOKEN)
+        self._fleet_server = RpcServer("127.0.0.1", fleet_port, token=TOKEN)
         fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
         self._version = 0
 
@@ -298,6 +299,7 @@ async def running_cluster(
     transports: tuple[str, ...] | None = None,
     doors: DoorsConfig | None = None,
     tracing: TracingConfig | None = None,
+    fleet_port: int = 0,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -312,6 +314,7 @@ async def running_cluster(
             transports=transports,
             doors=doors,
             tracing=tracing,
+            fleet_port=fleet_port,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)

@@ -94,16 +94,21 @@ def wait_until(is_so: Callable[[], bool], explain: Callable[[], str] = str) -> N
 
 
 @contextmanager
-def starting(tmp_path: Path, *flags: str, **variables: str) -> Iterator[Server]:
-    """Started, not yet ready. Its temporary folder is its own, and must be empty soon after it has ended."""
+def starting(tmp_path: Path, *flags: str, file: str | None = None, **variables: str) -> Iterator[Server]:
+    """`serve` with flags, or `up` with the text of a cluster file: started, not yet ready. Its temporary folder is its
+    own, and must be empty soon after it has ended."""
     temporary = Path("/tmp") / f"t{os.getpid()}-{tmp_path.name[-12:]}"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary), "RAY_ADDRESS": "192.0.2.77:1", **variables}
     environment.pop("XDG_RUNTIME_DIR", None)
     out = tmp_path / "out.txt"
+    command = ["serve", *ANY_PORT]
+    if file is not None:
+        (tmp_path / "cluster.yaml").write_text(file)
+        command = ["up", "-f", "cluster.yaml"]
     with out.open("wb") as out_file:
         process = subprocess.Popen(
-            [*TWOSTROKE, "serve", *ANY_PORT, *flags], env=environment, stdout=out_file, stderr=out_file, cwd=tmp_path
+            [*TWOSTROKE, *command, *flags], env=environment, stdout=out_file, stderr=out_file, cwd=tmp_path
         )
     try:
         yield Server(process, out, temporary, environment)

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cluster.processes import Client
-from tests.cluster.served import PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
+from tests.cluster.served import PACED, PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
 from tests.unit.worker.rig import prompt_of
 
 RAY_TOKEN = "5" * 64
@@ -74,20 +74,40 @@ def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owne
     assert owner.process.poll() is None
 
 
-def test_what_a_killed_launcher_left_is_refused_by_the_next_and_taken_down_by_name(
+FILE = f"""
+model: {{model: "{PACED}", served_model_name: tiny}}
+prefill: {{count: 0}}
+decode: {{labels: {{role: "in(prefill, decode)"}}}}
+routers: {{http_port: 0, grpc_port: 0}}
+cache: {{kv_cache_memory: 1M}}
+"""
+
+
+def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else(
     owner: Owner, tmp_path: Path
 ) -> None:
-    join = [*SMALL, "--prefill", "0", "--address", owner.address]
-    with starting(tmp_path, *join, **owner.environment) as server:
+    at = ["--address", owner.address]
+    with starting(tmp_path, *at, file=FILE, **owner.environment) as server:
         server.until_printed("Ctrl-C ends it")
+        epochs = server.epochs()
         router = psutil.Process(server.worker_pid("-m router"))
         server.end(signal.SIGKILL)
         wait_until(lambda: not router.is_running())
     assert owner.ask() == "decode-0,supervisor"
 
-    with starting(tmp_path, *join, **owner.environment) as server:
+    with starting(tmp_path, *SMALL, "--prefill", "0", *at, **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "already has a twostroke fleet; end it with: twostroke down --address" in server.printed
+    with starting(tmp_path, *at, file=FILE.replace("1M", "2M"), **owner.environment) as server:
+        assert server.process.wait(PATIENCE_S) == 2
+        assert "was started with another configuration; end it first" in server.printed.splitlines()[-1]
+
+    with starting(tmp_path, *at, "--keep", file=FILE, **owner.environment) as server:
+        server.until_printed("Ctrl-C ends it")
+        assert server.epochs() == epochs
+        assert server.command("chat", "Hello again?", "--max-tokens", "3").strip()
+        assert server.end(signal.SIGTERM) == 0
+    assert owner.ask() == "decode-0,supervisor"
 
     down = [*TWOSTROKE, "down", "--address", owner.address]
     done = subprocess.run(down, env=os.environ | owner.environment, capture_output=True, text=True, check=False)

@@ -13,13 +13,13 @@ from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
 
-def _open_cuda_ipc(_host: str, _stall_s: float, _seal: Seal) -> PageTransport:
+def _open_cuda_ipc(_host: str, _stall_s: float, _seal: Seal, _port: int) -> PageTransport:
     from twostroke.transfer.cuda_ipc import CudaIpcTransport  # loads torch
 
     return CudaIpcTransport()
 
 
-def _open_nixl(host: str, _stall_s: float, seal: Seal) -> PageTransport:
+def _open_nixl(host: str, _stall_s: float, seal: Seal, _port: int) -> PageTransport:
     from twostroke.transfer.nixl import NixlTransport  # may not be installed
 
     return NixlTransport(host, seal)
@@ -28,9 +28,9 @@ def _open_nixl(host: str, _stall_s: float, seal: Seal) -> PageTransport:
 ONE_HOST = frozenset({"cuda_ipc", "shm"})
 """They lead nowhere else."""
 
-_MAKERS: dict[str, Callable[[str, float, Seal], PageTransport]] = {
+_MAKERS: dict[str, Callable[[str, float, Seal, int], PageTransport]] = {
     "cuda_ipc": _open_cuda_ipc,
-    "shm": lambda _host, _stall_s, _seal: ShmTransport(),
+    "shm": lambda _host, _stall_s, _seal, _port: ShmTransport(),
     "nixl": _open_nixl,
     "tcp": TcpTransport,
 }
@@ -48,11 +48,14 @@ def check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
 
 
-def open_transports(names: Sequence[str], host: str, stall_s: float, seal: Seal = PLAIN) -> list[PageTransport]:
-    """One transport per name, in this order of preference; `host` is the interface that network ones bind to. Pulls of
-    which no byte moves for `stall_s` fail (where one can see that). `seal`: of what leaves the host."""
+def open_transports(
+    names: Sequence[str], host: str, stall_s: float, seal: Seal = PLAIN, port: int = 0
+) -> list[PageTransport]:
+    """One transport per name, in this order of preference; `host` is the interface that network ones bind to, and
+    `port` is that of tcp. Pulls of which no byte moves for `stall_s` fail (where one can see that). `seal`: of what
+    leaves the host."""
     check_names(names)
-    return [_MAKERS[name](host, stall_s, seal) for name in names]
+    return [_MAKERS[name](host, stall_s, seal, port) for name in names]
 
 
 def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> list[str]:

@@ -90,8 +90,9 @@ class WorkerHost:
         )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         names = config.transports or default_names(plant.memory)
+        seal = seal_with(config.cluster_tls)
         self.transports = spoilable(
-            open_transports(names, config.host, config.patience.dead_after_s, seal_with(config.cluster_tls))
+            open_transports(names, config.host, config.patience.dead_after_s, seal, config.page_port)
         )
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(plant.memory)
@@ -112,7 +113,7 @@ class WorkerHost:
         serve_faults(injector, self.rpc.server)
         self.address = announced(self.rpc.address)
         """Of the rpc server, as others are told."""
-        self._metrics_server = MetricsServer(self.metrics.registry, config.host)
+        self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.metrics_port)
         self._sessions = itertools.count(1)
 
     async def open(self) -> None:

@@ -10,10 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from cluster.cli import build_parser
 from cluster.file.cluster import ClusterFile
 from cluster.file.cluster import load as load_cluster_file
-
-from cluster.cli import build_parser
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
 from tests.deploy.manifests.references import file_complaint
 from twostroke.errors import ConfigError

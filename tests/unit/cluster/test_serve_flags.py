@@ -10,7 +10,8 @@ import pytest
 
 from cluster import launcher
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
-from cluster.commands.serve import config_from, memory_bytes, size_text
+from cluster.commands.serve import config_from
+from cluster.flags.memory import memory_bytes, size_text
 from cluster.spec import RouterPorts, fleet_spec, router_configs, router_ports
 from twostroke.config import DEVICE_SHARE, ClusterConfig
 from twostroke.doors_config import DoorsConfig
@@ -123,7 +124,12 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--device", "gpu"], "--device must be auto, cpu, cuda or cuda:N"),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--model", "paced:speed=9"], "--model paced: unknown key 'speed'"),
-        (["--routers", "0"], "--routers must be at least 1"),
+        (["--routers", "-1"], "--routers must be 0 (they run elsewhere) or more"),
+        (["--ray-wait", "-1"], "--ray-wait must be seconds"),
+        (["--fleet-port", "70000"], "--fleet-port must be from 0 to 65535"),
+        (["--worker-rpc-port", "-1"], "--worker-rpc-port must be from 0 to 65535"),
+        (["--worker-rpc-port", "7001"], "fixed ports of workers are for one worker per node"),
+        (["--token-file", "/no/such/secret"], "--token-file /no/such/secret: No such file"),
         (["--slo-ttft", "0"], "--slo-ttft must be positive and finite"),
         (["--max-held", "-1"], "--max-held must be positive and finite"),
         (["--host", "203.0.113.1"], "--host"),
@@ -238,6 +244,5 @@ def test_routers_whose_ports_would_meet_are_refused() -> None:
     assert second == RouterPorts(8001, 50052, 7001, 9091)
 
 
-def test_there_is_at_least_one_router() -> None:
-    with pytest.raises(ConfigError, match="--routers must be at least 1, got 0"):
-        ClusterConfig(routers=0)
+def test_routers_may_run_elsewhere() -> None:
+    assert router_ports(ClusterConfig(routers=0)) == []

@@ -97,9 +97,8 @@ def test_a_port_in_use_is_said_and_nothing_is_served(field):
 
 
 def test_a_config_that_is_none_is_said():
-    done = subprocess.run(
-        [sys.executable, "-m", "router", '{"http_prt": 1}'], capture_output=True, text=True, timeout=30, check=False
-    )
+    command = [sys.executable, "-m", "router"]
+    done = subprocess.run(command, input='{"http_prt": 1}', capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "unknown keys ['http_prt']" in done.stderr
 

@@ -1,0 +1,42 @@
+"""The secret that all processes of a cluster share: in a file, because arguments are for everybody to read."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from twostroke.errors import ConfigError
+
+VARIABLE = "TWOSTROKE_TOKEN_FILE"
+SHORTEST = 16
+"""Characters: nobody guesses so many."""
+
+
+def add(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--token-file",
+        default=os.environ.get(VARIABLE) or None,
+        metavar="FILE",
+        help=f"with the secret that workers, routers and supervisor share (default: ${VARIABLE}, or a drawn one that "
+        "only what this command starts knows)",
+    )
+
+
+def read(path: str) -> str:
+    """Raises ConfigError that says what is wrong with the file, and nothing of what is in it."""
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--token-file {path}: {error.strerror}; make one with: openssl rand -hex 32", field="token_file"
+        ) from error
+    except UnicodeDecodeError:
+        token = ""
+    if len(token) < SHORTEST or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"--token-file {path} must hold one word of at least {SHORTEST} characters; make one with: "
+            "openssl rand -hex 32",
+            field="token_file",
+        )
+    return token

@@ -1,0 +1,198 @@
+"""A cluster file is the flags of `serve` in sections; what is wrong in it is said in one line with file and line."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from cluster.cli import USAGE_ERROR, build_parser, main
+from cluster.commands import serve
+from cluster.file import keys
+from cluster.file.cluster import load
+from cluster.file.text import parse
+from twostroke.config import ClusterConfig, Role
+from twostroke.errors import ConfigError
+
+WHOLE = """
+ray: {address: "head:6379", wait: 30}
+fleet: {port: 50050}
+model:
+  model: some/model
+  dtype: float32
+  deterministic: true
+prefill:
+  count: 2
+  threads: 8
+  resources: {num_cpus: 4, num_gpus: 1, memory: 2GiB, nvme: 0.5}
+  labels: {role: prefill, zone: "in(a, b)"}
+decode:
+  count: 3
+  prefer_labels: {role: decode}
+workers: {threads: 4, transports: [shm, tcp], orphan_grace: 9}
+routers: {count: 0, host: 0.0.0.0, http_port: 8080}
+ports: {rpc: 50052, pages: 50053, metrics: 9091}
+routing:
+  policy: random
+  slo_ttft: 2
+  public_prefix: [/etc/a.txt, /etc/b.json]
+cache: {block_size: 32, kv_cache_memory: 512M}
+schedule: {step_target_ms: 25, takeover: false}
+"""
+FLAGS = [
+    *("--address", "head:6379", "--ray-wait", "30", "--fleet-port", "50050", "--model", "some/model"),
+    *("--dtype", "float32", "--deterministic", "--prefill", "2", "--decode", "3", "--threads", "4"),
+    *("--transports", "shm,tcp", "--orphan-grace", "9", "--routers", "0", "--host", "0.0.0.0", "--http-port", "8080"),
+    *("--worker-rpc-port", "50052", "--worker-pages-port", "50053", "--worker-metrics-port", "9091"),
+    *("--policy", "random", "--slo-ttft", "2", "--public-prefix", "/etc/a.txt", "--public-prefix", "/etc/b.json"),
+    *("--block-size", "32", "--kv-cache-memory", "512M", "--step-target-ms", "25", "--no-takeover"),
+]
+
+
+def config_of(text: str) -> ClusterConfig:
+    return load(text, "cluster.yaml").config
+
+
+def test_a_file_says_what_flags_say_and_what_roles_ask_of_nodes() -> None:
+    flags = ["serve", *FLAGS]
+    by_flags = serve.config_from(build_parser(flags).parse_args(flags))
+    config = config_of(WHOLE)
+    prefill, decode = config.role(Role.PREFILL), config.role(Role.DECODE)
+    assert (prefill.threads, prefill.num_cpus, prefill.num_gpus, prefill.memory_bytes) == (8, 4.0, 1.0, 2 << 30)
+    assert (prefill.custom, prefill.labels) == ({"nvme": 0.5}, {"role": "prefill", "zone": "in(a, b)"})
+    assert (decode.threads, decode.labels, decode.prefer_labels) == (None, {}, {"role": "decode"})
+    assert config == by_flags.__class__(
+        **{name: getattr(by_flags, name) for name in by_flags.__slots__}
+        | {"prefill_role": prefill, "decode_role": decode}
+    )
+
+
+def test_an_empty_file_means_the_defaults() -> None:
+    assert config_of("") == config_of("model:\nprefill: {count:}\n") == ClusterConfig()
+
+
+def test_every_flag_of_serve_is_a_key_and_no_two_are_the_same() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    serve.add_arguments(parser)
+    assert sorted(action.dest for action in keys.actions().values()) == sorted(a.dest for a in parser._actions)
+
+
+def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
+    assert load(WHOLE, "cluster.yaml", "other:1").config.address == "other:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modle: {}", "cluster.yaml:1: unknown key modle; did you mean model?"),
+        ("prefill:\n  cuont: 1", "cluster.yaml:2: unknown key prefill.cuont; did you mean prefill.count?"),
+        ("\n\nrouting: {policie: kv}", "cluster.yaml:3: unknown key routing.policie; did you mean routing.policy?"),
+        ("x: 1", "cluster.yaml:1: unknown key x; known are: cache, decode,"),
+        ("model: 3", "cluster.yaml:1: model must be a section with keys, got a number"),
+        ("- a", "cluster.yaml:1: the file must be sections"),
+        ("just text", "cluster.yaml:1: the file must be sections"),
+        ("prefill: {count: two}", "cluster.yaml:1: prefill.count must be a whole number, got text: 'two'"),
+        ("prefill: {count: true}", "prefill.count must be a whole number, got true or false: True"),
+        ("prefill: {count: 1.5}", "prefill.count must be a whole number, got a number: 1.5"),
+        ("model: {deterministic: 1}", "model.deterministic must be true or false, got a number: 1"),
+        ("model: {model: 3}", "model.model must be text, got a number: 3"),
+        (
+            "model:\n  dtype: float31",
+            "cluster.yaml:2: model.dtype must be one of bfloat16, float16, float32, got 'float3",
+        ),
+        ("routing: {policy: kw}", "routing.policy must be one of"),
+        ("cache: {kv_cache_memory: much}", "cache.kv_cache_memory: not a size: 'much'"),
+        ("cache: {kv_cache_memory: [1]}", "cache.kv_cache_memory must be a size such as 2GiB, got a list"),
+        ("cache: {block_size: 17}", "cluster.yaml:1: cache.block_size must be a power of two"),
+        ("decode:\n\n  count: 0", "cluster.yaml:3: decode.count must be at least 1, got 0"),
+        ("workers: {threads: 0}", "cluster.yaml:1: workers.threads must be positive"),
+        ("prefill: {threads: 0}", "cluster.yaml:1: prefill: threads must be at least 1, got 0"),
+        ("prefill:\n  resources:\n    num_gpus: -1", "cluster.yaml:3: prefill: resources.num_gpus must be 0 or more"),
+        ("prefill: {resources: {num_gpus: 1.5}}", "resources.num_gpus must be a whole number where it is more than 1"),
+        ("prefill: {resources: {num_gpus: many}}", "prefill.resources.num_gpus must be a number, got text: 'many'"),
+        ("prefill: {resources: {memory: lots}}", "prefill.resources.memory: not a size"),
+        ("prefill: {resources: 3}", "prefill.resources must be a section with keys, got a number"),
+        ("decode: {labels: {role: a b}}", "cluster.yaml:1: decode: 'a b' is no value of a label"),
+        ("decode: {labels: {-role: a}}", "decode: '-role' is no label of a Ray node"),
+        ("decode: {labels: {role: 3}}", "decode.labels.role must be text, got a number: 3"),
+        ("ports:\n  rpc: 70000", "cluster.yaml:2: ports.rpc must be from 0 to 65535, got 70000"),
+        ("ports: {rpc: 7, pages: 7}", "cluster.yaml:1: the worker's ports must differ, got [7, 7]"),
+        ("routing: {suspect_after: 0.1}", "cluster.yaml:1: routing.suspect_after (0.1) must be more than"),
+        ("a: 1\na: 2", "cluster.yaml:2: a was said already, on line 1"),
+        ("a: &x 1\nb: *x", "cluster.yaml:2: not YAML: aliases"),
+        ("a: [1", "cluster.yaml:1: not YAML:"),
+        ("\t- x", "not YAML: found character '\\t'"),
+        ("a: !!python/object:os.system {}", "cluster.yaml:1: tags (!!python/object:os.system) are not read here"),
+        ("3: x", "cluster.yaml:1: a key must be a word, got '3'"),
+        ("a: \x00", "cluster.yaml: not YAML:"),
+        ("a: " + "[" * 5000, "cluster.yaml"),
+        ("a: " + "{a: " * 20 + "1" + "}" * 20, "cluster.yaml:1: too many sections in sections"),
+        ("a: 2020-13-45", "cluster.yaml:1:"),
+    ],
+)
+def test_what_is_wrong_is_one_line_that_says_where_and_what(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config_of(text)
+    assert said in raised.value.message
+    assert "\n" not in raised.value.message
+    assert "--" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ray: {address: nowhere}", ":1: ray.address must be HOST:PORT of a Ray head, or auto, got 'nowhere'"),
+        ('ray:\n  address: "127.0.0.1:1"', ":2: ray.address 127.0.0.1:1: nothing answers there"),
+        ("model:\n  model: no/such/dir/", ":2: model.model 'no/such/dir/' is no directory here"),
+        ("workers: {transports: [pigeon]}", ":1: workers.transports must be some of"),
+        ("cache: {kv_cache_memory: 1000T}", ":1: cache.kv_cache_memory: 2 workers with"),
+        ("security:\n  token_file: /no/such/secret", ":2: security.token_file /no/such/secret: No such file"),
+        ("routers: {http_port: 7001, grpc_port: 7001}", ":1: routers.http_port and routers.grpc_port are both 7001"),
+        ("ports: {rpc: 7001}", ":1: fixed ports of workers are for one worker per node"),
+    ],
+)
+def test_what_turns_out_while_starting_is_said_of_the_file_too(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(text)
+    assert main(["up", "-f", str(file)]) == USAGE_ERROR
+    told = capsys.readouterr().err
+    assert told.startswith(f"twostroke: {file}{said}")
+    assert told.count("\n") == 1
+    assert "--" not in told.replace("ray start --head", "")
+
+
+def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["up", "-f", str(tmp_path / "none.yaml")]) == USAGE_ERROR
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    assert main(["up", "-f", str(tmp_path / "binary")]) == USAGE_ERROR
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("none.yaml: No such file or directory")
+    assert "binary: not a text file" in said[1]
+
+
+def test_a_file_can_be_checked_without_starting_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cluster.yaml").write_text(WHOLE)
+    assert main(["up", "-f", str(tmp_path / "cluster.yaml"), "--check"]) == 0
+    assert "2 prefill, 3 decode, some/model" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("secret", ["", "short", "two words and more of them", "é" * 20])
+def test_a_secret_that_is_none_is_refused_without_being_shown(secret: str, tmp_path: Path) -> None:
+    from cluster.flags.token import read
+
+    file = tmp_path / "token"
+    file.write_text(secret)
+    with pytest.raises(ConfigError) as raised:
+        read(str(file))
+    assert str(file) in raised.value.message
+    assert "openssl rand" in raised.value.message
+    assert not secret or secret not in raised.value.message
+
+
+def test_lines_are_those_of_keys() -> None:
+    whole = parse("a:\n  b: 1\n  c:\n    - 2\n", "f")
+    assert whole.plain() == {"a": {"b": 1, "c": [2]}}
+    assert (whole.value["a"].line, whole.value["a"].value["c"].line) == (1, 3)
