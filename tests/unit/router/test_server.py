@@ -117,7 +117,12 @@ fleet.Fleet.run = fail
 sys.exit(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, to_json(config())], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", script],
+        input=to_json(config()),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert done.returncode == 1
     assert json.loads(done.stdout)["http"]
