@@ -150,7 +150,7 @@ class _Launch:
                 if self._config.address is None:
                     ray_session.start_local(self._home.ray_dir, _cpus(self._config))
                 else:
-                    ray_session.join(self._config.address)
+                    ray_session.join(self._config.address, self._config.ray_wait_s)
                 self._interrupts.check()
                 start = fleet_start.FleetStart(self._config, spec, self._announcer)
                 supervisor, token = start.run(

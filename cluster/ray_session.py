@@ -6,6 +6,7 @@ Import it after a function of `ray_environment` was called.
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
 from cluster.supervisor import Supervisor
 from twostroke.errors import ConfigError, NotFound, PeerLost
 
+JOIN_PAUSE_S = 1.0
 SPEC_S = 60.0
 """For a supervisor that is being restarted to answer."""
 OBJECT_STORE_BYTES = 80_000_000
@@ -44,11 +46,17 @@ def start_local(folder: Path, num_cpus: int = 0) -> None:
     _silence()
 
 
-def join(address: str) -> None:
-    try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
+def join(address: str, wait_s: float = 0.0) -> None:
+    """A head's port answers before its node is there to be joined: then it is tried again for `wait_s`."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            break
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            if not isinstance(error, ConnectionError) or time.monotonic() >= until_s:
+                raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
+        time.sleep(JOIN_PAUSE_S)
     _silence()
 
 
