@@ -32,6 +32,7 @@ COMMANDS = {
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
     "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
     "soak": Command("cluster.soak", "load and random faults for as long as it is told: nothing may be lost or grow"),
+    "keys": Command("cluster.commands.keys", "add, list and revoke the API keys of clients"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
     "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),

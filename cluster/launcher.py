@@ -25,6 +25,7 @@ from cluster.home import Home
 from cluster.ray_address import reachable
 from cluster.router_keeper import RouterKeeper
 from cluster.spec import LOOPBACK, fleet_spec, router_configs, router_ports
+from router.doorman import read_keys
 from twostroke.config import PACED_PREFIX, ClusterConfig, Role
 from twostroke.engine.cores import check_threads
 from twostroke.engine.paced_runner import PacedSpec
@@ -66,6 +67,8 @@ def _launch(config: ClusterConfig, manner: Manner) -> int:
         for flag, port in router.by_flag().items():
             is_metrics = flag == "--metrics-port"
             ports.check((config.doors.metrics_host if is_metrics else None) or config.host, flag, port)
+    if config.doors.api_keys is not None:
+        read_keys(config.doors.api_keys)
     if config.transports is not None:
         check_names(config.transports)
     token = None if config.token_file is None else read_token(config.token_file)

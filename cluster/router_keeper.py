@@ -150,7 +150,7 @@ class RouterKeeper:
 
 def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
     """Of its next lives."""
-    has_own_metrics = config.doors.metrics_port is not None
+    has_own_metrics = config.doors.own_metrics_port is not None
     doors = replace(
         config.doors,
         admin_port=_port(addresses.admin),

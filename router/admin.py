@@ -35,9 +35,10 @@ class AdminServer:
         self._serving_pages: asyncio.Task[None] | None = None
         self.metrics_address: str | None = None
         """None: clients' HTTP port has the metrics."""
-        if doors.metrics_port is not None:
+        metrics_port = doors.own_metrics_port
+        if metrics_port is not None:
             host = doors.metrics_host or config.host
-            self._listener = bind_listener(host, doors.metrics_port, "--metrics-port", shares_port=shares_port)
+            self._listener = bind_listener(host, metrics_port, "--metrics-port", shares_port=shares_port)
             self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
         self._peer_host = config.peer_host

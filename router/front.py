@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from router.detokenize import AnswerText, Scanned, StopScanner
+from router.doorman import Visit
 from router.generation import Dispatcher, FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.metrics import RouterMetrics
 from router.params import (
@@ -95,8 +96,8 @@ class Front:
         self._public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()
-        self._open: dict[str, tuple[str, ...]] = {}
-        """Request id of a client -> ids of its prompts at the dispatcher."""
+        self._open: dict[tuple[str | None, str], tuple[str, ...]] = {}
+        """Tenant of the API key, if any, and the client's request id -> ids of its prompts at the dispatcher."""
 
     def check_model(self, model: str | None) -> None:
         if model and model != self.model:
@@ -119,8 +120,8 @@ class Front:
             variables=prompt.variables,
         )
 
-    async def abort(self, request_id: str) -> bool:
-        aborted = [await self.dispatcher.abort(part) for part in self._open.get(request_id, ())]
+    async def abort(self, request_id: str, visit: Visit) -> bool:
+        aborted = [await self.dispatcher.abort(part) for part in self._open.get((visit.tenant, request_id), ())]
         return any(aborted)
 
     async def answer(self, ask: Ask, sink: Sink) -> None:
@@ -197,19 +198,19 @@ class Front:
     @contextlib.contextmanager
     def _named(self, ask: Ask) -> Iterator[tuple[str, ...]]:
         """The dispatcher's ids of the ask's prompts, while it is open."""
-        name, point = ask.request_id, ask.point
-        if name in self._open and not point.resumptions:
+        name, point, tenant = ask.request_id, ask.point, ask.visit.tenant
+        if (tenant, name) in self._open and not point.resumptions:
             if not ask.may_rename:
                 raise InvalidRequest(f"request_id {name!r} is that of another open request", field="request_id")
             name = f"{name}-{uuid.uuid4().hex[:8]}"
         several = len(ask.prompts) > 1
         parts = tuple(f"{point.stream}/{rank}" if several else point.stream for rank in range(len(ask.prompts)))
-        self._open[name] = parts
+        self._open[tenant, name] = parts
         try:
             yield parts
         finally:
-            if self._open.get(name) is parts:
-                del self._open[name]
+            if self._open.get((tenant, name)) is parts:
+                del self._open[tenant, name]
 
 
 class _Answer:
@@ -247,6 +248,7 @@ class _Answer:
 
     async def _run_prompt(self, rank: int) -> None:
         request, options = self._call.requests[rank], self._call.ask.options
+        self._call.ask.visit.spend(len(request.prompt))
         if not request.resumptions:
             self._front.metrics.prompt_tokens_total.inc(len(request.prompt))
         first = rank * options.n
@@ -276,6 +278,7 @@ class _Answer:
         scanned = choice.feed(event)
         is_sent = event.position < choice.sent_tokens
         if not is_sent:
+            self._call.ask.visit.spend(1)
             self._observe(choice)
         await self._sink(TextEvent(index, scanned.text, token=event.token, is_sent=is_sent))
         if scanned.stopped:

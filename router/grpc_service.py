@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import grpc.aio
 
+from router.doorman import Doorman, Visit
 from router.front import Front, TextEvent
 from router.params import (
     AnswerOptions,
@@ -33,13 +36,24 @@ SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, front: Front) -> None:
+    """Every method asks the doorman first."""
+
+    def __init__(self, front: Front, doorman: Doorman) -> None:
         self._front = front
+        self._doorman = doorman
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        ask = _parse_ask(request, context.time_remaining(), _traceparent(context))
+        with self._admitted(context) as visit:
+            async with contextlib.aclosing(self._generate(request, context, visit)) as messages:
+                async for message in messages:
+                    yield message
+
+    async def _generate(
+        self, request: inference_pb2.GenerateRequest, context: Context, visit: Visit
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
+        ask = _parse_ask(request, context.time_remaining(), visit, _traceparent(context))
         progress, pulse = Progress(ask.point), Pulse()
         last: list[inference_pb2.GenerateResponse] = []
 
@@ -65,24 +79,29 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        del context
-        self._front.check_model(request.model or None)
-        return inference_pb2.TokenizeResponse(token_ids=await self._front.tokens_of(_parse_prompt(request)))
+        with self._admitted(context):
+            self._front.check_model(request.model or None)
+            return inference_pb2.TokenizeResponse(token_ids=await self._front.tokens_of(_parse_prompt(request)))
 
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: Context
     ) -> inference_pb2.AbortResponse:
-        del context
-        return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id))
+        with self._admitted(context) as visit:
+            return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id, visit))
 
     async def GetModel(  # noqa: N802
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
-        del request, context
-        facts = self._front.dispatcher.facts
-        return inference_pb2.GetModelResponse(
-            model=self._front.model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size
-        )
+        del request
+        with self._admitted(context):
+            facts = self._front.dispatcher.facts
+            return inference_pb2.GetModelResponse(
+                model=self._front.model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size
+            )
+
+    def _admitted(self, context: Context) -> AbstractContextManager[Visit]:
+        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
+        return self._doorman.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown)
 
     def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=request_id, index=event.choice, text=event.text)
@@ -111,15 +130,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
 
-def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None, traceparent: str = "") -> Ask:
+def _parse_ask(
+    request: inference_pb2.GenerateRequest, left_s: float | None, visit: Visit, traceparent: str = ""
+) -> Ask:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
     options = _parse_options(request)
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
     if request.resume_from:
-        point = StreamPoint.after(request.resume_from, options.n, "resume_from")
+        point = StreamPoint.after(request.resume_from, options.n, "resume_from", visit.mark)
     else:
-        point = StreamPoint.begin(request_id, options.n)
+        point = StreamPoint.begin(request_id, options.n, visit.mark)
     return Ask(
         point=point,
         is_stream=True,
@@ -129,7 +150,8 @@ def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None, tra
         cache_salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + left_s,
         priority=priority_class(request.priority),
-        tenant=check_request_id(request.tenant, "tenant"),
+        tenant=visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant"),
+        visit=visit,
         traceparent=traceparent,
     )
 

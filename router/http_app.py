@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.doorman import Doorman, OpenHouse, Visit
 from router.front import Front
-from router.health_pages import HealthPages
+from router.health_pages import HEALTH_PATHS, HealthPages
 from router.json_fields import as_number, parse_json
 from router.openai_http import AnswerResponse, error_response
 from router.openai_reply import Reply
@@ -37,8 +38,10 @@ from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
+    InvalidApiKey,
     InvalidRequest,
     NotFound,
+    RateLimitExceeded,
     RequestTooLarge,
     ServeError,
 )
@@ -57,10 +60,15 @@ LAST_EVENT_ID_HEADER = "last-event-id"
 TENANT_HEADER = "x-tenant-id"
 """Set by gateways that know their clients, which must not be able to choose it."""
 
+OPEN_PATHS = HEALTH_PATHS | {"/metrics"}
+"""Metrics are there only where no key is asked for, or they have no port of their own."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_http_app(front: Front, *, max_body_bytes: int, with_metrics: bool = True) -> Starlette:
+def build_http_app(
+    front: Front, doorman: Doorman | None = None, *, max_body_bytes: int, with_metrics: bool = True
+) -> Starlette:
     doors = HttpDoors(front, max_body_bytes)
     routes = [
         Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
@@ -73,7 +81,7 @@ def build_http_app(front: Front, *, max_body_bytes: int, with_metrics: bool = Tr
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(RequestIds)],
+        middleware=[Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
         exception_handlers={HTTPException: _http_error},
     )
 
@@ -121,8 +129,10 @@ class HttpDoors:
         return JSONResponse({"prompt": self._front.text.decode(tokens, skip_special_tokens=False)})
 
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
+        visit: Visit = request.state.visit
+        said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         ask = Ask(
-            point=_point(request, wanted),
+            point=_point(request, wanted, visit),
             is_stream=wanted.stream,
             may_rename=True,
             model=wanted.model,
@@ -131,7 +141,8 @@ class HttpDoors:
             cache_salt=wanted.cache_salt,
             deadline_s=_deadline(request, wanted),
             priority=wanted.priority,
-            tenant=check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER),
+            tenant=visit.tenant_of(said, TENANT_HEADER),
+            visit=visit,
             user=wanted.user,
             traceparent=request.headers.get(TRACE_HEADER, ""),
         )
@@ -201,17 +212,36 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def _point(request: Request, wanted: OpenAIRequest) -> StreamPoint:
+class Admission:
+    """Lets calls in that may come in, until they end; probes need no key."""
+
+    def __init__(self, app: ASGIApp, doorman: Doorman) -> None:
+        self._app = app
+        self._doorman = doorman
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._doorman.admit(Request(scope).headers.get("authorization")) as visit:
+                scope["state"]["visit"] = visit
+                await self._app(scope, receive, send)
+        except (InvalidApiKey, RateLimitExceeded) as error:
+            await error_response(error)(scope, receive, send)
+
+
+def _point(request: Request, wanted: OpenAIRequest, visit: Visit) -> StreamPoint:
     choices = len(wanted.prompts) * wanted.options.n
     token = request.headers.get(LAST_EVENT_ID_HEADER)
     if not token:
-        return StreamPoint.begin(request.state.request_id, choices)
+        return StreamPoint.begin(request.state.request_id, choices, visit.mark)
     if not wanted.stream:
         raise InvalidRequest(
             f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
             field=LAST_EVENT_ID_HEADER,
         )
-    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER)
+    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, visit.mark)
 
 
 def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.doorman import EVERYBODY, Visit
 from router.generation import ServingFacts
 from router.resume import StreamPoint
 from twostroke.errors import InvalidRequest
@@ -113,7 +114,9 @@ class Ask:
     priority: int = 0
     """Class: higher goes first."""
     tenant: str = ""
-    """Whom the gateway says it is for: nobody else shares its prefixes."""
+    """Whom the API key, or the gateway, says it is for: nobody else shares its prefixes."""
+    visit: Visit = EVERYBODY
+    """Of the client that asks."""
     user: str = ""
     """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
     traceparent: str = ""

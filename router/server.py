@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection
 from router.addresses import Addresses
 from router.admin import AdminServer
 from router.control_service import ControlService
+from router.doorman import Doorman, KeyedDoorman, OpenHouse
 from router.front import Front
 from router.generation import Dispatcher
 from router.grpc_service import SERVICE_NAME, InferenceService
@@ -55,6 +56,7 @@ class RouterServer:
         recorder: Recorder | None = None,
     ) -> None:
         self._dispatcher = dispatcher
+        self._doorman = _doorman(config, metrics)
         front = Front(
             dispatcher,
             text,
@@ -86,9 +88,10 @@ class RouterServer:
         http = host_port(config.host, self._listener.getsockname()[1])
         has_own_metrics = self._admin.metrics_address is not None
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
-        app = build_http_app(front, max_body_bytes=config.doors.max_request_bytes, with_metrics=not has_own_metrics)
+        max_body_bytes = config.doors.max_request_bytes
+        app = build_http_app(front, self._doorman, max_body_bytes=max_body_bytes, with_metrics=not has_own_metrics)
         self._http = HttpServer(http_config(app, grace_s=int(CLOSE_GRACE_S), certificates=certificates))
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), self._rpc.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, self._doorman), self._rpc.server)
         names = (SERVICE_NAME, reflection.SERVICE_NAME, "grpc.health.v1.Health")
         reflection.enable_server_reflection(names, self._rpc.server)
         control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
@@ -111,13 +114,14 @@ class RouterServer:
         async with asyncio.TaskGroup() as group:
             await self._admin.start(group)
             http = group.create_task(self._http.serve([self._listener]))
-            health = group.create_task(self._show_health())
+            watches = [group.create_task(self._show_health()), group.create_task(self._doorman.watch())]
             await self._http.is_up.wait()
             log.info("router is up http=%s grpc=%s admin=%s", *self._named())
             try:
                 yield
             finally:
-                health.cancel()
+                for watch in watches:
+                    watch.cancel()
                 self._http.should_exit = True
                 await asyncio.gather(self._rpc.stop(CLOSE_GRACE_S), self._admin.stop(CLOSE_GRACE_S))
                 await asyncio.wait([http])
@@ -152,3 +156,9 @@ class RouterServer:
             await self._rpc.set_serving(is_ready)
             await self._admin.set_serving(is_ready)
             await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
+    if config.doors.api_keys is None:
+        return OpenHouse()
+    return KeyedDoorman(config.doors.api_keys, config.cluster_token, metrics)

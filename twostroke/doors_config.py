@@ -12,11 +12,18 @@ class DoorsConfig:
     admin_port: int = 0
     """gRPC for operators, other routers and probes: health to everybody, all else for the cluster's token. 0: any."""
     metrics_port: int | None = None
-    """HTTP: /metrics and health. 0: any. None: clients' HTTP port has them too."""
+    """HTTP: /metrics and health. 0: any. None: clients' HTTP port has them too, unless clients need keys."""
     metrics_host: str | None = None
     """Interface of `metrics_port`. None: the one that clients connect to."""
+    api_keys: str | None = None
+    """File with the keys that clients need (router.api_keys). None: everybody may come in."""
     max_request_bytes: int = 8 << 20
     """Of one gRPC message or HTTP body."""
+
+    @property
+    def own_metrics_port(self) -> int | None:
+        """What is said there is not for clients that have a key."""
+        return 0 if self.metrics_port is None and self.api_keys is not None else self.metrics_port
 
     def __post_init__(self) -> None:
         for name, port in (("--admin-port", self.admin_port), ("--metrics-port", self.metrics_port or 0)):

@@ -11,6 +11,7 @@ from cluster.bench.client import Client, Clock, Recorder, Send
 from cluster.bench.load import PlannedRequest, Speller
 from cluster.bench.measure import Answer
 from cluster.bench.options import DEFAULT_VOCAB_SIZE, Target
+from cluster.clients.api_key import shown
 from twostroke.errors import PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -31,6 +32,7 @@ class GrpcClient(Client):
         self._clock = clock
         self._channel = grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._metadata = tuple(shown(target.api_key or "").items())
 
     async def close(self) -> None:
         await self._channel.close()
@@ -53,7 +55,9 @@ class GrpcClient(Client):
         recorder = Recorder(self._clock)
         finished = False
         try:
-            async for message in self._inference.Generate(request, timeout=self._target.timeout_s):
+            async for message in self._inference.Generate(
+                request, timeout=self._target.timeout_s, metadata=self._metadata
+            ):
                 if message.token_ids:
                     recorder.token_event(self._clock(), len(message.token_ids))
                 if message.HasField("usage"):
@@ -69,12 +73,13 @@ class GrpcClient(Client):
         return recorder.completed()
 
 
-async def served_vocab_size(address: str) -> int:
+async def served_vocab_size(address: str, api_key: str | None) -> int:
     """What the server says of its model; the default where it does not say. Raises PeerLost."""
     async with grpc.aio.insecure_channel(address, options=list(_OPTIONS)) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:
-            info = await stub.GetModel(inference_pb2.GetModelRequest(), timeout=10)
+            metadata = tuple(shown(api_key or "").items())
+            info = await stub.GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return DEFAULT_VOCAB_SIZE

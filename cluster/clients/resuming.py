@@ -22,6 +22,7 @@ import aiohttp
 import grpc
 import grpc.aio
 
+from cluster.clients.api_key import shown
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, Overloaded, PeerLost, ServeError
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
@@ -58,6 +59,7 @@ class ResumingClient:
         silence_s: float = SILENCE_S,
         patience_s: float = PATIENCE_S,
         begin_s: float = PATIENCE_S,
+        api_key: str = "",
     ) -> None:
         """A router that is silent for `silence_s` is left. A stream fails that no router goes on with for `patience_s`,
         and one that none begins for `begin_s`."""
@@ -66,6 +68,7 @@ class ResumingClient:
         self._begin_s = begin_s
         self._grpc = [PeerChannel(address, "") for address in grpc]
         self._http = list(http)
+        self._shown = shown(api_key)
         self._preferred = 0
         self._session: aiohttp.ClientSession | None = None
         self.resumptions = 0
@@ -130,7 +133,9 @@ class ResumingClient:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the time for the answer is over")
-        call = inference_pb2_grpc.InferenceStub(channel.channel).Generate(asked, timeout=left_s)
+        call = inference_pb2_grpc.InferenceStub(channel.channel).Generate(
+            asked, timeout=left_s, metadata=tuple(self._shown.items())
+        )
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
@@ -155,7 +160,9 @@ class ResumingClient:
         address = self._http[router]
         resuming = {"Last-Event-ID": token} if token else {}
         try:
-            async with self._session.post(f"http://{address}{path}", json=body, headers={**headers, **resuming}) as got:
+            async with self._session.post(
+                f"http://{address}{path}", json=body, headers={**self._shown, **headers, **resuming}
+            ) as got:
                 if got.status != HTTPStatus.OK:
                     raise _refusal(got.status, await got.json())
                 after = ""

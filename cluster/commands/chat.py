@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 from cluster import state_file
+from cluster.clients import api_key
 from cluster.clients.resuming import ResumingClient
 from cluster.router_process import reachable
 from twostroke.errors import ConfigError
@@ -81,7 +82,7 @@ def _http(args: argparse.Namespace) -> tuple[Connect, Ask]:
             for choice in chunk["choices"]:
                 yield choice["delta"].get("content") or ""
 
-    return lambda: ResumingClient(http=routers, silence_s=ANSWER_S, begin_s=0), ask
+    return lambda: ResumingClient(http=routers, silence_s=ANSWER_S, begin_s=0, api_key=api_key.own()), ask
 
 
 def _grpc(args: argparse.Namespace) -> tuple[Connect, Ask]:
@@ -97,7 +98,7 @@ def _grpc(args: argparse.Namespace) -> tuple[Connect, Ask]:
         async for response in client.generate(request):
             yield response.text
 
-    return lambda: ResumingClient(grpc=routers, silence_s=ANSWER_S, begin_s=0), ask
+    return lambda: ResumingClient(grpc=routers, silence_s=ANSWER_S, begin_s=0, api_key=api_key.own()), ask
 
 
 def _addresses(said: str | None, flag: str) -> list[str]:

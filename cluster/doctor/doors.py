@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import grpc
 
+from cluster.clients import api_key
 from cluster.commands.rpc import describe
 from cluster.doctor.facts import Canary
 from twostroke.errors import ConfigError, PeerLost
@@ -35,7 +36,9 @@ class GrpcDoor:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         try:
-            answer = self._inference.Tokenize(inference_pb2.TokenizeRequest(chat=_chat(text)), timeout=ANSWER_S)
+            answer = self._inference.Tokenize(
+                inference_pb2.TokenizeRequest(chat=_chat(text)), timeout=ANSWER_S, metadata=_metadata()
+            )
         except grpc.RpcError as error:
             raise PeerLost(f"{self._address}: {describe(error)}") from error
         return tuple(answer.token_ids)
@@ -48,7 +51,7 @@ class GrpcDoor:
             stop=inference_pb2.StopOptions(max_tokens=ANSWER_TOKENS),
         )
         try:
-            *_, last = self._inference.Generate(request, timeout=ANSWER_S)
+            *_, last = self._inference.Generate(request, timeout=ANSWER_S, metadata=_metadata())
         except grpc.RpcError as error:
             return replace(canary, failure=describe(error))
         return replace(canary, prompt_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens)
@@ -76,7 +79,7 @@ class HttpDoor:
 
     def _post(self, path: str, body: dict[str, Any], wanted: str) -> Any:
         """What the answer has under `wanted`."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **api_key.shown(api_key.own())}
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
@@ -88,6 +91,10 @@ class HttpDoor:
         if not isinstance(told, dict) or not told.get(wanted):
             raise PeerLost(f"{self._url}{path}: the answer has no {wanted}; is this a router of twostroke?")
         return told[wanted]
+
+
+def _metadata() -> tuple[tuple[str, str], ...]:
+    return tuple(api_key.shown(api_key.own()).items())
 
 
 def _chat(text: str) -> inference_pb2.Chat:

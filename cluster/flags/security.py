@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from twostroke.doors_config import DoorsConfig
 
@@ -35,6 +36,12 @@ def add_doors(group: argparse._ArgumentGroup) -> None:
         help="interface of --metrics-port (default: --host)",
     )
     group.add_argument(
+        "--api-keys",
+        default=DEFAULTS.api_keys,
+        metavar="FILE",
+        help="clients need a key of this file (`twostroke keys add`), within its limits (default: anybody may come in)",
+    )
+    group.add_argument(
         "--max-request-bytes",
         type=int,
         default=DEFAULTS.max_request_bytes,
@@ -49,5 +56,6 @@ def doors_from(args: argparse.Namespace) -> DoorsConfig:
         admin_port=args.admin_port,
         metrics_port=args.metrics_port,
         metrics_host=args.metrics_host,
+        api_keys=None if args.api_keys is None else str(Path(args.api_keys).absolute()),
         max_request_bytes=args.max_request_bytes,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
@@ -163,8 +164,13 @@ async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
 
 @pytest.fixture
 async def doors() -> AsyncIterator[Doors]:
+    async with open_doors(DoorsConfig(max_request_bytes=1 << 16)) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def open_doors(doors: DoorsConfig) -> AsyncIterator[Doors]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
-    doors = DoorsConfig(max_request_bytes=1 << 16)
     config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, doors=doors)
     server = RouterServer(config, dispatcher, ByteText(), metrics, router_id="router-0")
     url = f"http://{server.addresses.http}"
