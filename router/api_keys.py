@@ -91,8 +91,10 @@ def draw_key() -> NewKey:
 def parse_keys(text: str, where: str) -> KeyFile:
     """Raises ConfigError that names the file, and what in it is wrong."""
     values = parse_yaml(text, where)
+    if values is None:  # as for a moment where somebody writes over it: no reason to let nobody in
+        raise ConfigError(f"{where} is empty; without any keys it must say `keys: {{}}`")
     try:
-        return from_values(KeyFile, {} if values is None else values)
+        return from_values(KeyFile, values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}", field=error.field) from error
 

@@ -273,6 +273,7 @@ HASH = "0" * 64
         (f"keys: {{a: {{tenant: t, sha256: '{HASH}', concurrency: 0}}}}", "concurrency must be positive"),
         (f"keys: {{a: {{tenant: t, sha256: '{HASH}', expires: soon}}}}", "expires must be a date"),
         ("[]", "must be an object"),
+        ("", "is empty"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_with_its_name_and_what_is_wrong(
@@ -289,4 +290,4 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_name_and_what_is_wrong(
 def test_a_date_that_yaml_would_take_for_one_is_a_date_here_too() -> None:
     file = parse_keys(f"keys: {{a: {{tenant: t, sha256: '{HASH}', expires: 2027-01-31}}}}", "keys.yaml")
     assert file.keys["a"].expires == "2027-01-31"
-    assert parse_keys("", "keys.yaml").keys == {}
+    assert parse_keys("keys: {}", "keys.yaml").keys == {}
