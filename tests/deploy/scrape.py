@@ -30,14 +30,16 @@ def scraped() -> list[list[Metric]]:
 
 
 def series_of(processes: Iterable[Iterable[Metric]]) -> set[str]:
-    """Names that queries can use: of a histogram, those of its parts."""
+    """What queries can select, as `name{label,label}`; only `name` where no series has been begun yet."""
+    labels: dict[str, set[str]] = {}
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "summary": ("", "_sum", "_count")}
-    return {
-        family.name + suffix
-        for families in processes
-        for family in families
-        for suffix in suffixes.get(family.type, ("",))
-    }
+    for families in processes:
+        for family in families:
+            for suffix in suffixes.get(family.type, ("",)):
+                labels.setdefault(family.name + suffix, set())
+            for sample in family.samples:
+                labels.setdefault(sample.name, set()).update(sample.labels)
+    return {f"{name}{{{','.join(sorted(found))}}}" if found else name for name, found in labels.items()}
 
 
 def noted() -> set[str]:

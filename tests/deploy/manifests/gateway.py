@@ -12,7 +12,8 @@ from tests.deploy.manifests.references import users_own
 
 ROUTES = ("HTTPRoute", "GRPCRoute")
 _PROTOS = Path(__file__).parents[3] / "proto"
-_LISTENERS = {"HTTPRoute": ("HTTP", "HTTPS"), "GRPCRoute": ("HTTP", "HTTPS")}
+_ROUTER = Path(__file__).parents[3] / "router"
+_HTTP = ("HTTP", "HTTPS")
 
 
 def routes_have_a_gateway(bundle: Bundle) -> Iterator[Complaint]:
@@ -53,16 +54,34 @@ def routes_have_a_backend(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def routes_lead_to_what_is_served(bundle: Bundle) -> Iterator[Complaint]:
-    """gRPC services of our protos; paths are the router's own matter, but each begins with a slash."""
-    for item in bundle.of("GRPCRoute"):
+    """gRPC services and methods of our protos, and paths of the router's HTTP API."""
+    for item in bundle.of(*ROUTES):
         for index, rule in enumerate(item["spec"].get("rules") or []):
             for number, match in enumerate(rule.get("matches") or []):
-                service = (match.get("method") or {}).get("service")
-                exact = (match.get("method") or {}).get("type", "Exact") == "Exact"
-                if service is not None and exact and service not in grpc_services():
-                    place = f"spec.rules[{index}].matches[{number}].method.service"
-                    what = f"no gRPC service is named {service}"
-                    yield Complaint(where(item), place, what, f"use one of: {', '.join(sorted(grpc_services()))}")
+                place = f"spec.rules[{index}].matches[{number}]"
+                method, path = match.get("method"), (match.get("path") or {}).get("value")
+                if isinstance(method, dict) and method.get("type", "Exact") == "Exact":
+                    yield from _method_complaints(item, place, method)
+                if path is not None and not any(_leads(match["path"], known) for known in http_paths()):
+                    what, todo = f"no page of the router is at {path}", f"use some of {', '.join(sorted(http_paths()))}"
+                    yield Complaint(where(item), f"{place}.path.value", what, todo)
+
+
+def _method_complaints(item: Object, place: str, method: Object) -> Iterator[Complaint]:
+    service, name = method.get("service"), method.get("method")
+    if service is not None and service not in grpc_services():
+        what, todo = f"no gRPC service is named {service}", f"use one of: {', '.join(sorted(grpc_services()))}"
+        yield Complaint(where(item), f"{place}.method.service", what, todo)
+    elif service is not None and name is not None and name not in grpc_services()[service]:
+        what, todo = f"{service} has no {name}", f"use one of: {', '.join(sorted(grpc_services()[service]))}"
+        yield Complaint(where(item), f"{place}.method.method", what, todo)
+
+
+def _leads(match: Object, known: str) -> bool:
+    path = str(match["value"])
+    if match.get("type", "PathPrefix") == "Exact":
+        return path == known
+    return match.get("type") == "RegularExpression" or known == path or known.startswith(path.rstrip("/") + "/")
 
 
 def pools_name_pods(bundle: Bundle) -> Iterator[Complaint]:
@@ -92,14 +111,24 @@ def pools_name_pods(bundle: Bundle) -> Iterator[Complaint]:
 
 
 @functools.cache
-def grpc_services() -> frozenset[str]:
-    found = {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection", "grpc.reflection.v1.ServerReflection"}
+def grpc_services() -> dict[str, frozenset[str]]:
+    """Methods by service: ours, as the protos have them, and health."""
+    found = {"grpc.health.v1.Health": frozenset({"Check", "Watch"})}
     for file in _PROTOS.rglob("*.proto"):
         text = file.read_text()
         package = re.search(r"(?m)^package ([\w.]+);", text)
         prefix = f"{package[1]}." if package else ""
-        found |= {prefix + name for name in re.findall(r"(?m)^service (\w+)", text)}
-    return frozenset(found)
+        for name, body in re.findall(r"(?ms)^service (\w+) \{(.*?)^\}", text):
+            found[prefix + name] = frozenset(re.findall(r"(?m)^\s*rpc (\w+)", body))
+    return found
+
+
+@functools.cache
+def http_paths() -> frozenset[str]:
+    """Of the router's API and health pages, as their modules have them."""
+    files = sorted(_ROUTER.glob("*.py"))
+    paths = [path for file in files for path in re.findall(r'\bRoute\("(/[^"{]*)', file.read_text())]
+    return frozenset(path.rstrip("/") for path in paths)
 
 
 def _listener_complaints(item: Object, place: str, parent: Object, gateway: Object) -> Iterator[Complaint]:
@@ -112,10 +141,28 @@ def _listener_complaints(item: Object, place: str, parent: Object, gateway: Obje
         what = f"{where(gateway)} has no listener {wanted or parent.get('port')}"
         yield Complaint(where(item), place, what, f"use one of: {known}")
         return
-    fitting = [one for one in fitting if one.get("protocol") in _LISTENERS[item["kind"]]]
+    fitting = [one for one in fitting if _admits(one, item["kind"])]
     if not fitting:
-        what = f"no listener of {where(gateway)} speaks HTTP"
-        yield Complaint(where(item), place, what, "give it a listener of HTTP or HTTPS")
+        what = f"no such listener of {where(gateway)} takes a {item['kind']}"
+        yield Complaint(where(item), place, what, "name another one, or allow the kind there")
+        return
+    names = item["spec"].get("hostnames") or []
+    if names and not any(_meets(name, one.get("hostname")) for name in names for one in fitting):
+        known = ", ".join(str(one.get("hostname")) for one in fitting)
+        what = f"{names} is not what the listener answers to"
+        yield Complaint(where(item), "spec.hostnames", what, f"use {known}")
+
+
+def _admits(listener: Object, kind: str) -> bool:
+    allowed = (listener.get("allowedRoutes") or {}).get("kinds")
+    return listener.get("protocol") in _HTTP and (not allowed or kind in {one.get("kind") for one in allowed})
+
+
+def _meets(name: str, listened: str | None) -> bool:
+    if not listened or name == listened:
+        return True
+    pairs = ((name, listened), (listened, name))
+    return any(wide.startswith("*.") and narrow.endswith(wide[1:]) for narrow, wide in pairs)
 
 
 def _backends(item: Object) -> Iterator[tuple[str, Object]]:

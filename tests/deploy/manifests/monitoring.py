@@ -20,6 +20,8 @@ METRIC_NAMES = Path(__file__).parents[1] / "metric_names.txt"
 _FOREIGN = ("ray_", "kube_", "container_", "node_", "process_", "python_")
 """Metrics of Ray, Kubernetes and client libraries."""
 _KNOWN = frozenset({"up", "scrape_duration_seconds", "ALERTS", "ALERTS_FOR_STATE", "vector", "time"})
+_LABELS_OF_TARGETS = frozenset({"container", "endpoint", "instance", "job", "namespace", "node", "pod", "service"})
+_ROLES = frozenset({"router", "prefill", "decode"})
 _WORDS = frozenset({
     "and", "or", "unless", "bool", "offset", "inf", "nan", "by", "without", "on", "ignoring", "group_left",
     "group_right", "start", "end", "atan2",
@@ -96,13 +98,25 @@ def queries_parse(bundle: Bundle) -> Iterator[Complaint]:
 
 def queries_name_metrics_that_there_are(bundle: Bundle) -> Iterator[Complaint]:
     recorded = {rule["record"] for item in bundle.objects for _, rule in _rules(item) if rule.get("record")}
-    known = metric_names() | recorded | _KNOWN
+    known = metric_labels().keys() | recorded | _KNOWN
     asked = list(queries(bundle))
     wrong = _errors_of_promtool(tuple(text for _, _, text in asked))
     for (thing, path, text), error in zip(asked, wrong, strict=True):
         for name in sorted(metrics_in(text) - known) if not error else ():
             if not name.startswith(_FOREIGN):
                 yield Complaint(thing, path, f"no process has a metric {name}", f"did you mean {_near(name, known)}?")
+
+
+def queries_match_labels_that_there_are(bundle: Bundle) -> Iterator[Complaint]:
+    for thing, path, text in queries(bundle):
+        for name, label, value in matchers_in(text):
+            known = metric_labels().get(name)
+            if known and label not in known | _LABELS_OF_TARGETS:
+                what, todo = f"{name} has no label {label}", f"use one of: {', '.join(sorted(known))}"
+                yield Complaint(thing, path, what, todo)
+            elif label == "role" and value and not set(value.split("|")) <= _ROLES:
+                what = f"nobody has role {value}"
+                yield Complaint(thing, path, what, f"use one of: {', '.join(sorted(_ROLES))}")
 
 
 def triggers_are_complete(item: Object) -> Iterator[Complaint]:
@@ -148,8 +162,11 @@ def queries(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
 
 
 @functools.cache
-def metric_names() -> frozenset[str]:
-    return frozenset(METRIC_NAMES.read_text().split()) if METRIC_NAMES.is_file() else frozenset()
+def metric_labels() -> dict[str, frozenset[str]]:
+    """Labels by series; none where the scrape had no sample to show them."""
+    lines = METRIC_NAMES.read_text().split() if METRIC_NAMES.is_file() else []
+    parts = [line.rstrip("}").partition("{") for line in lines]
+    return {name: frozenset(filter(None, labels.split(","))) for name, _, labels in parts}
 
 
 def metrics_in(query: str) -> set[str]:
@@ -161,6 +178,13 @@ def metrics_in(query: str) -> set[str]:
     bare = re.sub(r"\boffset\s+-?[0-9a-z]+|@\s*[0-9.]+", " ", bare)
     found = re.findall(r"(?<![\w:.])([a-zA-Z_:][\w:]*)(?!\w|\s*\()", bare)
     return {name for name in found if name.lower() not in _WORDS}
+
+
+def matchers_in(query: str) -> Iterator[tuple[str, str, str]]:
+    """(metric, label, value) of all that select series."""
+    for name, inside in re.findall(r'([a-zA-Z_:][\w:]*)\s*\{((?:[^}"]|"[^"]*")*)\}', query):
+        for label, value in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"', inside):
+            yield name, label, value
 
 
 @functools.lru_cache(maxsize=256)

@@ -37,6 +37,7 @@ _OBJECT_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
         r"spec\.ipFamilyPolicy": ("SingleStack", "PreferDualStack", "RequireDualStack"),
         r"spec\.(internal|external)TrafficPolicy": ("Cluster", "Local"),
     },
+    "RayCluster": {r"spec\.headGroupSpec\.serviceType": ("ClusterIP", "NodePort", "LoadBalancer")},
     "Deployment": {r"spec\.strategy\.type": ("RollingUpdate", "Recreate")},
     "StatefulSet": {
         r"spec\.updateStrategy\.type": ("RollingUpdate", "OnDelete"),

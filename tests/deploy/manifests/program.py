@@ -18,6 +18,7 @@ from tests.deploy.manifests.references import file_complaint
 from twostroke.errors import ConfigError
 
 PROGRAM = "twostroke"
+_SHELLS = ("sh", "bash")
 _HEALTH = ("", "live", "ready")
 _WORKER_GROUPS = ("prefill", "decode")
 _ADDRESS_FLAGS = ("fleet", "address")
@@ -30,6 +31,10 @@ def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
         _args, error = parsed(tuple(_expanded(words, container)))
         if error:
             yield Complaint(pod.where, path, error, f"see `{' '.join(words[:2])} --help`")
+    for path, container in pod.containers:
+        first = str((container.get("command") or [PROGRAM])[0])
+        if _is_ours(container) and first not in (PROGRAM, *_SHELLS):
+            yield Complaint(pod.where, f"{path}.command", f"the image has no program {first}", f"use {PROGRAM}")
 
 
 def variables_are_defined(pod: PodTemplate) -> Iterator[Complaint]:
@@ -115,6 +120,15 @@ def addresses_lead_to_services(bundle: Bundle) -> Iterator[Complaint]:
                     wrong = _address_complaint(bundle, pod.namespace, address)
                     if wrong:
                         yield Complaint(pod.where, path, f"--{flag} {address}: {wrong}", "name a Service and its port")
+
+
+def redis_is_reached(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("RayCluster"):
+        address = str((item["spec"].get("gcsFaultToleranceOptions") or {}).get("redisAddress", ""))
+        wrong = _address_complaint(bundle, namespace_of(item), address.rpartition("/")[2]) if ":" in address else ""
+        if wrong:
+            place = "spec.gcsFaultToleranceOptions.redisAddress"
+            yield Complaint(where(item), place, f"{address}: {wrong}", "name a Service and its port")
 
 
 def cluster_files_load(bundle: Bundle) -> Iterator[Complaint]:
@@ -205,13 +219,29 @@ def loaded(text: str) -> tuple[ClusterFile | None, str]:
 def _runs(pod: PodTemplate, hooks: bool = True) -> Iterator[tuple[str, list[str], Object]]:
     """(path, words, container) of everything that starts our program."""
     for path, container in pod.containers:
-        words = [*map(str, container.get("command") or []), *map(str, container.get("args") or [])]
-        if words[:1] == [PROGRAM]:
+        told = [*map(str, container.get("command") or []), *map(str, container.get("args") or [])]
+        if not container.get("command") and told and _is_ours(container):
+            told = [PROGRAM, *told]  # the image's entry point
+        for words in _commands(told):
             yield f"{path}.command", words, container
         for hook, handler in (container.get("lifecycle") or {}).items() if hooks else ():
-            words = list(map(str, ((handler or {}).get("exec") or {}).get("command") or []))
-            if words[:1] == [PROGRAM]:
+            for words in _commands(list(map(str, ((handler or {}).get("exec") or {}).get("command") or []))):
                 yield f"{path}.lifecycle.{hook}.exec.command", words, container
+
+
+def _commands(words: list[str]) -> Iterator[list[str]]:
+    """Those that run our program, of a shell's script too."""
+    if words[:1] == [PROGRAM]:
+        yield words
+    elif words and words[0].rpartition("/")[2] in _SHELLS:
+        for part in re.split(r"&&|\|\||[;|&\n]", words[-1]):
+            inside = part.split()
+            if PROGRAM in inside[:2]:
+                yield inside[inside.index(PROGRAM) :]
+
+
+def _is_ours(container: Object) -> bool:
+    return str(container.get("image", "")).rpartition("/")[2].partition(":")[0].startswith(PROGRAM)
 
 
 def _expanded(words: list[str], container: Object) -> list[str]:
@@ -269,24 +299,24 @@ def _misfits(file: ClusterFile, bundle: Bundle, cluster: Object) -> Iterator[tup
     }
     if config.fleet_port != head.get("fleet"):
         yield "fleet.port", f"{config.fleet_port}, the head's port fleet is {head.get('fleet')}", "make them equal"
-    groups = {str(group.get("groupName")): group for group in cluster["spec"].get("workerGroupSpecs") or []}
+    groups = cluster["spec"].get("workerGroupSpecs") or []
     for role in _WORKER_GROUPS:
         wanted = getattr(config, f"{role}_role")
-        fitting = {
-            name: group
-            for name, group in groups.items()
+        fitting = [
+            group
+            for group in groups
             if all((group.get("labels") or {}).get(key) == value for key, value in wanted.labels.items())
-        }
+        ]
         count = getattr(config, role)
         if count and not fitting:
-            known = [group.get("labels") for group in groups.values()]
+            known = [group.get("labels") for group in groups]
             yield f"{role}.labels", f"{dict(wanted.labels)} are of no worker group", f"groups have {known}"
             continue
-        most = sum(group.get("maxReplicas", group.get("replicas", 0)) for group in fitting.values())
+        most = sum(group.get("maxReplicas", group.get("replicas", 0)) for group in fitting)
         if count > most:
             yield f"{role}.count", f"{count} workers, the groups hold {most} pods", "one worker per pod"
-        for name, group in fitting.items():
-            yield from _misfits_of_group(role, wanted, ports, pods[name], group)
+        for group in fitting:
+            yield from _misfits_of_group(role, wanted, ports, pods[str(group.get("groupName"))], group)
 
 
 def _misfits_of_group(

@@ -1,8 +1,9 @@
-"""A hundred ways to get a manifest wrong, each with the one check that notices. Sections as in manifests/."""
+"""Ways to get pods, workloads, networks and references wrong, each with the one check that notices."""
 
 from __future__ import annotations
 
-from tests.deploy.mutate import Mutant, add, both, drop, insert, put, swap, swap_in_list, twice, without
+from tests.deploy.manifests.objects import Object
+from tests.deploy.mutate import Mutant, add, both, drop, insert, put, swap_in_list, twice, without
 
 ROUTER = "Deployment/twostroke-router"
 POD = "spec.template.spec"
@@ -17,8 +18,19 @@ BUDGET = "PodDisruptionBudget/twostroke-decode"
 POLICY = "NetworkPolicy/workers"
 KEDA = "ScaledObject/twostroke-router"
 HPA = "HorizontalPodAutoscaler/twostroke-router"
-FILE = "data.cluster[.]yaml"
 WITH_HPA = "dev-cpu+hpa"
+
+
+def _policy(component: str, spec: Object) -> Object:
+    """A further one."""
+    labels = {"app.kubernetes.io/component": component}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "further", "namespace": "twostroke"},
+        "spec": {"podSelector": {"matchLabels": labels}, **spec},
+    }
+
 
 SHAPES = [
     Mutant("unknown field of a Deployment", "native_schema_holds", put(ROUTER, f"{BOX}.livenesProbe", {})),
@@ -55,8 +67,6 @@ SHAPES = [
     Mutant("a version of a CRD that is not served", "custom_schema_holds", put(RAY, "apiVersion", "ray.io/v2")),
     Mutant("a backend without a port", "custom_rules_hold",
            drop("GRPCRoute/twostroke", "spec.rules[0].backendRefs[0].port")),
-    Mutant("a path with two slashes", "custom_rules_hold",
-           put("HTTPRoute/twostroke", "spec.rules[0].matches[0].path.value", "/v1//chat")),
     Mutant("TLS with a listener of HTTP", "custom_rules_hold",
            put("Gateway/twostroke", "spec.listeners[http-api].protocol", "HTTP")),
     Mutant("a backend's timeout above the request's", "custom_rules_hold",
@@ -96,7 +106,7 @@ PODS = [
     Mutant("a port number above all", "container_ports_are_valid",
            add(RAY, f"{WORKER}.ports", {"name": "more", "containerPort": 70000})),
     Mutant("two ports of one name", "container_ports_are_unique",
-           add(ROUTER, f"{BOX}.ports", {"name": "http", "containerPort": 8001})),
+           add(RAY, f"{WORKER}.ports", {"name": "metrics", "containerPort": 8081})),
     Mutant("a volume with two sources", "volumes_have_one_source",
            put(ROUTER, f"{POD}.volumes[tmp].downwardAPI", {"items": []})),
     Mutant("a mount without a volume", "mounts_have_volumes",
@@ -228,21 +238,22 @@ NETWORK = [
     Mutant("a Service of an unknown type", "words_of_objects_are_known", put(SERVICE, "spec.type", "ClusterIp")),
     Mutant("an unknown policy type", "words_of_objects_are_known", put("NetworkPolicy/dns", "spec.policyTypes", [
         "Egress", "Out"])),
-    Mutant("rules of a type that is not named", "network_policies_are_valid",
-           put("NetworkPolicy/router", "spec.policyTypes", ["Ingress"])),
+    Mutant("rules of a type that is not named", "network_policies_are_valid", insert(_policy("router", {
+        "policyTypes": ["Ingress"],
+        "egress": [{"to": [{"podSelector": {}}], "ports": [{"port": 50055}]}]}))),
     Mutant("a peer that is two things", "network_policies_are_valid",
            put(POLICY, "spec.ingress[0].from[0].ipBlock", {"cidr": "10.0.0.0/8"})),
     Mutant("a policy for nobody", "network_policies_name_pods",
-           put("NetworkPolicy/fleet", "spec.podSelector.matchLabels.app[.]kubernetes[.]io/component", "heads")),
+           insert(_policy("heads", {"policyTypes": ["Ingress"]}))),
     Mutant("a policy that admits nobody", "network_policies_name_pods",
-           put(POLICY, "spec.ingress[0].from[0].podSelector.matchLabels.app[.]kubernetes[.]io/component", "routers")),
+           add(POLICY, "spec.ingress[0].from", {"podSelector": {"matchLabels": {"app": "routers"}}})),
     Mutant("a policy that opens a port of nobody", "network_policy_ports_exist",
-           put(POLICY, "spec.ingress[0].ports[0].port", 50059)),
+           add(POLICY, "spec.ingress[0].ports", {"protocol": "TCP", "port": 50059})),
     Mutant("no policy by default", "namespaces_are_closed_by_default", without("NetworkPolicy/default-deny")),
     Mutant("page ports open to everyone", "inside_ports_are_closed_to_strangers",
-           both(put(POLICY, "spec.ingress[0].ports[0].port", 50053), drop(POLICY, "spec.ingress[0].from"))),
-    Mutant("all ports of Ray pods open to a namespace", "inside_ports_are_closed_to_strangers",
-           put("NetworkPolicy/ray", "spec.ingress[0].from[0].namespaceSelector", {})),
+           insert(_policy("decode", {"policyTypes": ["Ingress"], "ingress": [{"ports": [{"port": 50053}]}]}))),
+    Mutant("all ports of Ray pods open to other namespaces", "inside_ports_are_closed_to_strangers",
+           add("NetworkPolicy/ray", "spec.ingress[0].from", {"namespaceSelector": {}})),
 ]  # fmt: skip
 
 REFERENCES = [
@@ -265,127 +276,34 @@ REFERENCES = [
            swap_in_list(RAY, f"{HEAD}.initContainers[launcher].args", "cluster.yaml", "cluster.yml")),
 ]  # fmt: skip
 
-ROUTES = [
-    Mutant("a route of no gateway", "routes_have_a_gateway",
-           put("HTTPRoute/twostroke", "spec.parentRefs[0].name", "gate")),
-    Mutant("a route of no listener", "routes_have_a_gateway",
-           put("GRPCRoute/twostroke", "spec.parentRefs[0].sectionName", "grpc")),
-    Mutant("a route to no Service", "routes_have_a_backend",
-           put("GRPCRoute/twostroke", "spec.rules[0].backendRefs[0].name", "router")),
-    Mutant("a route to no port", "routes_have_a_backend",
-           put("GRPCRoute/twostroke", "spec.rules[0].backendRefs[0].port", 50052)),
-    Mutant("gRPC to the HTTP port", "routes_have_a_backend",
-           put("GRPCRoute/twostroke", "spec.rules[0].backendRefs[0].port", 8000)),
-    Mutant("a route of no gRPC service", "routes_lead_to_what_is_served",
-           put("GRPCRoute/twostroke", "spec.rules[0].matches[0].method.service", "twostroke.v1.Generate")),
-    Mutant("a pool of nobody", "pools_name_pods",
-           put("InferencePool/twostroke", "spec.selector.matchLabels.app[.]kubernetes[.]io/component", "routers")),
-    Mutant("a pool of no port", "pools_name_pods", put("InferencePool/twostroke", "spec.targetPorts[0].number", 8001)),
+VALUES = [
+    Mutant("a Secret that is no base64", "data_is_well_formed",
+           put("Secret/twostroke-token", "data.token", "no base64!"), "dev-cpu"),
+    Mutant("a key with a slash", "data_is_well_formed", put("ConfigMap/ray-env", "data.a/b", "c")),
+    Mutant("a mode in decimals", "modes_are_valid", put(ROUTER, f"{POD}.volumes[token].secret.defaultMode", 640)),
+    Mutant("a negative user", "users_are_valid", put(RAY, f"{PREFILL}.securityContext.runAsUser", -1)),
+    Mutant("a field that pods do not have", "fields_of_pods_exist",
+           put(ROUTER, f"{BOX}.env[POD_IP].valueFrom.fieldRef.fieldPath", "status.podIp")),
+    Mutant("a sleep of no time", "hooks_take_time", put(ROUTER, f"{BOX}.lifecycle.preStop.sleep.seconds", 0)),
+    Mutant("a node's port of a Service inside", "service_kinds_are_consistent",
+           put(SERVICE, "spec.ports[http].nodePort", 30080)),
+    Mutant("an address that is none", "service_kinds_are_consistent", put(SERVICE, "spec.clusterIP", "none")),
+    Mutant("a role that grants nothing", "grants_are_well_formed", insert({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role",
+        "rules": [{"resources": ["pods"], "verbs": ["get"]}],
+        "metadata": {"name": "reader", "namespace": "twostroke"}})),
+    Mutant("a block that is no address", "address_blocks_are_valid",
+           add("NetworkPolicy/dns", "spec.egress[0].to", {"ipBlock": {"cidr": "10.0.0.0/33"}})),
+    Mutant("workers closed to routers", "what_must_get_through_does",
+           both(drop(POLICY, "spec.ingress"), put(POLICY, "spec.ingress", []))),
+    Mutant("no way to DNS", "what_must_get_through_does", without("NetworkPolicy/dns")),
+    Mutant("a door closed to clients", "what_must_get_through_does",
+           put("NetworkPolicy/router", "spec.ingress[0].from", [{"podSelector": {}}])),
+    Mutant("page ports open to routers", "what_must_not_get_through_does_not", both(
+        add(POLICY, "spec.ingress[0].ports", {"protocol": "TCP", "port": 50053}),
+        add("NetworkPolicy/router", "spec.egress[2].ports", {"protocol": "TCP", "port": 50053}))),
+    Mutant("the admin port open to everyone", "what_must_not_get_through_does_not",
+           add("NetworkPolicy/router", "spec.ingress[0].ports", {"protocol": "TCP", "port": 50055})),
 ]  # fmt: skip
 
-MONITORING = [
-    Mutant("a monitor of no Service", "monitors_find_their_targets",
-           put("ServiceMonitor/twostroke-router", "spec.selector.matchLabels", {"app": "router"})),
-    Mutant("a monitor of no port", "monitors_find_their_targets",
-           put("ServiceMonitor/twostroke-router", "spec.endpoints[0].port", "worker-metrics")),
-    Mutant("a pod monitor of no port", "monitors_find_their_targets",
-           put("PodMonitor/twostroke-workers", "spec.podMetricsEndpoints[0].port", "router-metrics")),
-    Mutant("a monitor of a port without metrics", "monitored_ports_serve_metrics",
-           put("ServiceMonitor/twostroke-router", "spec.endpoints[0].port", "http")),
-    Mutant("a monitor of a path without metrics", "monitored_ports_serve_metrics",
-           put("PodMonitor/twostroke-workers", "spec.podMetricsEndpoints[0].path", "/metric")),
-    Mutant("a trigger's query that does not parse", "queries_parse",
-           put(KEDA, "spec.triggers[0].metadata.query", "sum(twostroke_open_requests{")),
-    Mutant("a trigger's query of no metric", "queries_name_metrics_that_there_are",
-           swap(KEDA, "spec.triggers[0].metadata.query", "twostroke_", "twostroke_no_")),
-    Mutant("a trigger of an unknown type", "triggers_are_complete", put(KEDA, "spec.triggers[0].type", "prometeus")),
-    Mutant("a trigger without a query", "triggers_are_complete", drop(KEDA, "spec.triggers[0].metadata.query")),
-    Mutant("a threshold that is no number", "triggers_are_complete",
-           put(KEDA, "spec.triggers[0].metadata.threshold", "many")),
-    Mutant("a trigger with the key of nobody", "triggers_may_authenticate",
-           put(KEDA, "spec.triggers[0].authenticationRef", {"name": "prometheus"})),
-]  # fmt: skip
-
-RAYS = [
-    Mutant("more at least than at most", "group_sizes_are_ordered",
-           put(RAY, "spec.workerGroupSpecs[prefill].minReplicas", 50)),
-    Mutant("replicas outside the bounds", "group_sizes_are_ordered",
-           put(RAY, "spec.workerGroupSpecs[decode].replicas", 100)),
-    Mutant("two groups of one name", "group_names_are_unique",
-           put(RAY, "spec.workerGroupSpecs[prefill].groupName", "decode")),
-    Mutant("an unknown start parameter", "start_params_are_known",
-           put(RAY, "spec.workerGroupSpecs[prefill].rayStartParams.num-cpu", "1")),
-    Mutant("labels among the start parameters", "start_params_are_known",
-           put(RAY, "spec.workerGroupSpecs[prefill].rayStartParams.labels", "role=prefill")),
-    Mutant("a start parameter that is no number", "start_params_are_known",
-           put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "80M")),
-    Mutant("an object store larger than its pod", "start_params_fit_the_pod",
-           put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "800000000000")),
-    Mutant("autoscaling of version 1", "autoscaler_is_v2", put(RAY, "spec.autoscalerOptions.version", "v1")),
-    Mutant("options of an autoscaler that does not run", "autoscaler_is_v2",
-           put(RAY, "spec.autoscalerOptions", {"version": "v2"}), "dev-cpu"),
-    Mutant("a policy field behind a gate", "ray_needs_no_gates", put(RAY, "spec.networkPolicy", {"mode": "DenyAll"})),
-    Mutant("TLS options behind a gate", "ray_needs_no_gates", put(RAY, "spec.tlsOptions", {"enabled": True})),
-    Mutant("rocksdb behind a gate", "ray_needs_no_gates", put(RAY, "spec.gcsFaultToleranceOptions", {
-        "backend": "rocksdb", "storage": {"size": "1Gi"}}), "dev-cpu"),
-    Mutant("Redis without an address", "gcs_storage_is_consistent",
-           drop(RAY, "spec.gcsFaultToleranceOptions.redisAddress")),
-    Mutant("Redis said twice", "gcs_storage_is_consistent",
-           add(RAY, f"{HEAD}.containers[ray-head].env", {"name": "RAY_REDIS_ADDRESS", "value": "redis:6379"})),
-    Mutant("another Ray", "ray_version_is_ours", put(RAY, "spec.rayVersion", "2.59.0")),
-    Mutant("Ray without a token", "ray_demands_a_token", put(RAY, "spec.authOptions.mode", "disabled")),
-    Mutant("a head without its port gcs", "head_ports_are_named",
-           put(RAY, f"{HEAD}.containers[ray-head].ports[dashboard].name", "board")),
-]  # fmt: skip
-
-OURS = [
-    Mutant("a flag that the router has not", "commands_parse",
-           swap_in_list(ROUTER, f"{BOX}.args", "--grace=", "--graces=")),
-    Mutant("a value that is no number", "commands_parse", add(ROUTER, f"{BOX}.args", "--max-held=many")),
-    Mutant("a command that there is not", "commands_parse",
-           put(RAY, f"{HEAD}.initContainers[launcher].command", ["twostroke", "upp"])),
-    Mutant("a hook with a flag that there is not", "commands_parse",
-           put(RAY, f"{DECODE}.lifecycle.preStop.exec.command", ["twostroke", "drain", "--nodes=here"])),
-    Mutant("a variable that nobody sets", "variables_are_defined",
-           swap_in_list(ROUTER, f"{BOX}.args", "POD_IP", "POD_IPS")),
-    Mutant("a port of a flag that is not declared", "ports_of_flags_are_declared",
-           swap_in_list(ROUTER, f"{BOX}.args", "--metrics-port=9090", "--metrics-port=9095")),
-    Mutant("a health service that there is not", "probes_ask_what_is_answered",
-           put(ROUTER, f"{BOX}.readinessProbe.grpc.service", "readyness")),
-    Mutant("health at the clients' port", "probes_ask_what_is_answered",
-           put(ROUTER, f"{BOX}.livenessProbe.grpc.port", 50051)),
-    Mutant("a grace that does not cover the drain", "graces_cover_the_drain",
-           put(ROUTER, f"{POD}.terminationGracePeriodSeconds", 30)),
-    Mutant("a worker's grace that does not cover the drain", "drains_end_within_the_grace",
-           put(RAY, f"{PREFILL}.terminationGracePeriodSeconds", 30)),
-    Mutant("a fleet that no Service leads to", "addresses_lead_to_services",
-           swap_in_list(ROUTER, f"{BOX}.args", "twostroke-fleet:", "twostroke-fleets:")),
-    Mutant("a fleet at another port", "addresses_lead_to_services",
-           swap_in_list(ROUTER, f"{BOX}.args", "fleet:50050", "fleet:50051")),
-    Mutant("an unknown key in the cluster file", "cluster_files_load",
-           swap("ConfigMap/cluster", FILE, "threads:", "thread:")),
-    Mutant("a cluster file that is no YAML", "cluster_files_load",
-           swap("ConfigMap/cluster", FILE, "prefill:", "prefill")),
-    Mutant("workers with a label of no group", "cluster_files_fit_the_pods",
-           swap("ConfigMap/cluster", FILE, "role: prefill", "role: prefil")),
-    Mutant("a group with a label of no worker", "cluster_files_fit_the_pods",
-           put(RAY, "spec.workerGroupSpecs[decode].labels.role", "decoder")),
-    Mutant("a page port that pods do not have", "cluster_files_fit_the_pods",
-           swap("ConfigMap/cluster", FILE, "pages: 50053", "pages: 50054")),
-    Mutant("more workers than pods", "cluster_files_fit_the_pods",
-           swap("ConfigMap/cluster", FILE, "count: 2", "count: 20"), "dev-cpu"),
-    Mutant("workers with more CPUs than a pod", "cluster_files_fit_the_pods",
-           swap("ConfigMap/cluster", FILE, "num_cpus: 1", "num_cpus: 2")),
-    Mutant("workers with GPUs that pods have not", "cluster_files_fit_the_pods",
-           swap("ConfigMap/cluster", FILE, "num_cpus: 1}", "num_cpus: 1, num_gpus: 1}"), "dev-cpu"),
-    Mutant("a router with another model", "routers_serve_the_fleets_model",
-           swap_in_list(ROUTER, f"{BOX}.args", "--model=", "--model=/srv")),
-    Mutant("routers of another build", "images_are_the_same",
-           put(ROUTER, f"{BOX}.image", "registry.example.com/twostroke:0.0.9")),
-    Mutant("an image without a tag", "images_are_the_same",
-           put("StatefulSet/twostroke-redis", f"{POD}.containers[redis].image", "redis")),
-    Mutant("certificates that workers do not have", "files_of_cluster_files_are_mounted",
-           swap("ConfigMap/cluster", FILE, "cluster-tls/ca.crt", "cluster-tls/ca.pem")),
-]  # fmt: skip
-
-MUTANTS = [*SHAPES, *METADATA, *PODS, *WORKLOADS, *NETWORK, *REFERENCES, *ROUTES, *MONITORING, *RAYS, *OURS]
+NATIVE = [*SHAPES, *METADATA, *PODS, *WORKLOADS, *NETWORK, *REFERENCES, *VALUES]

@@ -1,0 +1,166 @@
+"""Who reaches whom, by the network policies together: what has to get through does, what must not does not."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import Any
+
+from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, namespace_of, selected, where
+
+ROUTER, HEAD, WORKER = "router", "head", "worker"
+NEEDED = (
+    (ROUTER, ROUTER, "admin"),
+    (ROUTER, HEAD, "fleet"),
+    (ROUTER, WORKER, "rpc"),
+    (WORKER, HEAD, "gcs"),
+    (WORKER, WORKER, "rpc"),
+    (WORKER, WORKER, "pages"),
+    (HEAD, WORKER, "rpc"),
+)
+"""From, to, port by its name."""
+FORBIDDEN = ((ROUTER, WORKER, "pages"), (ROUTER, HEAD, "gcs"), (ROUTER, HEAD, "dashboard"))
+CLIENTS = (("http", True), ("grpc", True), ("admin", False), ("metrics", False))
+"""Ports of routers, and whether anyone may reach them."""
+
+
+def what_must_get_through_does(bundle: Bundle) -> Iterator[Complaint]:
+    for source, target, name, number in _flows(bundle, NEEDED):
+        wrong = _blocked(bundle, source, target, number)
+        if wrong:
+            what = f"policies let no {role_of(source)} reach {role_of(target)} at {name} ({number}): {wrong}"
+            yield Complaint(target.where, target.path, what, "open it in a NetworkPolicy, on both sides")
+    for pod, name, number in _doors(bundle):
+        if dict(CLIENTS)[name] and not _anyone_may(bundle, pod, number):
+            what = f"clients do not reach port {name} ({number})"
+            yield Complaint(pod.where, pod.path, what, "open it in a NetworkPolicy")
+    for pod in bundle.pods:
+        if not any(_is_dns(rule or {}) for rule in _rules(bundle, pod, "Egress", "egress")):
+            todo = "open port 53 to kube-system"
+            yield Complaint(pod.where, pod.path, f"{role_of(pod) or 'it'} cannot ask DNS", todo)
+
+
+def what_must_not_get_through_does_not(bundle: Bundle) -> Iterator[Complaint]:
+    if not bundle.of("NetworkPolicy"):
+        return
+    for source, target, name, number in _flows(bundle, FORBIDDEN):
+        if not _blocked(bundle, source, target, number):
+            what = f"{role_of(source)} reaches {role_of(target)} at {name} ({number})"
+            yield Complaint(target.where, target.path, what, "name the port, or other pods, in the NetworkPolicy")
+    for pod, name, number in _doors(bundle):
+        if not dict(CLIENTS)[name] and _anyone_may(bundle, pod, number):
+            what = f"anyone reaches port {name} ({number})"
+            yield Complaint(pod.where, pod.path, what, "name in the NetworkPolicy who may")
+
+
+def address_blocks_are_valid(item: Object) -> Iterator[Complaint]:
+    for direction, field in (("ingress", "from"), ("egress", "to")) if item.get("kind") == "NetworkPolicy" else ():
+        for index, rule in enumerate(item["spec"].get(direction) or []):
+            for number, peer in enumerate((rule or {}).get(field) or []):
+                block = peer.get("ipBlock") or {}
+                place = f"spec.{direction}[{index}].{field}[{number}].ipBlock"
+                try:
+                    whole = ipaddress.ip_network(block["cidr"]) if block else None
+                    inside = [ipaddress.ip_network(text) for text in block.get("except") or []]
+                except (ValueError, KeyError) as error:
+                    yield Complaint(where(item), place, f"no addresses: {error}", "write 10.0.0.0/8")
+                    continue
+                for one in inside:
+                    if whole is None or one.version != whole.version or not one.subnet_of(whole):  # type: ignore[arg-type]
+                        yield Complaint(where(item), f"{place}.except", f"{one} is not inside {whole}", "narrow it")
+
+
+def _is_dns(rule: Object) -> bool:
+    numbers = {(port.get("protocol", "TCP"), port.get("port")) for port in rule.get("ports") or []}
+    peers = rule.get("to")
+    elsewhere = not peers or any(peer.get("namespaceSelector") is not None for peer in peers)
+    return elsewhere and (not numbers or ("UDP", 53) in numbers)
+
+
+def role_of(pod: PodTemplate) -> str:
+    """By what the pod runs: the program's router, Ray's head, or workers."""
+    if pod.owner == "RayCluster":
+        return HEAD if pod.group == "head" else WORKER
+    commands = [[*(box.get("command") or []), *(box.get("args") or [])][:2] for _, box in pod.containers]
+    return ROUTER if ["twostroke", "router"] in commands else ""
+
+
+def _flows(
+    bundle: Bundle, wanted: tuple[tuple[str, str, str], ...]
+) -> Iterator[tuple[PodTemplate, PodTemplate, str, int]]:
+    for source_role, target_role, name in wanted:
+        for source in bundle.pods:
+            for target in bundle.pods:
+                if (role_of(source), role_of(target)) == (source_role, target_role):
+                    for number in _numbers(target, name):
+                        yield source, target, name, number
+
+
+def _doors(bundle: Bundle) -> Iterator[tuple[PodTemplate, str, int]]:
+    for pod in bundle.pods if bundle.of("NetworkPolicy") else ():
+        for name, _ in CLIENTS:
+            for number in _numbers(pod, name) if role_of(pod) == ROUTER else ():
+                yield pod, name, number
+
+
+def _numbers(pod: PodTemplate, name: str) -> list[int]:
+    ports = [port for _, container in pod.containers for port in container.get("ports") or []]
+    return [port["containerPort"] for port in ports if port.get("name") == name]
+
+
+def _blocked(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int) -> str:
+    """Empty where it gets through; else which side does not let it."""
+    if not any(
+        _opens(rule or {}, number, target) and _names(rule or {}, "to", target, source.namespace)
+        for rule in _rules(bundle, source, "Egress", "egress")
+    ):
+        return f"not out of {role_of(source)}"
+    if not any(
+        _opens(rule or {}, number, target) and _names(rule or {}, "from", source, target.namespace)
+        for rule in _rules(bundle, target, "Ingress", "ingress")
+    ):
+        return f"not into {role_of(target)}"
+    return ""
+
+
+def _anyone_may(bundle: Bundle, pod: PodTemplate, number: int) -> bool:
+    return any(
+        _opens(rule or {}, number, pod) and not (rule or {}).get("from")
+        for rule in _rules(bundle, pod, "Ingress", "ingress")
+    )
+
+
+def _rules(bundle: Bundle, pod: PodTemplate, kind: str, field: str) -> list[Any]:
+    """Of all policies that hold the pod in this direction; where none does, one that lets everything through."""
+    holders = [
+        item
+        for item in bundle.of("NetworkPolicy")
+        if namespace_of(item) == pod.namespace
+        and selected(item["spec"].get("podSelector"), pod.labels)
+        and kind in (item["spec"].get("policyTypes") or ["Ingress"])
+    ]
+    return [rule for item in holders for rule in item["spec"].get(field) or []] if holders else [{}]
+
+
+def _names(rule: Object, field: str, pod: PodTemplate, namespace: str) -> bool:
+    """Peers in other namespaces, or by address, are no pods of ours."""
+    peers = rule.get(field)
+    if not peers:
+        return True
+    return any(
+        peer.get("podSelector") is not None
+        and peer.get("namespaceSelector") is None
+        and pod.namespace == namespace
+        and selected(peer["podSelector"], pod.labels)
+        for peer in peers
+    ) or any(peer.get("namespaceSelector") == {} and not peer.get("podSelector") for peer in peers)
+
+
+def _opens(rule: Object, number: int, target: PodTemplate) -> bool:
+    for port in rule.get("ports") or [{}]:
+        wanted, last = port.get("port"), port.get("endPort")
+        if wanted in (None, number) or (isinstance(wanted, str) and number in _numbers(target, wanted)):
+            return True
+        if isinstance(wanted, int) and isinstance(last, int) and wanted <= number <= last:
+            return True
+    return False
