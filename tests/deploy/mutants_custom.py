@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from tests.deploy.manifests.objects import Object
 from tests.deploy.mutants_native import BOX, DECODE, HEAD, POD, PREFILL, RAY, ROUTER
 from tests.deploy.mutate import Mutant, add, drop, put, swap, swap_in_list
 
 KEDA = "ScaledObject/twostroke-router"
 FILE = "data.cluster[.]yaml"
+
+
+def _rule(rule: Object) -> Object:
+    """A further one."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": {"name": "further", "namespace": "twostroke"},
+        "spec": {"groups": [{"name": "further", "rules": [rule]}]},
+    }
+
+
 ROUTES = [
     Mutant("a route of no gateway", "routes_have_a_gateway",
            put("HTTPRoute/twostroke", "spec.parentRefs[0].name", "gate")),
@@ -44,6 +57,21 @@ MONITORING = [
            swap(KEDA, "spec.triggers[0].metadata.query", "{role=", "{rolle=")),
     Mutant("a trigger's query of no role", "queries_match_labels_that_there_are",
            swap(KEDA, "spec.triggers[0].metadata.query", '"router"', '"routers"')),
+    Mutant("an alert without an action", "rules_have_actions",
+           insert(_rule({"alert": "A", "expr": "up == 0", "annotations": {"summary": "down"}}))),
+    Mutant("a rule that is two", "rules_have_actions", insert(_rule({"alert": "A", "record": "a:b", "expr": "up"}))),
+    Mutant("a rule that does not parse", "queries_parse", insert(_rule({"record": "a:b", "expr": "sum(up"}))),
+    Mutant("a rule over no metric", "queries_name_metrics_that_there_are",
+           insert(_rule({"record": "a:b", "expr": "rate(twostroke_requests_totals[5m])"}))),
+    Mutant("a rule over no recorded one", "queries_name_metrics_that_there_are",
+           insert(_rule({"record": "a:b", "expr": "twostroke:ttft_seconds:p96_5m > 1"}))),
+    Mutant("a rule over no label", "queries_match_labels_that_there_are",
+           insert(_rule({"record": "a:b", "expr": 'sum(twostroke_pages{status="free"})'}))),
+    Mutant("a rule that differs from its file", "rules_file_agrees",
+           put("PrometheusRule/twostroke", "spec.groups[0].rules[0].expr", "vector(1)")),
+    Mutant("a group that is left out", "rules_file_agrees", drop("PrometheusRule/twostroke", "spec.groups[0]")),
+    Mutant("a duration in words", "custom_schema_holds",
+           insert(_rule({"record": "a:b", "expr": "up", "for": "5 minutes"}))),
     Mutant("a trigger of an unknown type", "triggers_are_complete", put(KEDA, "spec.triggers[0].type", "prometeus")),
     Mutant("a trigger without a query", "triggers_are_complete", drop(KEDA, "spec.triggers[0].metadata.query")),
     Mutant("a threshold that is no number", "triggers_are_complete",

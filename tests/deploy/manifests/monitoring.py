@@ -17,6 +17,7 @@ from tests.deploy.tools import find_tool
 
 METRIC_NAMES = Path(__file__).parents[1] / "metric_names.txt"
 """Of a real router and real workers; test_scrape.py holds it against them."""
+RULES = Path(__file__).parents[3] / "deploy" / "observability" / "prometheus" / "rules.yml"
 _FOREIGN = ("ray_", "kube_", "container_", "node_", "process_", "python_")
 """Metrics of Ray, Kubernetes and client libraries."""
 _KNOWN = frozenset({"up", "scrape_duration_seconds", "ALERTS", "ALERTS_FOR_STATE", "vector", "time"})
@@ -229,12 +230,15 @@ def _near(name: str, known: frozenset[str] | set[str]) -> str:
 
 def rules_file_agrees(bundle: Bundle) -> Iterator[Complaint]:
     """Alerts are written once, in deploy/observability; the PrometheusRule has the same groups."""
-    source = Path(__file__).parents[3] / "deploy/observability/prometheus/rules.yml"
-    if not source.is_file():
-        return
-    written = {group["name"]: group for group in yaml.safe_load(source.read_text())["groups"]}
-    for item in bundle.of("PrometheusRule"):
+    written = {group["name"]: group for group in yaml.safe_load(RULES.read_text())["groups"]}
+    carried = bundle.of("PrometheusRule")
+    missing = set(written)
+    for item in carried:
         for index, group in enumerate(item["spec"].get("groups") or []):
+            missing.discard(group.get("name"))
             if group.get("name") in written and group != written[group["name"]]:
-                place, what = f"spec.groups[{index}]", f"{group['name']} differs from {source.name}"
+                place, what = f"spec.groups[{index}]", f"{group['name']} differs from {RULES.name}"
                 yield Complaint(where(item), place, what, "write it there, and take it over")
+    for name in sorted(missing) if carried else ():
+        what = f"group {name} of {RULES.name} is not here"
+        yield Complaint(where(carried[0]), "spec.groups", what, "take it over")
