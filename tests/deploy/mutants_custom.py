@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.deploy.manifests.objects import Object
 from tests.deploy.mutants_native import BOX, DECODE, HEAD, POD, PREFILL, RAY, ROUTER
-from tests.deploy.mutate import Mutant, add, drop, put, swap, swap_in_list
+from tests.deploy.mutate import Mutant, add, drop, insert, put, swap, swap_in_list
 
 KEDA = "ScaledObject/twostroke-router"
 FILE = "data.cluster[.]yaml"
@@ -69,7 +69,7 @@ MONITORING = [
            insert(_rule({"record": "a:b", "expr": 'sum(twostroke_pages{status="free"})'}))),
     Mutant("a rule that differs from its file", "rules_file_agrees",
            put("PrometheusRule/twostroke", "spec.groups[0].rules[0].expr", "vector(1)")),
-    Mutant("a group that is left out", "rules_file_agrees", drop("PrometheusRule/twostroke", "spec.groups[0]")),
+    Mutant("a group that is left out", "rules_file_agrees", drop("PrometheusRule/twostroke", "spec.groups[twostroke-slo-alerts]")),
     Mutant("a duration in words", "custom_schema_holds",
            insert(_rule({"record": "a:b", "expr": "up", "for": "5 minutes"}))),
     Mutant("a trigger of an unknown type", "triggers_are_complete", put(KEDA, "spec.triggers[0].type", "prometeus")),
