@@ -9,12 +9,13 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test manifests .tools rolling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests .tools rolling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
+	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
 	@echo "make manifests         of the gate: Kubernetes manifests, checked offline"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
@@ -59,6 +60,9 @@ lint: $(VENV)/.dev
 # cannot be had is printed, and its tests are skipped.
 .tools: $(VENV)/.dev
 	$(BIN)/python -m tests.deploy.fetch_tools
+
+image: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/deploy/test_image.py -m slow
 
 manifests: .tools
 	$(BIN)/python -m tests.deploy.check deploy/k8s
