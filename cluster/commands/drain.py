@@ -66,7 +66,7 @@ def _drain_node(args: argparse.Namespace) -> int:
     from cluster.node_drain import leave_node
 
     moved = leave_node(args.address, args.node, args.deadline)
-    print(f"the node may end: {', '.join(moved) or 'no worker'} has moved away")
+    print(f"the node may end; moved away: {', '.join(moved) or 'nothing was on it'}")
     return 0
 
 
