@@ -19,6 +19,8 @@ from tests.pods.pod import GATEWAY, SUBNET, Container, Image, Pod
 
 LOOK_S = 0.2
 PROBE_S = 4.0
+HEAD_S = 120.0
+RAY_IS_UP = "Ray runtime started."
 
 
 class Kubelet:
@@ -40,7 +42,11 @@ class Kubelet:
         Names(GATEWAY, self._lookup)
 
     def start(self) -> None:
-        for name in self._templates:
+        """Workers once the head takes them: until then KubeRay's init container holds them back."""
+        head, *others = self._templates
+        started = self.create(head).log_of("ray-head")
+        self.until(lambda: started.exists() and RAY_IS_UP in started.read_text(), "Ray's head is up", HEAD_S)
+        for name in others:
             self.create(name)
 
     def create(self, name: str, template_of: str | None = None) -> Pod:
