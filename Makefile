@@ -9,7 +9,7 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test image manifests .tools rolling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests pods .tools rolling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -17,6 +17,7 @@ help:
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
 	@echo "make manifests         of the gate: Kubernetes manifests, checked offline"
+	@echo "make pods              the pods of overlay dev-cpu on this machine, out of namespaces (root)"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
@@ -67,6 +68,9 @@ image: $(VENV)/.dev
 manifests: .tools
 	$(BIN)/python -m tests.deploy.check deploy/k8s
 	$(BIN)/python -m pytest tests/deploy/test_manifests.py
+
+pods: .tools
+	$(BIN)/python -m tests.pods.play dev-cpu
 
 test: lint proto-check .tools
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from tests.deploy.tools import tool
+
 Object = Mapping[str, Any]
 
 
@@ -21,7 +23,7 @@ class Manifests:
     @classmethod
     def render(cls, overlay: Path, replaced: Mapping[str, str] | None = None) -> Manifests:
         """`replaced`: text, wherever it is."""
-        command = ["kubectl", "kustomize", str(overlay)]
+        command = [str(tool("kubectl")), "kustomize", str(overlay)]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         for old, new in (replaced or {}).items():
             text = text.replace(old, new)
