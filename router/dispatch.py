@@ -53,6 +53,7 @@ class RouterCore:
         self._metrics = metrics
         self._request_log = request_log(config.request_log, metrics)
         self.us = Membership.of(config.cluster_token, config.cluster_tls)
+        metrics.expiries.watch("cluster", self.us.certificates)
         self._fleet = Fleet(config, self.us, self.router_id, metrics, self._worker_gone, self._worker_back)
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
         self._demand = Demand()

@@ -53,7 +53,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        introduce(self.registry, ROLE)
+        self.expiries = introduce(self.registry, ROLE)
         self.ttft_seconds = self._histogram("ttft_seconds", "Request received to first token sent.", TTFT_BUCKETS_S)
         self.inter_token_latency_seconds = self._histogram(
             "inter_token_latency_seconds", "Between two tokens of one choice.", ITL_BUCKETS_S

@@ -67,6 +67,7 @@ class RouterServer:
             recorder=recorder,
         )
         certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
+        metrics.expiries.watch("clients", certificates)
         self._listener = (
             bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
         )

@@ -10,13 +10,17 @@ import platform
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import Collector
 
 from twostroke import __version__
 from twostroke.errors import ConfigError
+from twostroke.tls import Certificates
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
@@ -38,14 +42,40 @@ def configure_logging(identity: str, level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def introduce(registry: CollectorRegistry, role: str) -> None:
-    """What every process says of itself: which build it is, and what time it thinks it is."""
+class Expiries(Collector):
+    """When the certificates in use end. Looked up at every scrape: they may be renewed at any time."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._of: dict[str, Certificates] = {}
+
+    def watch(self, use: str, certificates: Certificates | None) -> None:
+        """`use`: "clients" or "cluster". None: there are none to watch."""
+        if certificates is not None:
+            self._of[use] = certificates
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        gauge = GaugeMetricFamily(
+            "twostroke_certificate_expiry_timestamp_seconds",
+            "When the certificate in use ends, in Unix seconds; none without TLS.",
+            labels=("role", "use"),
+        )
+        for use, certificates in self._of.items():
+            gauge.add_metric((self._role, use), certificates.expires_s)
+        yield gauge
+
+
+def introduce(registry: CollectorRegistry, role: str) -> Expiries:
+    """What every process says of itself: which build it is, what time it thinks it is, when its certificates end."""
+    expiries = Expiries(role)
+    registry.register(expiries)
     build = Gauge("twostroke_build_info", "Always 1.", ("role", "version", "python"), registry=registry)
     build.labels(role, __version__, platform.python_version()).set(1)
     clock = Gauge(
         "twostroke_clock_seconds", "The wall clock of this process, Unix seconds.", ("role",), registry=registry
     )
     clock.labels(role).set_function(time.time)
+    return expiries
 
 
 SHUTDOWN_POLL_S = 0.05

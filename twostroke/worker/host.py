@@ -67,6 +67,7 @@ class WorkerHost:
         self.facts = facts
         self.memory = plant.memory
         self.metrics = WorkerMetrics(config.role, facts.block_size)
+        self.metrics.expiries.watch("cluster", self.us.certificates)
         self.metrics.computes(plant.determinism)
         self.feed = EventFeed(plant.begin_life(epoch), config.patience.heartbeat_s)
         self.pool = plant.pool

@@ -29,7 +29,7 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         self._block_size = block_size
         self._role = role.value
-        introduce(self.registry, role.value)
+        self.expiries = introduce(self.registry, role.value)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"twostroke_{name}", text, ("role", *labels), registry=self.registry)
