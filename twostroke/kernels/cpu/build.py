@@ -102,7 +102,7 @@ def load_kernels(folder: Path) -> Kernels | None:
 
 
 def build_all(folder: Path) -> None:
-    """Libraries for every CPU of this architecture, for machines without a compiler. Raises OSError where there is none."""
+    """Libraries for all CPUs of this architecture, for machines without a compiler. Raises OSError without one."""
     is_x86 = os.uname().machine == "x86_64"
     for variant in VARIANTS:
         if is_x86 or not variant.needs:
