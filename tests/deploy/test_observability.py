@@ -16,7 +16,7 @@ import yaml
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.deploy.prometheus import FOLDER, RATE_INTERVAL, Prometheus, scraping
 from tests.deploy.tools import ROOT, tool
-from twostroke.config import ModelConfig
+from twostroke.config import ModelConfig, ScheduleConfig
 
 GRAFANA = ROOT / "deploy" / "observability" / "grafana"
 RUNBOOK = ROOT / "docs" / "observability.md"
@@ -69,7 +69,11 @@ async def test_every_query_of_dashboards_and_rules_has_numbers_while_a_cluster_w
     tool("prometheus")
     asked = {*dashboard_queries(), *recorded()}
     assert len(asked) > 80
-    async with running_cluster(prefill=1, decode=1, model=PACED) as cluster, scraping(cluster, tmp_path) as prometheus:
+    always_pulls = {"policy": "round-robin", "schedule": ScheduleConfig(takeover=False)}
+    async with (
+        running_cluster(prefill=1, decode=1, model=PACED, **always_pulls) as cluster,
+        scraping(cluster, tmp_path) as prometheus,
+    ):
         load = asyncio.create_task(keep_asking(cluster))
         try:
             left = await without_numbers(prometheus, asked, load)

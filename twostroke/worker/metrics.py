@@ -51,14 +51,17 @@ class WorkerMetrics:
         self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
         self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
         self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")
-        for reason in PULL_TROUBLES:
-            self._pull_failures.labels(role_name, reason.__name__)
         self._fallbacks = counter(
             "transport_fallbacks_total", "Pulls that a faster transport of this host should have taken.", "transport"
         )
         self._peer_blocks = counter("peer_pulled_blocks_total", "Blocks fetched from peers.").labels(role_name)
         self._peer_bytes = counter("peer_pulled_bytes_total", "Page bytes fetched from peers.").labels(role_name)
         self._peer_failures = counter("peer_pull_failures_total", "Pulls from peers given up: computed here.", "reason")
+        for reason in PULL_TROUBLES:
+            self._pull_failures.labels(role_name, reason.__name__)
+            self._peer_failures.labels(role_name, reason.__name__)
+        for kind in ("prefill", "decode"):
+            self._steps.labels(role_name, kind)
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
         self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
         self.stale_attempts = counter("stale_attempts_total", "Calls about a replaced attempt.").labels(role_name)
@@ -81,6 +84,9 @@ class WorkerMetrics:
     def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
         """Report at every scrape what checksums cost, and who was refused at the page ports."""
         self.registry.register(_PageCounters(self._role, digests, transports))
+        for transport in transports:
+            self._pull_bytes.labels(self._role, transport.name)
+            self._pull_seconds.labels(self._role, transport.name)
         for transport in transports[:-1]:
             self._fallbacks.labels(self._role, transport.name)
 
