@@ -58,6 +58,14 @@ def lines_of(spans: Sequence[control_pb2.TraceSpan]) -> list[Line]:
     return list(_below(0, parts, scale, depth=0))
 
 
+def missing_of(spans: Sequence[control_pb2.TraceSpan]) -> list[str]:
+    """Workers that an answer was opened at, and that say nothing of it."""
+    values = [(span.name, span.process, attributes_of(span.attributes)) for span in spans]
+    heard = {(process, facts.get("attempt")) for name, process, facts in values if name == "attempt"}
+    opened = {(str(facts["decode"]), facts.get("attempt")) for _, _, facts in values if "decode" in facts}
+    return sorted({worker for worker, _ in opened - heard})
+
+
 @dataclass(frozen=True, slots=True)
 class _Scale:
     begin_s: float

@@ -13,7 +13,7 @@ from rich.console import Console
 from cluster import admin_access
 from cluster.admin_access import AdminAccess
 from cluster.commands.rpc import describe
-from cluster.waterfall import ROOT, Line, lines_of
+from cluster.waterfall import ROOT, Line, lines_of, missing_of
 from twostroke.errors import NotFound, PeerLost
 from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -86,6 +86,8 @@ def _print(name: str, known: control_pb2.GetTraceResponse) -> None:
         console.print(_row(line), markup=False)
     if not any(span.name == ROOT for span in known.spans):
         console.print("its end is missing: it is still open, or its router is gone", markup=False)
+    for worker in missing_of(known.spans):
+        console.print(f"the part of {worker} is missing: it is still at it, or that life of it is over", markup=False)
     if known.silent:
         console.print(f"did not answer: {', '.join(known.silent)}", markup=False)
 
