@@ -29,7 +29,7 @@ from cluster.planner import (
 )
 from twostroke.scaling_config import Bounds, ScalingConfig
 
-REMEMBERED = 256
+REMEMBERED = 96
 """Requests: enough for their lengths' spread, few enough to follow a change of what is asked."""
 LEAST_KNOWN = 8
 """Requests that have ended, before anything is decided."""
@@ -164,10 +164,10 @@ class Planner:
         if not mean_s:
             return self._prefill.least
         with_queue = replace(load, requests_per_s=load.requests_per_s + backlog_s / CLEAR_S / mean_s)
-        share = self._possible_share(load, ability)
-        for count in range(max(1, self._prefill.least), self._prefill.most + 1):
+        share, busy = self._possible_share(load, ability), _busy(with_queue, ability)
+        for count in range(max(1, self._prefill.least, math.ceil(busy)), self._prefill.most + 1):
             if self._promise.ttft_s is None or not share:
-                if _busy(with_queue, ability) <= count * BUSY:
+                if busy <= count * BUSY:
                     return count
             elif attainment_of(count, with_queue, ability, self._promise.ttft_s) >= share:
                 return count
