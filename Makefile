@@ -9,13 +9,14 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test image manifests pods .tools rolling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests pods .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
+	@echo "make scaling           a load that doubles, with the planner's own times, some minutes"
 	@echo "make manifests         of the gate: Kubernetes manifests, checked offline"
 	@echo "make pods              the pods of overlay dev-cpu on this machine, out of namespaces (root)"
 	@echo "make lint              of the gate: format, lint, types, contracts"
@@ -81,6 +82,9 @@ faults: $(VENV)/.dev
 
 rolling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
+
+scaling: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cluster/test_scaling.py -m slow -s
 
 soak: $(VENV)/.dev
 	$(BIN)/twostroke soak --write docs/faults.md $(ARGS)

@@ -16,10 +16,13 @@ from typing import Any, Protocol, TypeVar
 
 import ray
 import ray.exceptions
+from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
 
 from cluster.actors import MOUNTS, MountedWorker, Place, Serving
 from cluster.placement import nodes_from_ray, worker_options
+from cluster.planner import Counts
+from cluster.scaling.nodes import room_for
 from cluster.scaling.roster import Roster
 from cluster.spec import NAMESPACE
 from twostroke.config import Role, WorkerConfig
@@ -102,6 +105,9 @@ class Ground(Protocol):
 
     def set_roster(self, roster: Roster) -> None: ...
 
+    def ask_for_room(self, wanted: Counts) -> None:
+        """Let there be nodes for so many workers, if somebody can start some; those that stay idle, that one ends."""
+
     async def nodes(self) -> Nodes:
         """Raises PeerLost where nobody answers."""
 
@@ -155,6 +161,8 @@ class RayGround:
         self._worker_count = worker_count
         self._roles = roles or {}
         self._mounts = mounts or MOUNTS
+        self._has_asked = False
+        """For room; Ray's autoscaler keeps it until something else is asked for."""
 
     def find(self, config: WorkerConfig) -> RayWorker | None:
         try:
@@ -202,6 +210,12 @@ class RayGround:
     def set_roster(self, roster: Roster) -> None:
         internal_kv._internal_kv_put(ROSTER_KEY, to_json(roster), overwrite=True, namespace=KV_NAMESPACE)
 
+    def ask_for_room(self, wanted: Counts) -> None:
+        room = room_for(wanted, self._roles)
+        if room.bundles:
+            request_resources(bundles=room.bundles, bundle_label_selectors=room.selectors)
+            self._has_asked = True
+
     async def nodes(self) -> Nodes:
         try:
             return await asyncio.to_thread(_nodes_now)
@@ -209,6 +223,8 @@ class RayGround:
             raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
 
     def forget(self) -> None:
+        if self._has_asked:
+            request_resources(bundles=[])
         for prefix in (_incarnation_key(""), _departure_key(""), ROSTER_KEY):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)

@@ -24,6 +24,7 @@ from router.metrics import ROLE, RouterMetrics, WorkerReading
 from router.prefix_index import PrefixIndex
 from router.reservation_feed import ReservationFeed
 from router.reservations import Reservations
+from router.scaling_metrics import ScalingMetrics
 from router.vigil import Vigil
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
@@ -91,6 +92,7 @@ class Fleet:
         self._event_faults = FaultRates.parse(config.event_faults)
         self._reservation_feed = ReservationFeed(router_id, us, self.reservations)
         metrics.show_fleet(self._readings)
+        self._scaling = ScalingMetrics(metrics.registry)
         metrics.other_routers.set_function(lambda: self._reservation_feed.flowing)
         metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
         metrics.reservations.set_function(lambda: len(self.reservations))
@@ -194,6 +196,7 @@ class Fleet:
             if member.worker not in listed:
                 self._leave(member, "the supervisor no longer lists it")
         self._reservation_feed.take(view.routers, tasks)
+        self._scaling.take(view.scaling)
         self._note_change()
 
     def _join(self, member: Member, tasks: asyncio.TaskGroup) -> None:

@@ -6,15 +6,18 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import grpc
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster import admin_access
+from cluster import admin_access, orders, state_file
 from cluster.admin_access import TOKEN_FILE, AdminAccess
 from cluster.commands.rpc import describe, status_of
+from cluster.scaling.standing import Standing
 from twostroke.errors import PeerLost, Unauthenticated
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -71,12 +74,25 @@ def run(args: argparse.Namespace) -> int:
         except grpc.RpcError as error:
             raise PeerLost(f"{address}: {describe(error)}") from error
     workers = [_line(entry) for entry in loads.workers]
+    scaling = _scaling(args)
     if args.json:
         lines = {"routers": [asdict(line) for line in routers], "workers": [asdict(line) for line in workers]}
-        print(json.dumps({"address": address, "model": model.model, **lines}))
+        print(json.dumps({"address": address, "model": model.model, **lines, "scaling": scaling}))
     else:
         _print_tables(model, routers, workers)
+        if scaling is not None:
+            print("\n".join(Standing(**scaling).lines()))
     return 0
+
+
+def _scaling(args: argparse.Namespace) -> Any:
+    """Of a fleet of this machine: its launcher can ask the supervisor, which may be away for a moment."""
+    if args.admin is not None:
+        return None
+    try:
+        return orders.give(Path(state_file.the_one_running(args.pid).log_dir), "scaling")
+    except PeerLost:
+        return None
 
 
 def _router(address: str, access: AdminAccess) -> RouterLine:

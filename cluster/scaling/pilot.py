@@ -47,10 +47,12 @@ class Pilot:
         self._loads: dict[str, tuple[Role, Load]] = {}
         self._block_size = 1
         self._outlook: Outlook | None = None
+        self._has_news = False
 
     def report(self, said: fleet_pb2.ReportRequest) -> None:
         """Of one router. Counts begin with the first report that comes: what was before may have been counted."""
         now_s = self._clock()
+        self._has_news = True
         known = self._routers.get(said.router_id)
         if known is not None:
             self._arrived += max(0, said.arrived - known.arrived)
@@ -104,6 +106,9 @@ class Pilot:
         )
 
     def _look(self, residents: list[Resident]) -> None:
+        if not self._has_news:
+            return  # nobody has said anything: that is no absence of load
+        self._has_news = False
         outlook = self._outlook = self._planner.decide(self._seen(residents))
         if self._staff.roster.is_automatic and outlook.wanted != self._staff.wanted:
             self._staff.scale(outlook.wanted, self._held(), is_automatic=True, reason=str(outlook))

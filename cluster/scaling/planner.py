@@ -39,6 +39,8 @@ BUSY = 0.75
 """Share of their time that prefill workers compute, where no first token is promised, or none can be kept."""
 CLEAR_S = 20.0
 """In which a queue that has grown shall be gone."""
+PATIENCE = 3.0
+"""Times `down_s`: for so long nobody of a role is sent away while one that was asked for starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +110,8 @@ class Planner:
         self._arrivals: deque[tuple[float, int]] = deque()
         self._demands: deque[Demand] = deque(maxlen=REMEMBERED)
         self._needs: deque[Needs] = deque()
+        self._complete_s = [-math.inf, -math.inf]
+        """When all prefill and all decode workers last served that shall be there."""
 
     def decide(self, seen: Seen) -> Outlook:
         self._remember(seen)
@@ -118,12 +122,13 @@ class Planner:
         needs = self._needs_of(load, seen.ability, seen)
         self._needs.append(needs)
         wanted, why = self._wanted(seen, needs)
+        streams = streams_per_worker(max(1, wanted.decode), load, seen.ability)
         return Outlook(
             wanted=wanted,
             need=needs.now,
             requests_per_s=rate,
             prefill_busy=_busy(load, seen.ability),
-            streams=streams_per_worker(max(1, wanted.decode), load, seen.ability) or math.inf,
+            streams=math.inf if streams is None else streams,
             why=why,
         )
 
@@ -134,7 +139,10 @@ class Planner:
         self._arrivals.append((seen.at_s, seen.arrived))
         while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._pace.window_s:
             self._arrivals.popleft()
-        while self._needs and self._needs[0].at_s < seen.at_s - self._pace.down_s:
+        for role, (serving, staff) in enumerate(zip(seen.serving.pair, seen.staff.pair, strict=True)):
+            if serving >= staff:
+                self._complete_s[role] = seen.at_s
+        while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - self._pace.down_s:
             self._needs.popleft()
 
     def _rate(self) -> float | None:
@@ -197,7 +205,7 @@ class Planner:
     def _wanted(self, seen: Seen, needs: Needs) -> tuple[Counts, str]:
         staff = seen.staff
         more = Counts(*(max(*pair) for pair in zip(staff.pair, self._lasting(seen.at_s).pair, strict=True)))
-        fewer = self._peak(seen.at_s, self._pace.down_s)
+        fewer = self._fewer(seen)
         lacks = (more.prefill > staff.prefill, more.decode > staff.decode)
         if any(lacks):
             wanted = self._switched(seen, more) if self._may_switch else more
@@ -207,6 +215,15 @@ class Planner:
             wanted = Counts(*(min(*pair) for pair in zip(staff.pair, fewer.pair, strict=True)))
             return self._within(wanted), f"fewer would have done for {self._pace.down_s:g} s, with {SPARE - 1:.0%} more"
         return self._within(staff), "enough"
+
+    def _fewer(self, seen: Seen) -> Counts | None:
+        fewer = self._peak(seen.at_s, self._pace.down_s)
+        if fewer is None:
+            return None
+        patience_s = PATIENCE * self._pace.down_s
+        starts = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
+        staff = seen.staff.pair
+        return Counts(*(have if waits else n for have, waits, n in zip(staff, starts, fewer.pair, strict=True)))
 
     def _lasting(self, now_s: float) -> Counts:
         """Needed all the time since `up_s` ago; nothing where that is not known."""
@@ -219,7 +236,7 @@ class Planner:
     def _peak(self, now_s: float, span_s: float) -> Counts | None:
         """What would have been enough all the time, with something to spare; None where that is not known."""
         since_s = now_s - span_s
-        if self._needs[0].at_s > since_s + 2 * self._pace.tick_s:
+        if self._needs[0].at_s > since_s:
             return None
         recent = [needs.with_spare for needs in self._since(since_s)]
         return Counts(max(each.prefill for each in recent), max(each.decode for each in recent))

@@ -19,6 +19,7 @@ from typing import Any
 
 from cluster.actors import Place, Serving
 from cluster.ground import Departure, Nodes, WorkerDied
+from cluster.planner import Counts
 from cluster.scaling.roster import Roster
 from cluster.spec import fleet_spec
 from cluster.supervisor import Supervisor
@@ -149,6 +150,9 @@ class ProcessGround:
 
     def set_roster(self, roster: Roster) -> None:
         self._roster = roster
+
+    def ask_for_room(self, wanted: Counts) -> None:
+        """There is always some."""
 
     async def nodes(self) -> Nodes:
         return Nodes({}, has_others=True)

@@ -44,8 +44,8 @@ class Brains(Protocol):
 
 
 def simulate(trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None = None) -> Run:
-    """`trace` must be in order (see twostroke.simulate.traces.replayed), its blocks of the fleet's size. `scaler` says how
-    many of the shape's workers there are; without one, all."""
+    """`trace` must be in order (see twostroke.simulate.traces.replayed), its blocks of the fleet's size. `scaler`
+    says how many of the shape's workers there are; without one, all."""
     if trace.block_tokens != shape.block_size:
         raise ConfigError(
             f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",

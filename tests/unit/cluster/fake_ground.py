@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from cluster.actors import Place, Serving
 from cluster.ground import Departure, Nodes
 from cluster.plan import Stage
+from cluster.planner import Counts
 from cluster.scaling.roster import Roster
 from cluster.spec import FleetSpec, fleet_spec
 from cluster.supervisor import Supervisor
@@ -116,6 +117,8 @@ class FakeGround:
         self.silent_looks = 0
         """At nodes, that nobody answers from now on."""
         self.written: Roster | None = None
+        self.asked: Counts | None = None
+        """For room."""
         self._incarnations: dict[str, int] = {}
 
     def find(self, config: WorkerConfig) -> FakeWorker | None:
@@ -145,6 +148,9 @@ class FakeGround:
 
     def set_roster(self, roster: Roster) -> None:
         self.written = roster
+
+    def ask_for_room(self, wanted: Counts) -> None:
+        self.asked = wanted
 
     async def nodes(self) -> Nodes:
         if self.silent_looks:

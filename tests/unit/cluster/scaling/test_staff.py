@@ -1,0 +1,183 @@
+"""A supervisor whose workers come, go and switch, without Ray; it may die in the middle, and so may they."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from cluster.ground import WorkerDied
+from cluster.plan import Stage
+from cluster.planner import Counts
+from cluster.scaling.changes import counts_of, revised
+from cluster.scaling.nodes import room_for
+from cluster.scaling.roster import Post, Roster
+from cluster.spec import fleet_spec
+from cluster.supervisor import Supervisor
+from cluster.view import Worker
+from tests.unit.cluster.fake_ground import TOKEN, FakeGround, FakeWorker
+from twostroke.config import ClusterConfig, Role, WorkerConfig
+from twostroke.errors import ConfigError, InvalidRequest, NotFound
+from twostroke.placement_config import RoleConfig
+from twostroke.scaling_config import ScalingConfig
+
+PATIENCE_S = 10.0
+
+
+class Mounted(FakeWorker):
+    """As a mounted worker: who calls `run` while a life is under way joins that."""
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        if self._end is None or self._end.done():
+            await super().run(incarnation, role)
+        else:
+            await asyncio.shield(self._end)
+
+
+class Ground(FakeGround):
+    def create(self, config: WorkerConfig) -> FakeWorker:
+        super().create(config)
+        worker = self.workers[config.worker_id] = Mounted(config.worker_id)
+        worker.control = self.control
+        return worker
+
+
+def config(prefill: int = 1, decode: int = 2, *, flexible: bool = True) -> ClusterConfig:
+    return ClusterConfig(prefill=prefill, decode=decode, scaling=ScalingConfig(flexible=flexible))
+
+
+@asynccontextmanager
+async def supervising(ground: Ground, cluster: ClusterConfig | None = None) -> AsyncIterator[Supervisor]:
+    async with ground.control.served():
+        supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), ground)
+        life = asyncio.create_task(supervisor.run())
+        await until(supervisor, lambda workers: all(each.observed.stage is Stage.SERVING for each in workers.values()))
+        yield supervisor
+        await supervisor.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def until(supervisor: Supervisor, is_so) -> dict[str, Worker]:
+    version = -1
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            snapshot = await supervisor.snapshot(version)
+            version = snapshot.version
+            workers = {worker.config.worker_id: worker for worker in snapshot.workers}
+            if is_so(workers):
+                return workers
+
+
+def roles(workers: dict[str, Worker]) -> dict[str, str]:
+    """Of those that serve."""
+    return {name: each.role.value for name, each in workers.items() if each.observed.stage is Stage.SERVING}
+
+
+async def die(supervisor: Supervisor) -> None:
+    """It tells nobody."""
+    assert supervisor._life is not None
+    supervisor._life.cancel()
+    await asyncio.gather(supervisor._life, return_exceptions=True)
+
+
+async def test_workers_that_are_asked_for_come_and_those_that_are_not_drain_and_are_forgotten() -> None:
+    ground = Ground()
+    async with supervising(ground, config(flexible=False)) as supervisor:
+        said = await supervisor.scale(prefill=2, decode=3)
+        assert ground.asked == Counts(2, 3)
+        assert (said["wanted_prefill"], said["wanted_decode"], said["is_automatic"]) == (2, 3, False)
+        await until(supervisor, lambda workers: len(roles(workers)) == 5)
+        await supervisor.scale(prefill=1, decode=1)
+        workers = await until(supervisor, lambda workers: len(workers) == 2)
+        assert roles(workers) == {"prefill-0": "prefill", "decode-0": "decode"}
+        assert ground.written is not None
+        assert set(ground.written.posts) == {"prefill-0", "decode-0"}
+        assert len(ground.control.drains) == 3
+        assert ground.workers["decode-2"].is_removed
+
+
+async def test_a_worker_switches_in_its_process_keeps_what_it_has_and_the_next_life_outranks_the_one_before() -> None:
+    ground = Ground()
+    async with supervising(ground) as supervisor:
+        await supervisor.assign_role("decode-1", "prefill")
+        workers = {worker.config.worker_id: worker for worker in (await supervisor.snapshot()).workers}
+        assert roles(workers) == {"prefill-0": "prefill", "decode-0": "decode", "decode-1": "prefill"}
+        assert workers["decode-1"].to_member().role == "prefill"
+        worker = ground.workers["decode-1"]
+        assert (worker.incarnations, worker.recycled) == ([1, 2], 0)
+        assert [len(drain.heirs) for drain in ground.control.drains] == [0], "nothing is left to heirs"
+        with pytest.raises(InvalidRequest, match="decode-0 is the last decode worker"):
+            await supervisor.assign_role("decode-0", "prefill")
+        with pytest.raises(NotFound, match="no worker 'decode-7'"):
+            await supervisor.assign_role("decode-7", "prefill")
+
+
+async def test_workers_that_have_not_loaded_what_the_other_role_needs_keep_theirs() -> None:
+    async with supervising(Ground(), config(flexible=False)) as supervisor:
+        with pytest.raises(ConfigError, match="start it with --flexible"):
+            await supervisor.assign_role("decode-1", "prefill")
+
+
+@pytest.mark.parametrize("change", ["switch", "retire"])
+async def test_what_a_supervisor_has_begun_its_next_life_ends(change: str) -> None:
+    ground = Ground()
+    async with supervising(ground) as first:
+        ground.control.may_end.clear()
+        if change == "switch":
+            begun = asyncio.create_task(first.assign_role("decode-1", "prefill"))
+        else:
+            begun = asyncio.create_task(first.scale(prefill=1, decode=1))  # type: ignore[arg-type]  # its answer is not asked
+        await until(first, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await die(first)
+        begun.cancel()
+        second = Supervisor(fleet_spec(config(), token=TOKEN, port=0), ground)
+        life = asyncio.create_task(second.run())
+        ground.control.may_end.set()
+        wanted = {"prefill-0": "prefill", "decode-0": "decode"}
+        if change == "switch":
+            wanted["decode-1"] = "prefill"
+        workers = await until(second, lambda workers: roles(workers) == wanted and len(workers) == len(wanted))
+        assert set(workers) == set(wanted)
+        assert ground.workers["decode-1"].recycled == 0
+        await second.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def test_a_worker_that_dies_while_it_switches_begins_anew_in_the_role_that_it_shall_have() -> None:
+    ground = Ground()
+    async with supervising(ground) as supervisor:
+        ground.control.may_end.clear()
+        switching = asyncio.create_task(supervisor.assign_role("decode-1", "prefill"))
+        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        ground.workers["decode-1"].die(WorkerDied("killed"))
+        ground.control.may_end.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await switching
+        assert ground.workers["decode-1"].role is Role.PREFILL
+        assert ground.departures["decode-1"] is None
+
+
+def test_room_is_asked_for_as_workers_ask_for_it_and_none_for_those_that_fit_anywhere() -> None:
+    roles = {Role.PREFILL: RoleConfig(num_cpus=2.0, num_gpus=1.0, labels={"role": "prefill"})}
+    room = room_for(Counts(2, 3), roles)
+    assert room.bundles == [{"CPU": 2.0, "GPU": 1.0}] * 2
+    assert room.selectors == [{"role": "prefill"}] * 2
+
+
+def roster(**posts: Role) -> Roster:
+    return Roster(
+        fleet="f", posts={name.replace("_", "-"): Post(role) for name, role in posts.items()}, is_automatic=True
+    )
+
+
+def test_those_go_first_that_hold_least_and_who_can_be_spared_becomes_what_is_lacking() -> None:
+    before = roster(prefill_0=Role.PREFILL, decode_0=Role.DECODE, decode_1=Role.DECODE, decode_2=Role.DECODE)
+    held = {"decode-0": 5, "decode-1": 1, "decode-2": 9}
+    after = revised(before, Counts(2, 2), held, may_switch=True)
+    assert after.posts["decode-1"] == Post(Role.PREFILL)
+    assert counts_of(after) == Counts(2, 2)
+    apart = revised(before, Counts(2, 2), held, may_switch=False)
+    assert apart.posts["decode-1"] == Post(Role.DECODE, is_retiring=True)
+    assert apart.posts["prefill-1"] == Post(Role.PREFILL)
