@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import tempfile
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,16 @@ class ElasticCluster:
         said = json.loads(await asyncio.wait_for(self._router.stdout.readline(), PATIENCE_S))
         self.grpc, self.http = str(said["grpc"]), str(said["http"])
         await self.until(lambda workers: all(worker.observed.stage == "serving" for worker in workers.values()))
+        async with asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(self._is_ready):
+                await asyncio.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/ready", timeout=5):
+                return True
+        except OSError:
+            return False
 
     async def start_supervisor(self) -> None:
         """A new one on the port of the one before, which knows what that one wrote down."""
