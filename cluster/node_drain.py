@@ -18,7 +18,7 @@ from ray.core.generated import autoscaler_pb2
 from cluster import ray_session
 from cluster.placement import Node, nodes_from_ray
 from cluster.plan import Stage
-from cluster.supervisor import Snapshot
+from cluster.view import Snapshot
 from twostroke.errors import ConfigError, NotFound, PeerLost
 
 HERE = "here"
