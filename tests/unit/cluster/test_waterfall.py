@@ -81,5 +81,5 @@ def test_parts_of_one_stream_that_several_routers_had_are_put_together() -> None
 
 
 def test_every_kind_of_attribute_survives_the_message() -> None:
-    facts: dict[str, Value] = {"text": "a", "whole": -3, "number": 0.5, "flag": False}
+    facts: dict[str, Value] = {"text": "a", "whole": -3, "real": 0.5, "flag": False}
     assert attributes_of(span(1, "route", None, 0, 1, **facts).attributes) == facts
