@@ -19,7 +19,7 @@ from tests.pods.pod import GATEWAY, SUBNET, Container, Image, Pod
 
 LOOK_S = 0.2
 PROBE_S = 4.0
-HEAD_S = 120.0
+HEAD_S = 240.0
 RAY_IS_UP = "Ray runtime started."
 
 

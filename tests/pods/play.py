@@ -29,7 +29,7 @@ APART = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mo
 PREPARE = "mount --make-rprivate / && mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns"
 MODEL = "smollm2-135m"
 PACED = "paced:prefill_tokens_per_s=20000,step_ms=20,step_us_per_seq=0,vocab=256,page_bytes=4096,max_model_len=4096"
-READY_S, SOON_S = 300.0, 90.0
+READY_S, SOON_S = 420.0, 240.0
 TOKENS = 400
 
 
@@ -42,8 +42,11 @@ def play(overlay: str, model: str) -> dict[str, Any]:
         kubelet = Kubelet(
             Manifests.render(OVERLAYS / overlay, {f" {MODEL}": f" {model}", f"={MODEL}": f"={model}"}), _image(), folder
         )
-        with kubelet.running():
-            return _tried(kubelet)
+        try:
+            with kubelet.running():
+                return _tried(kubelet)
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def _tried(kubelet: Kubelet) -> dict[str, Any]:
