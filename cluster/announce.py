@@ -57,14 +57,15 @@ class Announcer:
         if not routers:
             print(f"{head}\n  routers       elsewhere: twostroke router\n  logs          {folder}\n\n{end}", flush=True)
             return
+        scheme = "http" if config.tls is None else "https"
         print(
             f"{head}\n"
-            f"  OpenAI HTTP   {'  '.join(f'http://{router.http}/v1' for router in routers)}\n"
+            f"  OpenAI HTTP   {'  '.join(f'{scheme}://{router.http}/v1' for router in routers)}\n"
             f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
             f"  admin         {'  '.join(router.admin for router in routers)}\n"
-            f"  metrics       {'  '.join(f'http://{router.metrics}/metrics' for router in routers)}\n"
+            f"  metrics       {'  '.join(metrics_url(router, scheme) for router in routers)}\n"
             f"  logs          {folder}\n\n"
-            f"{curl_line(routers[0].http, config.model.public_name)}\n\n"
+            f"{curl_line(routers[0].http, config.model.public_name, scheme)}\n\n"
             f"{grpc_line(routers[0].grpc)}\n\n"
             f"{end}",
             flush=True,
@@ -74,9 +75,14 @@ class Announcer:
         self._console.print(f"[{self.elapsed_s:5.1f} s] {text}", style=style, markup=False)
 
 
-def curl_line(http: str, model: str) -> str:
+def metrics_url(router: Addresses, scheme: str) -> str:
+    """A port of their own takes no TLS."""
+    return f"{scheme if router.metrics == router.http else 'http'}://{router.metrics}/metrics"
+
+
+def curl_line(http: str, model: str, scheme: str) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    url = f"http://{reachable(http)}/v1/chat/completions"
+    url = f"{scheme}://{reachable(http)}/v1/chat/completions"
     return f"curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 

@@ -33,6 +33,7 @@ from twostroke.errors import ConfigError
 from twostroke.faults.injector import planned
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
+from twostroke.tls import check_certificates
 from twostroke.transfer.registry import check_names
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
@@ -71,6 +72,7 @@ def _launch(config: ClusterConfig, manner: Manner) -> int:
         read_keys(config.doors.api_keys)
     if config.transports is not None:
         check_names(config.transports)
+    check_certificates(config.tls, config.cluster_tls)
     token = None if config.token_file is None else read_token(config.token_file)
     if config.address is None:
         if manner.keeps:
@@ -233,7 +235,13 @@ class _Launch:
         """Ends only by cancellation or failure."""
         await attendant.until_all_serve()
         addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
-        state_file.write(state_file.own(addresses, self._config.model.public_name, str(self._home.folder)))
+        own = state_file.own(
+            addresses,
+            self._config.model.public_name,
+            str(self._home.folder),
+            has_tls=self._config.tls is not None,
+        )
+        state_file.write(own)
         self._announcer.ready(self._config, addresses, self._home.folder)
         self._is_ready.set()
         await asyncio.Event().wait()

@@ -73,7 +73,7 @@ class RouterKeeper:
     async def until_ready(self) -> Addresses:
         """Where it listens, once it could answer."""
         addresses = await asyncio.shield(self._listening())
-        await until_ready(addresses.http)
+        await until_ready(addresses.admin)
         return addresses
 
     async def restart(self) -> None:

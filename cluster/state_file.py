@@ -22,6 +22,8 @@ class ServeState:
     """Empty where they run elsewhere."""
     model: str
     log_dir: str
+    has_tls: bool = False
+    """Of the routers' doors."""
 
     @property
     def doors(self) -> str:
@@ -100,7 +102,9 @@ def the_one_running(pid: int | None = None) -> ServeState:
     return states[0]
 
 
-def own(routers: tuple[Addresses, ...], model: str, log_dir: str) -> ServeState:
+def own(routers: tuple[Addresses, ...], model: str, log_dir: str, *, has_tls: bool = False) -> ServeState:
     ticks = started_ticks(os.getpid())
     assert ticks is not None
-    return ServeState(pid=os.getpid(), started_ticks=ticks, routers=routers, model=model, log_dir=log_dir)
+    return ServeState(
+        pid=os.getpid(), started_ticks=ticks, routers=routers, model=model, log_dir=log_dir, has_tls=has_tls
+    )

@@ -285,7 +285,8 @@ class RouterConfig:
     """For tests: "drop:0.01,duplicate:0.01,reorder:0.01,seed:1" spoils that share of the event batches that come in."""
 
     def __post_init__(self) -> None:
-        for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
+        ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--peer-port": self.peer_port}
+        for name, port in ports.items():
             if not 0 <= port < 65536:
                 raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
         if not 0 <= self.drain_grace_s < math.inf:
@@ -325,6 +326,8 @@ class ClusterConfig:
     """Of the routers' doors."""
     cluster_tls: TlsConfig | None = None
     """Of all connections between processes; the files are on every host."""
+    unencrypted_nixl: bool = False
+    """nixl is taken beside certificates, although nothing encrypts its pages."""
     policy: str = "kv"
     seed: int | None = None
     slo_ttft_s: float | None = None
@@ -357,6 +360,12 @@ class ClusterConfig:
             raise ConfigError(f"--ray-wait must be seconds, 0 or more, got {self.ray_wait_s}", field="ray_wait")
         if not 0 <= self.fleet_port < 1 << 16:
             raise ConfigError(f"--fleet-port must be from 0 to 65535, got {self.fleet_port}", field="fleet_port")
+        if self.cluster_tls is not None and "nixl" in (self.transports or ()) and not self.unencrypted_nixl:
+            raise ConfigError(
+                "--transports nixl does not go with --cluster-tls-cert, as nothing can encrypt its pages: "
+                "leave it out, or say --unencrypted-nixl where their network is trusted",
+                field="transports",
+            )
         _positive("--threads", self.threads)
         _positive("--orphan-grace", self.orphan_grace_s)
         _check_admission(self.slo_ttft_s, self.max_held)

@@ -184,6 +184,13 @@ class Certificates:
         )
 
 
+def check_certificates(doors: TlsConfig | None, cluster: TlsConfig | None) -> None:
+    """Raises ConfigError where one of them cannot be used, before anything is started that needs it."""
+    for config, use in ((doors, Use.CLIENTS), (cluster, Use.CLUSTER)):
+        if config is not None:
+            Certificates(config, use)
+
+
 def _read(flag: str, path: str, read: Callable[[], Content]) -> Content:
     try:
         return read()

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 from cluster.announce import fetch_with_progress
-from cluster.flags import fleet, routing, security, token, tracing
+from cluster.flags import fleet, routing, security, tls, token, tracing
 from cluster.flags.defaults import with_default
 from router.__main__ import run as run_router
 from twostroke.config import ModelConfig, PatienceConfig, RouterConfig
@@ -39,6 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="HOST",
         help="how other routers reach this one (default: --host, or the address that leads to the fleet)",
+    )
+    group.add_argument(
+        "--peer-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="where other routers reach this one over TLS, with --cluster-tls-cert (default: any free one)",
     )
     group.add_argument(
         "--rank", type=int, default=0, metavar="N", help=with_default("of this router among those with one --seed")
@@ -75,11 +82,14 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
         http_port=args.http_port,
         grpc_port=args.grpc_port,
         doors=security.doors_from(args),
+        tls=tls.doors_from(args),
+        cluster_tls=tls.cluster_from(args),
         fleet_address=args.fleet,
         peer_host=args.peer_host or _own_address(args.host, host, port),
         cluster_token=token.read(args.token_file),
         model_dir=_tokenizer_dir(model),
         served_model_name=model.public_name,
+        peer_port=args.peer_port,
         rank=args.rank,
         drain_grace_s=args.grace,
         policy=args.policy,

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.flags import fleet, memory, model, ports, routing, scaling, security, token, tracing
+from cluster.flags import fleet, memory, model, ports, routing, scaling, security, tls, token, tracing
 from cluster.launcher import serve
 from twostroke.config import CacheConfig, ClusterConfig, ModelConfig, PatienceConfig, ScheduleConfig
 
@@ -71,6 +71,9 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
         public_prefixes=tuple(str(Path(file).absolute()) for file in args.public_prefix),
         doors=security.doors_from(args),
         tracing=tracing.config_from(args),
+        tls=tls.doors_from(args),
+        cluster_tls=tls.cluster_from(args),
+        unencrypted_nixl=args.unencrypted_nixl,
         patience=PatienceConfig(suspect_after_s=args.suspect_after, dead_after_s=args.dead_after),
         model=ModelConfig(
             model=args.model,

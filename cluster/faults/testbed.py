@@ -235,7 +235,7 @@ class Bed:
         if len(serving) < self._workers:
             return f"only {sorted(serving)} serve"
         for router in self.routers:
-            if not await asyncio.to_thread(is_ready, router.http):
+            if not await is_ready(router.admin):
                 return f"router {router.http} is not ready"
             try:
                 known = await self._known_to(router)

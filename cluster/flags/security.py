@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cluster.flags import tls
 from twostroke.doors_config import DoorsConfig
 
 DEFAULTS = DoorsConfig()
@@ -12,6 +13,7 @@ DEFAULTS = DoorsConfig()
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_doors(parser.add_argument_group("doors"))
+    tls.add(parser.add_argument_group("certificates"))
 
 
 def add_doors(group: argparse._ArgumentGroup) -> None:

@@ -22,9 +22,11 @@ from router.addresses import Addresses
 from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.json_values import from_values, to_json
-from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.channel import Door, PeerChannel
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.tls_config import TlsConfig
 from twostroke.tracing.config import TracingConfig
 
 TOKEN = "token-of-the-test-cluster"
@@ -72,9 +74,13 @@ class ProcessCluster:
         transports: tuple[str, ...] | None = None,
         doors: DoorsConfig | None = None,
         tracing: TracingConfig | None = None,
+        tls: TlsConfig | None = None,
+        cluster_tls: TlsConfig | None = None,
         fleet_port: int = 0,
     ) -> None:
         self.folder = folder
+        self.tls, self.cluster_tls = tls, cluster_tls
+        self.us = Membership.of(TOKEN, cluster_tls)
         self.tracing = tracing or TracingConfig()
         self.doors = doors or DoorsConfig()
         self.transports = transports
@@ -84,7 +90,7 @@ class ProcessCluster:
         self.workers: dict[str, WorkerProcess] = {}
         self.routers: dict[int, RouterProcess] = {}
         self._fleet = FleetService()
-        self._fleet_server = RpcServer("127.0.0.1", fleet_port, token=TOKEN)
+        self._fleet_server = RpcServer("127.0.0.1", fleet_port, token=TOKEN, certificates=self.us.certificates)
         fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
         self._version = 0
 
@@ -122,6 +128,8 @@ class ProcessCluster:
             doors=dataclasses.replace(self.doors, admin_port=admin_port),
             fleet_address=self._fleet_server.address,
             cluster_token=TOKEN,
+            tls=self.tls,
+            cluster_tls=self.cluster_tls,
             model_dir=str(model_dir or ""),
             served_model_name=self.model.public_name,
             policy=self.policy,
@@ -156,6 +164,7 @@ class ProcessCluster:
             worker_id=worker_id,
             incarnation=incarnation,
             cluster_token=TOKEN,
+            cluster_tls=self.cluster_tls,
             model=self.model,
             cache=self.cache,
             schedule=self.schedule,
@@ -198,7 +207,7 @@ class ProcessCluster:
         self._fleet.publish(fleet_pb2.FleetView(version=self._version, members=members))
 
     async def load(self, worker_id: str) -> control_pb2.Load:
-        channel = PeerChannel(str(self.workers[worker_id].info["address"]), TOKEN)
+        channel = PeerChannel(str(self.workers[worker_id].info["address"]), self.us)
         try:
             stub = control_pb2_grpc.ControlStub(channel.channel)
             answer = await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=channel.metadata, timeout=PATIENCE_S)
@@ -300,6 +309,8 @@ async def running_cluster(
     doors: DoorsConfig | None = None,
     tracing: TracingConfig | None = None,
     fleet_port: int = 0,
+    tls: TlsConfig | None = None,
+    cluster_tls: TlsConfig | None = None,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -315,6 +326,8 @@ async def running_cluster(
             doors=doors,
             tracing=tracing,
             fleet_port=fleet_port,
+            tls=tls,
+            cluster_tls=cluster_tls,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)
@@ -334,8 +347,13 @@ def port_of(address: str) -> int:
 class Client:
     """A gRPC client of the front door that speaks token ids."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, door: Door | None = None) -> None:
+        """`door`: where it takes TLS."""
+        self.channel = (
+            grpc.aio.insecure_channel(address)
+            if door is None
+            else grpc.aio.secure_channel(address, door.credentials, options=list(door.options))
+        )
         self.stub = inference_pb2_grpc.InferenceStub(self.channel)
 
     async def close(self) -> None:

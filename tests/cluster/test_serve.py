@@ -18,7 +18,6 @@ import grpc
 import psutil
 import pytest
 
-from cluster.router_process import is_ready
 from tests.cluster.served import (
     PATIENCE_S,
     SMALL,
@@ -158,6 +157,14 @@ def request_to(http: str, **fields: Any) -> Any:
 def answer_of(http: str) -> str:
     with request_to(http) as answer:
         return str(json.load(answer)["choices"][0]["text"])
+
+
+def is_ready(http: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{http}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def hears_another(http: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -41,15 +41,26 @@ _BY_STATUS: dict[grpc.StatusCode, type[ServeError]] = {
 }
 
 
+class Door(NamedTuple):
+    """How a client goes through one that takes TLS."""
+
+    credentials: grpc.ChannelCredentials
+    options: tuple[tuple[str, Any], ...]
+
+
 class PeerChannel:
     """One connection to one process; pass `metadata` with every call made over `channel`."""
 
-    def __init__(self, address: str, member: Membership | str) -> None:
-        """`member`: what this process shows; a token alone where the cluster has no certificates."""
+    def __init__(self, address: str, member: Membership | str, door: Door | None = None) -> None:
+        """`member`: what this process shows; a token alone where the cluster has no certificates. `door`: for who is no
+        process of the cluster, but a client of its front door."""
         member = Membership(member) if isinstance(member, str) else member
         self.address = address
         self._dialled = dialled(address)
-        self.channel = open_channel(self._dialled, member.certificates, _OPTIONS)
+        if door is None:
+            self.channel = open_channel(self._dialled, member.certificates, _OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(self._dialled, door.credentials, options=[*_OPTIONS, *door.options])
         self.metadata: Metadata = ((TOKEN_KEY, member.token),)
 
     async def close(self) -> None:
