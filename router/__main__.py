@@ -10,6 +10,7 @@ router itself failed.
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 import traceback
@@ -33,6 +34,7 @@ READY_S = 10.0
 
 
 async def serve(config: RouterConfig) -> None:
+    _allow_many_sockets()
     metrics = RouterMetrics()
     core = RouterCore(config, metrics)
     configure_logging(core.router_id)
@@ -76,6 +78,12 @@ def run(configured: Callable[[], RouterConfig]) -> int:
         print(f"error: the router failed: {_cause(error)!r}", file=sys.stderr)
         return 1
     return 0
+
+
+def _allow_many_sockets() -> None:
+    """The usual limit is 1024; each client has one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:

@@ -25,6 +25,9 @@ _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
 
 
+MOST_SCRAPERS = 256
+
+
 class AdminServer:
     """Its ports are bound when it is constructed."""
 
@@ -39,7 +42,7 @@ class AdminServer:
         if metrics_port is not None:
             host = doors.metrics_host or config.host
             self._listener = bind_listener(host, metrics_port, "--metrics-port", shares_port=shares_port)
-            self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0))
+            self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0, most_connections=MOST_SCRAPERS))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
         self._peer_host = config.peer_host
         us = Membership.of(config.cluster_token, config.cluster_tls)

@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from router.http_protocol import MOST_HEADER_BYTES, timed_protocol
 from twostroke.tls import Certificates
 
 KEEP_ALIVE_S = 75
@@ -24,10 +25,13 @@ LOOK_S = 0.05
 """uvicorn has no event for the end of a connection."""
 
 
-def http_config(app: ASGIApp, *, grace_s: int, certificates: Certificates | None = None) -> uvicorn.Config:
+def http_config(
+    app: ASGIApp, *, grace_s: int, most_connections: int, certificates: Certificates | None = None
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=timed_protocol(most_connections),
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         lifespan="off",
         log_config=None,
         access_log=False,

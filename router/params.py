@@ -14,6 +14,8 @@ from twostroke.request import SamplingParams
 
 MAX_CHOICES = 128
 """Answers to one prompt; more is a mistake in the client, or an attack."""
+MAX_MESSAGES = 4096
+"""Of a chat: templates are rendered where all requests wait."""
 MAX_PROMPTS = 1024
 """Prompts in one request."""
 MAX_ANSWERS = 1024
@@ -49,8 +51,9 @@ class ChatPrompt:
     """Further names for the template, such as enable_thinking."""
 
     def __post_init__(self) -> None:
-        if not self.messages:
-            raise InvalidRequest("messages must not be empty", field="messages")
+        if not 1 <= len(self.messages) <= MAX_MESSAGES:
+            problem = f"have at most {MAX_MESSAGES}, got {len(self.messages)}" if self.messages else "not be empty"
+            raise InvalidRequest(f"messages must {problem}", field="messages")
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"

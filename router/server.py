@@ -26,6 +26,7 @@ from router.reservations import Reservations
 from router.resume import Seeds
 from router.text import Text
 from twostroke.config import RouterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.faults import install
 from twostroke.ids import Epoch
@@ -38,6 +39,10 @@ log = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S = 0.25
 """How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
+MOST_STREAMS = 4096
+"""Of one gRPC connection; more wait at the client."""
+STREAM_GRACE_MS = 3_600_000
+"""For streams of a connection that is told to be renewed: longer than answers take."""
 CLOSE_GRACE_S = 1.0
 """For streams that are still open when the doors close."""
 
@@ -81,6 +86,7 @@ class RouterServer:
                 token=None,
                 certificates=certificates,
                 max_message_bytes=config.doors.max_request_bytes,
+                options=_client_options(config.doors),
                 shares_port=shares_port,
             )
         except ConfigError:
@@ -91,7 +97,14 @@ class RouterServer:
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         max_body_bytes = config.doors.max_request_bytes
         app = build_http_app(front, self._doorman, max_body_bytes=max_body_bytes, with_metrics=not has_own_metrics)
-        self._http = HttpServer(http_config(app, grace_s=int(CLOSE_GRACE_S), certificates=certificates))
+        self._http = HttpServer(
+            http_config(
+                app,
+                grace_s=int(CLOSE_GRACE_S),
+                most_connections=config.doors.max_connections,
+                certificates=certificates,
+            )
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, self._doorman), self._rpc.server)
         names = (SERVICE_NAME, reflection.SERVICE_NAME, "grpc.health.v1.Health")
         reflection.enable_server_reflection(names, self._rpc.server)
@@ -163,3 +176,16 @@ def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
     if config.doors.api_keys is None:
         return OpenHouse()
     return KeyedDoorman(config.doors.api_keys, config.cluster_token, metrics)
+
+
+def _client_options(doors: DoorsConfig) -> tuple[tuple[str, int], ...]:
+    """Of gRPC, for connections of strangers."""
+    age_ms = int(1000 * doors.max_connection_age_s)
+    return (
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.max_connection_age_ms", age_ms),
+        ("grpc.max_connection_age_grace_ms", STREAM_GRACE_MS),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_ping_strikes", 5),
+    )

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from twostroke.errors import ConfigError
 
+MAX_AGE_S = 1_000_000
+"""gRPC counts milliseconds in 31 bits."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoorsConfig:
@@ -19,6 +22,10 @@ class DoorsConfig:
     """File with the keys that clients need (router.api_keys). None: everybody may come in."""
     max_request_bytes: int = 8 << 20
     """Of one gRPC message or HTTP body."""
+    max_connections: int = 4096
+    """Over HTTP. One more, and the one that has waited longest without a request is closed."""
+    max_connection_age_s: float = 600.0
+    """After which gRPC clients are told to connect again, wherever their name leads then; their streams go on."""
 
     @property
     def own_metrics_port(self) -> int | None:
@@ -31,7 +38,14 @@ class DoorsConfig:
                 raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
         if self.metrics_host is not None and self.metrics_port is None:
             raise ConfigError("--metrics-host needs --metrics-port", field="--metrics-host")
-        if self.max_request_bytes < 1:
+        for name, value in (
+            ("--max-request-bytes", self.max_request_bytes),
+            ("--max-connections", self.max_connections),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name} must be 1 or more, got {value}", field=name)
+        if not 1 <= self.max_connection_age_s <= MAX_AGE_S:
             raise ConfigError(
-                f"--max-request-bytes must be 1 or more, got {self.max_request_bytes}", field="--max-request-bytes"
+                f"--max-connection-age must be seconds from 1 to {MAX_AGE_S}, got {self.max_connection_age_s:g}",
+                field="--max-connection-age",
             )

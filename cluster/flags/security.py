@@ -50,6 +50,22 @@ def add_doors(group: argparse._ArgumentGroup) -> None:
         metavar="BYTES",
         help="of one HTTP body or gRPC message (default: %(default)s)",
     )
+    group.add_argument(
+        "--max-connections",
+        type=int,
+        default=DEFAULTS.max_connections,
+        metavar="N",
+        help="over HTTP; one more, and the one that has waited longest without a request is closed "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-connection-age",
+        type=float,
+        default=DEFAULTS.max_connection_age_s,
+        metavar="SECONDS",
+        help="gRPC clients connect again after so long, wherever their name leads then; streams go on "
+        "(default: %(default)s)",
+    )
 
 
 def doors_from(args: argparse.Namespace) -> DoorsConfig:
@@ -60,4 +76,6 @@ def doors_from(args: argparse.Namespace) -> DoorsConfig:
         metrics_host=args.metrics_host,
         api_keys=None if args.api_keys is None else str(Path(args.api_keys).absolute()),
         max_request_bytes=args.max_request_bytes,
+        max_connections=args.max_connections,
+        max_connection_age_s=args.max_connection_age,
     )

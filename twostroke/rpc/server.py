@@ -40,16 +40,18 @@ RETRY_AFTER_KEY = "retry-after-ms"
 MAX_MESSAGE_BYTES = 32 << 20
 """Between processes of a cluster: a million token ids with names and room to spare; pages never come this way."""
 
-_NOTICE_DEAD_PEERS = (
+_OF_PEERS = (
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
 )
 """Between processes of a cluster: a frozen puller's lease ends in about three seconds."""
 
 _OWN_HOST = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
 """What gRPC calls peers begin with that are on this host."""
+
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
@@ -178,10 +180,12 @@ class RpcServer:
         certificates: Certificates | None = None,
         sealed: SealedPort | None = None,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        options: tuple[tuple[str, int], ...] = _OF_PEERS,
         shares_port: bool = False,
     ) -> None:
-        """`certificates`: TLS, mutual where they ask clients. `sealed`: beside a port that is plain for probes.
-        `shares_port`: with others that do, of the same user; the kernel spreads new connections over them."""
+        """`options`: of gRPC, by who calls. `certificates`: TLS, mutual where they ask clients. `sealed`: beside a port
+        that is plain for probes. `shares_port`: with others that do, of the same user; the kernel spreads new
+        connections over them."""
         ports = [(port, certificates), *([] if sealed is None else [sealed])]
         for each, _ in ports:
             check_can_listen(host, each, shares_port)
@@ -194,8 +198,7 @@ class RpcServer:
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
-                ("grpc.http2.max_ping_strikes", 0),
-                *(_NOTICE_DEAD_PEERS if token else ()),
+                *options,
             ],
         )
         self.addresses = [self._bind(host, *each) for each in ports]

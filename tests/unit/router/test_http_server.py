@@ -6,16 +6,14 @@ import asyncio
 import socket
 
 import pytest
-import uvicorn
 from starlette.responses import PlainTextResponse
 
-from router.http_server import HttpServer
+from router.http_server import HttpServer, http_config
 from router.listener import bind_listener
 
 
 def http_server() -> HttpServer:
-    config = uvicorn.Config(PlainTextResponse("answer"), http="h11", lifespan="off", log_config=None, ws="none")
-    return HttpServer(config)
+    return HttpServer(http_config(PlainTextResponse("answer"), grace_s=0, most_connections=100))
 
 
 @pytest.mark.parametrize("turns", range(4))
