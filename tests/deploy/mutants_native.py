@@ -139,7 +139,7 @@ PODS = [
     Mutant("a probe every no seconds", "probe_numbers_are_valid",
            put(ROUTER, f"{BOX}.readinessProbe.periodSeconds", -1)),
     Mutant("a probe of a port that is not declared", "probe_ports_are_declared",
-           put(ROUTER, f"{BOX}.livenessProbe.grpc.port", 50056)),
+           put(ROUTER, f"{BOX}.livenessProbe.grpc.port", 50099)),
     Mutant("a probe of a named port that is not declared", "probe_ports_are_declared",
            put(RAY, f"{DECODE}.readinessProbe.httpGet.port", "worker-metric")),
     Mutant("an init container with a hook", "init_containers_end",
@@ -258,7 +258,7 @@ NETWORK = [
 
 REFERENCES = [
     Mutant("a ConfigMap that is not there", "references_exist",
-           put(RAY, f"{HEAD}.volumes[cluster].configMap.name", "cluster")),
+           put(RAY, f"{HEAD}.volumes[cluster].configMap.name", "clusters")),
     Mutant("a Secret that is not there", "references_exist",
            put(ROUTER, f"{POD}.volumes[token].secret.secretName", "twostroke-tokens")),
     Mutant("an account that is not there", "references_exist", put(ROUTER, f"{POD}.serviceAccountName", "router")),

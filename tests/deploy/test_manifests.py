@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import shutil
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,7 @@ from tests.deploy import check
 from tests.deploy.bundles import K8S, NAMES, bundles, components_covered
 from tests.deploy.manifests import cel
 from tests.deploy.manifests.checks import Checker, all_checks
-from tests.deploy.manifests.objects import Bundle, Finding
-from tests.deploy.manifests.words import quantity
+from tests.deploy.manifests.objects import Finding
 from tests.deploy.mutants_custom import CUSTOM
 from tests.deploy.mutants_native import NATIVE
 from tests.deploy.mutate import Mutant, mutated
@@ -36,17 +34,6 @@ def found(name: str) -> frozenset[Finding]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bundle_has_no_mistake(name: str) -> None:
     assert not found(name), "\n" + "\n".join(map(str, sorted(found(name))))
-
-
-def test_one_small_node_holds_the_smallest_overlay() -> None:
-    """Two CPUs and 6 GiB, the autoscaler's and the system's pods aside."""
-    asked: dict[str, Decimal] = {"cpu": Decimal(0), "memory": Decimal(0)}
-    for pod in Bundle(bundles()["dev-cpu"]).pods:
-        for _, container in pod.containers:
-            for name, amount in container["resources"]["requests"].items():
-                asked[name] += pod.replicas * (quantity(amount) or 0)
-    assert asked["cpu"] <= 2, asked
-    assert asked["memory"] <= 6 << 30, asked
 
 
 def test_every_component_is_in_some_bundle() -> None:
