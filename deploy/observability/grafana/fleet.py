@@ -31,6 +31,21 @@ FLEET = Dashboard(
                     [("twostroke_clock_seconds - timestamp(twostroke_clock_seconds)", "{{instance}}")],
                     "Their distance from Prometheus's own.",
                 ),
+                Panel(
+                    "wanted",
+                    "none",
+                    [("max by (worker_role) (twostroke_wanted_workers)", "{{worker_role}}")],
+                    "What the planner or `twostroke scale` asks for.",
+                ),
+                Panel(
+                    "changes of what is wanted",
+                    "none",
+                    [
+                        ("max(increase(twostroke_scaling_changes_total[1h]))", "changes"),
+                        ("max(increase(twostroke_role_switches_total[1h]))", "roles switched"),
+                    ],
+                    "Over an hour.",
+                ),
             ],
         ),
         (
