@@ -76,6 +76,11 @@ def started_ticks(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
+def read(path: Path) -> ServeState:
+    """Raises OSError, or ConfigError where it is something else."""
+    return from_json(ServeState, path.read_text())
+
+
 def running() -> list[ServeState]:
     """Of this user, on this machine; what a killed launcher left behind is passed over."""
     states = []
@@ -84,7 +89,7 @@ def running() -> list[ServeState]:
             # In a folder that all may write to, a file of somebody else's could send our chats to them.
             if path.stat().st_uid != os.getuid():
                 continue
-            state = from_json(ServeState, path.read_text())
+            state = read(path)
             if started_ticks(state.pid) == state.started_ticks:
                 states.append(state)
     return states

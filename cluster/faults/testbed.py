@@ -238,14 +238,14 @@ class Bed:
             if not await is_ready(router.admin):
                 return f"router {router.http} is not ready"
             try:
-                known = await self._known_to(router)
+                known = await self.known_to(router)
             except ServeError as error:
                 return f"router {router.grpc}: {error.message}"
             if known != serving:
                 return f"router {router.grpc} knows {known} instead of {serving}"
         return None
 
-    async def _known_to(self, router: Addresses) -> dict[str, str]:
+    async def known_to(self, router: Addresses) -> dict[str, str]:
         """Workers that serve, as a router says."""
         async with self.channel(router.admin) as channel:
             loads = await _loads(channel)

@@ -172,6 +172,11 @@ class Host:
         self.plug_in()
         self.boot()
 
+    def kill(self, executable: str) -> None:
+        """Its processes that run it, and nothing else."""
+        for pid in self.pids(executable):
+            os.kill(pid, signal.SIGKILL)
+
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
 

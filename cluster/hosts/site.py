@@ -8,11 +8,13 @@ client    nothing: whoever asks is there
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import cluster
@@ -25,6 +27,9 @@ SCRIPTS = CHECKOUT / "deploy" / "ray"
 RAY = Path(sys.executable).with_name("ray")
 HEAD_PORT = 6379
 VALID_DAYS = "2"
+STARTED = "Ray runtime started."
+FLEET_PORT = 25050
+POLL_S = 0.1
 JOIN_S = 120
 """For Ray on a host to start, on a busy machine."""
 
@@ -34,12 +39,12 @@ class Site:
 
     def __init__(self, network: Network, *, decode: int, head_takes: Role | None = None) -> None:
         """`head_takes`: the head is a node for workers of that role, too, and has no host of its own."""
-        self._network = network
-        self._folder = network.folder
+        self.folder = network.folder
+        """With the logs of all hosts."""
         self.fleet_token = secrets.token_hex(32)
         self.ray_token = self._secret("ray.token", secrets.token_hex(32))
         self._fleet_token_path = self._secret("fleet.token", self.fleet_token)
-        self._authority = Authority(self._folder / "tls")
+        self._authority = Authority(self.folder / "tls")
         self.head = network.host("head")
         self.client = network.host("client")
         self.head.services.append(Service("ray-head", [str(SCRIPTS / "start-head.sh")], self._head(head_takes)))
@@ -51,28 +56,67 @@ class Site:
             command = [str(SCRIPTS / "start-worker.sh")]
             node.services.append(Service(f"ray-{name}", command, self._node(node, role)))
 
+    async def boot(self, within_s: float) -> str | None:
+        """All but the client, the head first; None once they are one Ray cluster, else what is missing."""
+        await asyncio.to_thread(self.head.boot)
+        missing = await self.joined_within(within_s, self.head)
+        if missing is not None:
+            return missing
+        for node in self.nodes.values():
+            await asyncio.to_thread(node.boot)
+        waits = [self.joined_within(within_s, node) for node in self.nodes.values()]
+        return next((each for each in await asyncio.gather(*waits) if each is not None), None)
+
+    def host_at(self, address: str) -> Host:
+        """HOST:PORT of a worker."""
+        wanted = address.rpartition(":")[0]
+        return next(host for host in (self.head, *self.nodes.values()) if host.address == wanted)
+
+    def has_host_for(self, role: str) -> bool:
+        """A host of that role which is nothing else."""
+        return any(name.startswith(role) for name in self.nodes)
+
+    def joined(self, host: Host) -> int:
+        """How often Ray has started there."""
+        log = self.folder / f"{host.services[0].name}.log"
+        return log.read_text(errors="replace").count(STARTED) if log.exists() else 0
+
+    async def joined_within(self, seconds: float, host: Host, before: int = 0) -> str | None:
+        """None as soon as Ray has started there once more than `before`; else what is missing."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.joined(host) <= before:  # noqa: ASYNC110  # of another host
+                    await asyncio.sleep(POLL_S)
+                return None
+        return f"{host.name} has not joined within {seconds:g} s"
+
     @property
     def head_address(self) -> str:
         return f"{self.head.address}:{HEAD_PORT}"
 
     @property
+    def fleet_address(self) -> str:
+        return f"{self.head.address}:{FLEET_PORT}"
+
+    @property
     def runtime_folder(self) -> Path:
         """Of the launcher: where it says that it is ready."""
-        return self._folder / "run"
+        return self.folder / "run"
 
-    def launch(self, flags: Sequence[str], variables: Mapping[str, str]) -> None:
-        """The launcher is a service of the head host, too."""
-        for folder in (self.runtime_folder, self._folder / "t"):
+    def launch(self, flags: Sequence[str]) -> None:
+        """The launcher is a service of the head host, too: `serve` with these flags."""
+        for folder in (self.runtime_folder, self.folder / "t"):
             folder.mkdir(exist_ok=True)
         environment = {
             **self.credentials(self.head),
-            **variables,
+            "XX_FLEET": "25050",
             "TWOSTROKE_TOKEN_FILE": str(self._fleet_token_path),
             "XDG_RUNTIME_DIR": str(self.runtime_folder),
-            "TMPDIR": str(self._folder / "t"),
+            "TMPDIR": str(self.folder / "t"),
         }
-        serve = [sys.executable, "-P", "-m", "cluster.cli", "serve", "--address", self.head_address, *flags]
-        self.head.services.append(Service("serve", serve, environment))
+        joining = ["--address", self.head_address, "--host", self.head.address]
+        serve = [sys.executable, "-P", "-m", "cluster.cli", "serve", *joining, *flags]
+        self.head.begin(Service("serve", serve, environment))
 
     def credentials(self, host: Host) -> dict[str, str]:
         """Of whoever talks to Ray on this host."""
@@ -97,7 +141,7 @@ class Site:
     def _head(self, role: Role | None) -> dict[str, str]:
         variables = self.credentials(self.head) | self._common(self.head)
         # The head's memory of actors is on disk, so that it can be restarted.
-        variables |= {"PORT": str(HEAD_PORT), "GCS_STORAGE": str(self._folder / "gcs")}
+        variables |= {"PORT": str(HEAD_PORT), "GCS_STORAGE": str(self.folder / "gcs")}
         return variables | ({} if role is None else {"ROLE": role.value})
 
     def _node(self, host: Host, role: Role) -> dict[str, str]:
@@ -107,7 +151,7 @@ class Site:
         return {"NODE_IP": host.address, "RAY": str(RAY), "START_TIMEOUT_S": str(JOIN_S)}
 
     def _secret(self, name: str, value: str) -> Path:
-        path = self._folder / name
+        path = self.folder / name
         with os.fdopen(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600), "w") as file:
             file.write(value)
         return path
@@ -118,24 +162,24 @@ class Authority:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self._folder = folder
+        self.folder = folder
         _openssl("-subj", "/CN=authority", *self._files("ca"))
 
     def variables(self, host: Host) -> dict[str, str]:
         """For Ray."""
         name = host.name
-        if not (self._folder / f"{name}.crt").exists():
-            signed_by = ("-CA", str(self._folder / "ca.crt"), "-CAkey", str(self._folder / "ca.key"))
+        if not (self.folder / f"{name}.crt").exists():
+            signed_by = ("-CA", str(self.folder / "ca.crt"), "-CAkey", str(self.folder / "ca.key"))
             names = f"subjectAltName=IP:{host.address},IP:127.0.0.1,DNS:localhost"
             _openssl("-subj", f"/CN={name}", *signed_by, "-addext", names, *self._files(name))
         return {
-            "RAY_TLS_SERVER_CERT": str(self._folder / f"{name}.crt"),
-            "RAY_TLS_SERVER_KEY": str(self._folder / f"{name}.key"),
-            "RAY_TLS_CA_CERT": str(self._folder / "ca.crt"),
+            "RAY_TLS_SERVER_CERT": str(self.folder / f"{name}.crt"),
+            "RAY_TLS_SERVER_KEY": str(self.folder / f"{name}.key"),
+            "RAY_TLS_CA_CERT": str(self.folder / "ca.crt"),
         }
 
     def _files(self, name: str) -> tuple[str, ...]:
-        return ("-keyout", str(self._folder / f"{name}.key"), "-out", str(self._folder / f"{name}.crt"))
+        return ("-keyout", str(self.folder / f"{name}.key"), "-out", str(self.folder / f"{name}.crt"))
 
 
 def _openssl(*arguments: str) -> None:
