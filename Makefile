@@ -21,6 +21,7 @@ help:
 	@echo "make pods              the pods of overlay dev-cpu on this machine, out of namespaces (root)"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
+	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
@@ -79,6 +80,9 @@ test: lint proto-check .tools
 faults: $(VENV)/.dev
 	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
 	$(BIN)/twostroke faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
+
+hosts: $(VENV)/.dev
+	$(BIN)/python -P -m cluster.hosts --runs 2 --write docs/multi-host.md $(ARGS)
 
 rolling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
