@@ -28,9 +28,6 @@ from cluster.state_file import ServeState
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 
-MODEL = "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=4096"
-FLAGS = ("--model", MODEL, "--kv-cache-memory", "4M", "--no-takeover", "--policy", "round-robin", "--transports", "tcp")
-"""All prompts travel: nobody weighs whether that is worth it."""
 LOAD = Load(tokens=60, prompt_letters=320, long_tokens=700)
 QUICK_LOAD = Load(tokens=20, prompt_letters=160, long_tokens=300)
 QUICK_HELD_S = 4.0
@@ -96,7 +93,7 @@ class _Session:
         if missing is not None:
             raise ConfigError(f"{missing}; {self._tails()}")
         self._say(f"{1 + len(site.nodes)} hosts are up, and in one Ray cluster")
-        site.launch(["--routers", "2", "--prefill", "1", "--decode", str(DECODE_HOSTS), *FLAGS])
+        site.launch(decode=DECODE_HOSTS)
         refused = await self._strangers()
         state = await self._launched()
         bed = Bed(

@@ -14,7 +14,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import cluster
@@ -28,10 +27,25 @@ RAY = Path(sys.executable).with_name("ray")
 HEAD_PORT = 6379
 VALID_DAYS = "2"
 STARTED = "Ray runtime started."
-FLEET_PORT = 25050
+FLEET_PORT = 50050
 POLL_S = 0.1
 JOIN_S = 120
 """For Ray on a host to start, on a busy machine."""
+
+
+CLUSTER = """
+ray: {{address: "{head}", wait: 60}}
+fleet: {{port: {port}}}
+model: {{model: "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=4096"}}
+prefill: {{count: 1}}
+decode: {{count: {decode}}}
+workers: {{transports: [tcp]}}
+routers: {{count: 2, host: {host}}}
+# All prompts travel: nobody weighs whether that is worth it.
+routing: {{policy: round-robin}}
+cache: {{kv_cache_memory: 4M}}
+schedule: {{takeover: false}}
+"""
 
 
 class Site:
@@ -103,20 +117,19 @@ class Site:
         """Of the launcher: where it says that it is ready."""
         return self.folder / "run"
 
-    def launch(self, flags: Sequence[str]) -> None:
-        """The launcher is a service of the head host, too: `serve` with these flags."""
+    def launch(self, *, decode: int) -> None:
+        """The launcher is a service of the head host, too; begun again, it goes on with the fleet that it finds."""
         for folder in (self.runtime_folder, self.folder / "t"):
             folder.mkdir(exist_ok=True)
         environment = {
             **self.credentials(self.head),
-            "XX_FLEET": "25050",
             "TWOSTROKE_TOKEN_FILE": str(self._fleet_token_path),
             "XDG_RUNTIME_DIR": str(self.runtime_folder),
             "TMPDIR": str(self.folder / "t"),
         }
-        joining = ["--address", self.head_address, "--host", self.head.address]
-        serve = [sys.executable, "-P", "-m", "cluster.cli", "serve", *joining, *flags]
-        self.head.begin(Service("serve", serve, environment))
+        file = self.folder / "cluster.yaml"
+        file.write_text(CLUSTER.format(head=self.head_address, host=self.head.address, port=FLEET_PORT, decode=decode))
+        self.head.begin(Service("up", [sys.executable, "-P", "-m", "cluster.cli", "up", "-f", str(file)], environment))
 
     def credentials(self, host: Host) -> dict[str, str]:
         """Of whoever talks to Ray on this host."""

@@ -10,6 +10,7 @@ check_file() { # NAME: of a variable that names a file which can be read and say
     [[ -f ${!1} ]] || fail "$1: there is no file ${!1}"
     [[ -r ${!1} ]] || fail "$1: $(id -un) may not read ${!1}"
     [[ -s ${!1} ]] || fail "$1: ${!1} is empty"
+    printf -v "$1" %s "$(realpath -s "${!1}")" # Ray's processes stand elsewhere; links stay links, for rotation
 }
 
 use_token() {

@@ -1,4 +1,4 @@
-"""Three hosts out of namespaces: who has another token stays out, pages cross, and a cable that is pulled loses nothing."""
+"""Three hosts out of namespaces: another token stays out, pages cross, and a cable that is pulled loses nothing."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def test_it_runs_until_it_is_told_to_end_with_ray_asked_for_token_tls_and_fast_n
     settings: dict[str, str], script: Path, tmp_path: Path
 ) -> None:
     own = {"GCS_STORAGE": str(tmp_path / "gcs"), "ROLE": "decode", "NODE_IP": "10.0.0.7", "RAY_AUTH_TOKEN": "in sight"}
-    with subprocess.Popen([script], env=settings | own, stdout=subprocess.PIPE, text=True) as process:
+    own["RAY_TLS_CA_CERT"] = "ca"  # from where it stands
+    with subprocess.Popen([script], env=settings | own, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = []
         while "Ray runtime started." not in lines:
@@ -99,6 +100,7 @@ def test_it_runs_until_it_is_told_to_end_with_ray_asked_for_token_tls_and_fast_n
         assert ("--head --port 6379" if script is HEAD else "--address head:6379") in asked
         for setting in ("RAY_AUTH_MODE=token", "RAY_USE_TLS=1", "RAY_health_check_failure_threshold=3"):
             assert setting in lines
+        assert f"RAY_TLS_CA_CERT={tmp_path / 'ca'}" in lines
         assert not any(line.startswith("RAY_AUTH_TOKEN=") for line in lines), "only the file holds it"
         assert ("RAY_gcs_storage=rocksdb" in lines) == (script is HEAD)
         process.send_signal(signal.SIGTERM)
