@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from cluster.faults.report import replaced
 from cluster.hosts.network import why_not
+from cluster.hosts.report import SECTION, Facts, written
+from cluster.hosts.result import Result
 from cluster.hosts.sightings import Sightings
 
+CHECKOUT = Path(__file__).parents[2]
 LIMIT_S = 280
 
 
@@ -27,16 +32,30 @@ def test_two_lives_of_one_worker_and_one_that_comes_back_are_noticed() -> None:
     assert len(sightings.problems) == 2
 
 
+def test_a_wait_beyond_its_bound_and_a_client_that_had_to_turn_are_problems_and_the_page_names_them() -> None:
+    good = Result(blow="decode: cut", host="d", run=1, bound_s=8.0, streams=9, open_streams=3, recovery_s=2.5)
+    assert good.verdict == "ok"
+    late = dataclasses.replace(good, run=2, recovery_s=8.1, turned=("long-0 went to another router: nothing",))
+    assert len(late.problems) == 2
+    assert dataclasses.replace(good, open_streams=0).problems == ("no stream was open",)
+    page = (CHECKOUT / "docs" / "multi-host.md").read_text()
+    facts = Facts(before="Before.", machine="a machine", date="today", duration_s=60.0, load=1.0)
+    told = replaced(page, SECTION, written([late, good], facts))
+    assert (
+        told.index("| decode: cut | 1 |") < told.index("| decode: cut | 2 |") < told.index("- **decode: cut**, run 2")
+    )
+    assert "18 of 18 streams identical, 1 clients had to turn" in told
+
+
 def test_three_hosts_serve_across_and_a_pulled_cable_loses_nothing(tmp_path: Path) -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
     command = [sys.executable, "-P", "-m", "cluster.hosts", "--quick", "--logs", str(tmp_path)]
-    checkout = str(Path(__file__).parents[2])
     done = subprocess.run(
         command,
-        cwd=checkout,
-        env=os.environ | {"PYTHONPATH": checkout},
+        cwd=CHECKOUT,
+        env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
         capture_output=True,
         text=True,
         check=False,
