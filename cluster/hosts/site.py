@@ -37,8 +37,9 @@ CLUSTER = """
 ray: {{address: "{head}", wait: 60}}
 fleet: {{port: {port}}}
 model: {{model: "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=4096"}}
-prefill: {{count: 1}}
-decode: {{count: {decode}}}
+# A worker takes half a node: Ray fills the emptier one first, and one node has room for two where another is gone.
+prefill: {{count: 1, resources: {{num_cpus: 1}}, prefer_labels: {{role: prefill}}}}
+decode: {{count: {decode}, resources: {{num_cpus: 1}}, prefer_labels: {{role: decode}}}}
 workers: {{transports: [tcp]}}
 routers: {{count: 2, host: {host}}}
 # All prompts travel: nobody weighs whether that is worth it.
@@ -161,7 +162,7 @@ class Site:
         return self.credentials(host) | self._common(host) | {"HEAD": self.head_address, "ROLE": role.value}
 
     def _common(self, host: Host) -> dict[str, str]:
-        return {"NODE_IP": host.address, "RAY": str(RAY), "START_TIMEOUT_S": str(JOIN_S)}
+        return {"NODE_IP": host.address, "RAY": str(RAY), "START_TIMEOUT_S": str(JOIN_S), "NUM_CPUS": "2"}
 
     def _secret(self, name: str, value: str) -> Path:
         path = self.folder / name

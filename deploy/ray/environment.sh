@@ -45,6 +45,9 @@ use_timing() { # dead nodes are known after four to six seconds, dead workers af
     export RAY_core_worker_internal_heartbeat_ms=${RAY_core_worker_internal_heartbeat_ms:-200}
     # How long nodes go on without a head that restarts.
     export RAY_gcs_rpc_server_reconnect_timeout_s=${RAY_gcs_rpc_server_reconnect_timeout_s:-120}
+    # Else Ray starts an idle process for each CPU that it is told of.
+    export RAY_enable_worker_prestart=${RAY_enable_worker_prestart:-0}
+    export RAY_prestart_worker_first_driver=${RAY_prestart_worker_first_driver:-0}
     # Ray lowers its workers' priority by 15; ours are what this machine is for.
     export RAY_worker_niceness=${RAY_worker_niceness:-0}
 }
@@ -65,8 +68,8 @@ prepare() {
     use_certificates
     use_timing
     find_ray
-    # No CPUs: our actors ask for none, and Ray starts an idle process for each one that it has.
-    flags=(--block --disable-usage-stats --num-cpus "${NUM_CPUS:-0}" --object-store-memory "$OBJECT_STORE_BYTES")
+    [[ ${NUM_CPUS:=0} =~ ^[0-9]+$ ]] || fail "NUM_CPUS is '$NUM_CPUS': write a whole number"
+    flags=(--block --disable-usage-stats --num-cpus "$NUM_CPUS" --object-store-memory "$OBJECT_STORE_BYTES")
     [[ -z ${NODE_IP:-} ]] || flags+=(--node-ip-address "$NODE_IP")
     [[ -z ${ROLE:-} ]] || flags+=(--labels "role=$ROLE")
 }

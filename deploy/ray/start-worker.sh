@@ -7,7 +7,8 @@
 #   RAY_TLS_SERVER_CERT RAY_TLS_SERVER_KEY RAY_TLS_CA_CERT   this host's certificate, where the head has one
 #   NODE_IP               this host's address (Ray's guess)
 #   ROLE                  prefill or decode: which workers this host takes first (none: it takes any)
-#   OBJECT_STORE_BYTES    (80000000: Ray carries neither tokens nor pages)   NUM_CPUS (0)   START_TIMEOUT_S (60)   RAY (ray)
+#   NUM_CPUS              that workers may ask for, as `num_cpus` of the cluster file (0: they ask for none)
+#   OBJECT_STORE_BYTES    (80000000: Ray carries neither tokens nor pages)   START_TIMEOUT_S (60)   RAY (ray)
 set -euo pipefail
 # shellcheck source=environment.sh
 source "$(dirname "$(readlink -f "$0")")/environment.sh"
