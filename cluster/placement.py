@@ -60,12 +60,11 @@ def worker_options(
     Where nothing is asked for, a node of its role is preferred; while none is there, a worker on a node of the other
     role beats no worker.
     """
-    # Whoever asks for no CPUs would find all nodes equally empty, and what is on one node dies with it.
-    options: dict[str, Any] = {
-        "num_cpus": asked.num_cpus,
-        "scheduling_strategy": "SPREAD",
-        **_labels(nodes, role, asked),
-    }
+    options: dict[str, Any] = {"num_cpus": asked.num_cpus, **_labels(nodes, role, asked)}
+    if not asked.num_cpus and asked.memory_bytes is None:
+        # All nodes would be equally empty, and what is on one node dies with it. (Taken in turns, they may be crowded
+        # all the same: whoever minds asks for CPUs or memory, of which Ray takes those of the emptiest node.)
+        options["scheduling_strategy"] = "SPREAD"
     resources = {name: amount for name, amount in asked.custom.items() if amount}
     if not resources and any(role.value in node.resources for node in nodes):
         resources = {role.value: ROLE_RESOURCE_SHARE}

@@ -71,7 +71,6 @@ def test_what_a_role_asks_for_is_asked_of_ray() -> None:
     options = worker_options([node(labels={"role": "decode"})], Role.DECODE, asked, worker_count=9, wants_gpu=True)
     assert options == {
         "num_cpus": 2,
-        "scheduling_strategy": "SPREAD",
         "num_gpus": 0.5,
         "memory": 1 << 30,
         "resources": {"nvme": 1},
