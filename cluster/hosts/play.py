@@ -92,11 +92,8 @@ class Player:
         before, joined = await refusals(self._bed), self._site.joined(struck.host)
         sightings, is_over = Sightings(), asyncio.Event()
         long = [asyncio.create_task(self._clients.follow(ask, at)) for at, ask in enumerate(self._long)]
-        others = [
-            asyncio.create_task(self._waves(is_over)),
-            asyncio.create_task(self._look(sightings, is_over)),
-        ]
-        waves, _ = others
+        waves = asyncio.create_task(self._waves(is_over))
+        looking = asyncio.create_task(self._look(sightings, is_over))
         try:
             await asyncio.sleep(STREAMING_S)
             fault_s = time.time()
@@ -113,9 +110,9 @@ class Player:
             got += await asyncio.wait_for(asyncio.shield(waves), REST_S + BEGIN_S)
         finally:
             is_over.set()
-            for task in (*long, *others):
+            for task in (*long, waves, looking):
                 task.cancel()
-            await asyncio.gather(*long, *others, return_exceptions=True)
+            await asyncio.gather(*long, waves, looking, return_exceptions=True)
         missing = missing or await self._bed.whole_within(WHOLE_S)
         waits = [wait for each in got if (wait := longest_wait_s(each, fault_s)) is not None]
         return Result(
