@@ -14,6 +14,8 @@ HELD_S = 8.0
 """Longer than Ray needs to take a node for dead: its workers are elsewhere when it comes back."""
 BRIEF_S = 2.7
 """Longer than routers wait, and too short for Ray to take a node for dead."""
+AWAY_S = 2.0
+"""A machine that reboots at once."""
 GCS = "/gcs_server"
 
 
@@ -31,9 +33,12 @@ class Blow:
     mend: Callable[[Host], None]
     held_s: float = HELD_S
     """Between the two."""
-    bound_s: float = CUT_S
+    bound_s: float | None = CUT_S
+    """None: nobody can say, or what is measured is not."""
     ends_lives: bool = True
     """Of the workers there: others take their places."""
+    takes_routers: bool = False
+    """Clients have to try again until they are back, and go on."""
 
     def __str__(self) -> str:
         return f"{self.victim}: {self.name}"
@@ -80,5 +85,15 @@ BLOWS = (
         mend=nothing,
         bound_s=CRASH_S,
         ends_lives=False,
+    ),
+    Blow(
+        name="crashed and booted, with all routers",
+        victim=Victim.HEAD,
+        strike=Host.crash,
+        mend=Host.boot,
+        held_s=AWAY_S,
+        bound_s=None,
+        ends_lives=False,
+        takes_routers=True,
     ),
 )

@@ -13,7 +13,7 @@ class Result:
     blow: str
     host: str
     run: int
-    bound_s: float
+    bound_s: float | None
     streams: int = 0
     open_streams: int = 0
     """When it struck."""
@@ -46,7 +46,7 @@ class Result:
         found = [*self.wrong, *self.turned, *self.brains, *filter(None, (self.missing, self.left))]
         if not self.open_streams:
             found.append("no stream was open")
-        if self.recovery_s is not None and self.recovery_s >= self.bound_s:
+        if self.recovery_s is not None and self.bound_s is not None and self.recovery_s >= self.bound_s:
             found.append(f"a stream waited {self.recovery_s:.2f} s, {self.bound_s:g} s are allowed")
         return tuple(found)
 

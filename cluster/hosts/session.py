@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import fnmatch
-import math
 import shutil
 import sys
 import tempfile
@@ -35,7 +34,7 @@ QUICK_LOAD = Load(tokens=20, prompt_letters=160, long_tokens=300)
 PATIENCE_S = 60.0
 """Of clients: none of the hosts with routers is struck, so that none of them should need any."""
 DECODE_HOSTS = 2
-READY_S = 240.0
+READY_S = 600.0
 REFUSED_S = 60.0
 LOG_LINES = 8
 
@@ -53,7 +52,7 @@ class HostsOptions:
     @property
     def blows(self) -> Sequence[Blow]:
         if self.quick:  # on machines that do other things meanwhile: only tables judge times
-            return [dataclasses.replace(CUT_DECODE, bound_s=math.inf)]
+            return [dataclasses.replace(CUT_DECODE, bound_s=None)]
         return [blow for blow in BLOWS if not self.only or any(fnmatch.fnmatch(str(blow), each) for each in self.only)]
 
 

@@ -27,7 +27,7 @@ RAY = Path(sys.executable).with_name("ray")
 HEAD_PORT = 6379
 VALID_DAYS = "2"
 STARTED = "Ray runtime started."
-FLEET_PORT = 50050
+FLEET_PORT, ADMIN_PORT = 50050, 50055
 POLL_S = 0.1
 JOIN_S = 120
 """For Ray on a host to start, on a busy machine."""
@@ -41,7 +41,7 @@ model: {{model: "paced:step_ms=20,prefill_tokens_per_s=4000,max_model_len=2048,p
 prefill: {{count: 1, resources: {{num_cpus: 1}}, prefer_labels: {{role: prefill}}}}
 decode: {{count: {decode}, resources: {{num_cpus: 1}}, prefer_labels: {{role: decode}}}}
 workers: {{transports: [tcp]}}
-routers: {{count: 2, host: {host}}}
+routers: {{count: 2, host: {host}, admin_port: {admin}}}
 # All prompts travel: nobody weighs whether that is worth it.
 routing: {{policy: round-robin}}
 cache: {{kv_cache_memory: 4M}}
@@ -72,15 +72,16 @@ class Site:
             node.services.append(Service(f"ray-{name}", command, self._node(node, role)))
 
     async def boot(self, within_s: float) -> str | None:
-        """All but the client, the head first; None once they are one Ray cluster, else what is missing."""
-        await asyncio.to_thread(self.head.boot)
-        missing = await self.joined_within(within_s, self.head)
-        if missing is not None:
-            return missing
-        for node in self.nodes.values():
-            await asyncio.to_thread(node.boot)
-        waits = [self.joined_within(within_s, node) for node in self.nodes.values()]
-        return next((each for each in await asyncio.gather(*waits) if each is not None), None)
+        """All but the client, the head first; None once they are one Ray cluster, else what is missing.
+
+        One after the other: Ray gives up a node whose helpers are slow to begin, as they are where many begin at once.
+        """
+        for host in (self.head, *self.nodes.values()):
+            await asyncio.to_thread(host.boot)
+            missing = await self.joined_within(within_s, host)
+            if missing is not None:
+                return missing
+        return None
 
     def host_at(self, address: str) -> Host:
         """HOST:PORT of a worker."""
@@ -129,7 +130,11 @@ class Site:
             "TMPDIR": str(self.folder / "t"),
         }
         file = self.folder / "cluster.yaml"
-        file.write_text(CLUSTER.format(head=self.head_address, host=self.head.address, port=FLEET_PORT, decode=decode))
+        file.write_text(
+            CLUSTER.format(
+                head=self.head_address, host=self.head.address, port=FLEET_PORT, admin=ADMIN_PORT, decode=decode
+            )
+        )
         self.head.begin(Service("up", [sys.executable, "-P", "-m", "cluster.cli", "up", "-f", str(file)], environment))
 
     def credentials(self, host: Host) -> dict[str, str]:
