@@ -21,5 +21,6 @@ if [[ -n ${GCS_STORAGE:-} ]]; then
     [[ -w $GCS_STORAGE ]] || fail "GCS_STORAGE: $(id -un) may not write into $GCS_STORAGE"
     export RAY_gcs_storage=rocksdb RAY_gcs_storage_path=$GCS_STORAGE
 fi
+# No monitor: hosts that are started by hand are started by nobody else.
 run_ray "is port $PORT free, and is this host's address in its certificate?" \
-    --head --port "$PORT" --include-dashboard false
+    --head --port "$PORT" --include-dashboard false --no-monitor
