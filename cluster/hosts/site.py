@@ -29,7 +29,7 @@ VALID_DAYS = "2"
 STARTED = "Ray runtime started."
 FLEET_PORT, ADMIN_PORT = 50050, 50055
 POLL_S = 0.1
-JOIN_S = 120
+JOIN_S = 400
 """For Ray on a host to start, on a busy machine."""
 
 
@@ -167,7 +167,13 @@ class Site:
         return self.credentials(host) | self._common(host) | {"HEAD": self.head_address, "ROLE": role.value}
 
     def _common(self, host: Host) -> dict[str, str]:
-        return {"NODE_IP": host.address, "RAY": str(RAY), "START_TIMEOUT_S": str(JOIN_S), "NUM_CPUS": "2"}
+        return {
+            "NODE_IP": host.address,
+            "RAY": str(RAY),
+            "START_TIMEOUT_S": str(JOIN_S),
+            "NUM_CPUS": "2",
+            "RAY_raylet_start_wait_time_s": "300",
+        }
 
     def _secret(self, name: str, value: str) -> Path:
         path = self.folder / name
