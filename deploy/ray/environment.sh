@@ -64,16 +64,12 @@ prepare() {
     esac
     [[ ${START_TIMEOUT_S:=60} =~ ^[1-9][0-9]*$ ]] || fail "START_TIMEOUT_S is '$START_TIMEOUT_S': write whole seconds"
     [[ ${OBJECT_STORE_BYTES:=80000000} =~ ^[1-9][0-9]*$ ]] || fail "OBJECT_STORE_BYTES is '$OBJECT_STORE_BYTES': write whole bytes"
-    [[ ${AGENT_PORT:=52365} =~ ^[1-9][0-9]{3,4}$ && $AGENT_PORT -lt 65533 ]] || fail "AGENT_PORT is '$AGENT_PORT': write a port from 1000 to 65532"
     use_token
     use_certificates
     use_timing
     find_ray
     [[ ${NUM_CPUS:=0} =~ ^[0-9]+$ ]] || fail "NUM_CPUS is '$NUM_CPUS': write a whole number"
     flags=(--block --disable-usage-stats --num-cpus "$NUM_CPUS" --object-store-memory "$OBJECT_STORE_BYTES")
-    # Ports that are known ahead: a node otherwise waits for its helpers to name theirs, and dies where they are slow.
-    flags+=(--dashboard-agent-grpc-port "$((AGENT_PORT + 1))" --runtime-env-agent-port "$((AGENT_PORT + 2))")
-    flags+=(--dashboard-agent-listen-port "$AGENT_PORT" --metrics-export-port "$((AGENT_PORT + 3))")
     [[ -z ${NODE_IP:-} ]] || flags+=(--node-ip-address "$NODE_IP")
     [[ -z ${ROLE:-} ]] || flags+=(--labels "role=$ROLE")
 }

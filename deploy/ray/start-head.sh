@@ -9,7 +9,6 @@
 #   ROLE                  prefill or decode: which workers this host takes (none: it takes any)
 #   GCS_STORAGE           folder for what the head has to remember over its restarts (none: a restarted head knows nothing)
 #   NUM_CPUS              that workers may ask for, as `num_cpus` of the cluster file (0: they ask for none)
-#   AGENT_PORT            first of four ports for Ray's helpers on this host (52365)
 #   OBJECT_STORE_BYTES    (80000000: Ray carries neither tokens nor pages)   START_TIMEOUT_S (60)   RAY (ray)
 set -euo pipefail
 # shellcheck source=environment.sh
