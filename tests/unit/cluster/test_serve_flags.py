@@ -17,6 +17,9 @@ from twostroke.config import DEVICE_SHARE, ClusterConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
+from twostroke.tls_config import TlsConfig
+
+CLUSTER_FILES = {"cert": "w.crt", "key": "w.key", "ca": "ca"}
 
 
 def config_of(*flags: str) -> ClusterConfig:
@@ -59,6 +62,36 @@ def test_a_request_log_is_where_the_user_stands_not_where_the_router_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert config_of("--request-log", "log.jsonl").request_log == str(tmp_path / "log.jsonl")
+
+
+def test_certificates_come_with_their_keys_and_paths_that_hold_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = ("--cluster-tls-cert", "w.crt", "--cluster-tls-key", "w.key", "--cluster-tls-ca", "ca")
+    config = config_of("--tls-cert", "a.crt", "--tls-key", "/k", *cluster)
+    assert config.tls == TlsConfig(cert=str(tmp_path / "a.crt"), key="/k")
+    assert {worker.cluster_tls for worker in fleet_spec(config, token="", port=0).workers} == {config.cluster_tls}
+    assert config.cluster_tls == TlsConfig(**{k: str(tmp_path / f) for k, f in CLUSTER_FILES.items()})
+    assert config_of(*cluster, "--transports", "nixl", "--unencrypted-nixl").transports == ("nixl",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--tls-cert", "a"), "--tls-cert needs --tls-key, too"),
+        (("--tls-client-ca", "a"), "--tls-client-ca needs --tls-cert and --tls-key"),
+        (("--cluster-tls-ca", "a"), "--cluster-tls-ca needs --cluster-tls-cert and --cluster-tls-key, too"),
+        (
+            (*(f"--cluster-tls-{part}=x" for part in ("cert", "key", "ca")), "--transports", "nixl,tcp"),
+            "--transports nixl does not go with --cluster-tls-cert",
+        ),
+    ],
+)
+def test_half_a_certificate_and_what_cannot_be_encrypted_are_refused(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(*flags)
+    assert refused.value.message.startswith(said)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
