@@ -53,6 +53,8 @@ class Source:
             if error.field is None or error.message.startswith(f"{self.name}:"):
                 raise
             why, path = keys.in_words_of_the_file(error.message), keys.path_of(error.field)
+            if path not in self.lines:  # an error about several keys may be the fault of another one
+                path = next((key for key in self.lines if key in why.replace(",", " ").split()), path)
             raise self.error(path, why if path in why or "." not in path else f"{path}: {why}") from error
 
 

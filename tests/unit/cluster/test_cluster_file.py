@@ -117,6 +117,12 @@ def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
         ("decode: {labels: {-role: a}}", "decode: '-role' is no label of a Ray node"),
         ("decode: {labels: {role: 3}}", "decode.labels.role must be text, got a number: 3"),
         ("ports:\n  rpc: 70000", "cluster.yaml:2: ports.rpc must be from 0 to 65535, got 70000"),
+        (
+            "\nscaling: {min_prefill: 4, max_prefill: 2}",
+            "cluster.yaml:2: scaling.min_prefill 4, prefill.count 1, scaling",
+        ),
+        ("security: {tls_cert: a}", "cluster.yaml:1: security.tls_cert needs security.tls_key"),
+        ("tracing: {otlp_endpoint: x}", "cluster.yaml:1: tracing.otlp_endpoint must be http://HOST:PORT"),
         ("ports: {rpc: 7, pages: 7}", "cluster.yaml:1: the worker's ports must differ, got [7, 7]"),
         ("routing: {suspect_after: 0.1}", "cluster.yaml:1: routing.suspect_after (0.1) must be more than"),
         ("a: 1\na: 2", "cluster.yaml:2: a was said already, on line 1"),
@@ -149,6 +155,8 @@ def test_what_is_wrong_is_one_line_that_says_where_and_what(text: str, said: str
         ("cache: {kv_cache_memory: 1000T}", ":1: cache.kv_cache_memory: 2 workers with"),
         ("security:\n  token_file: /no/such/secret", ":2: security.token_file /no/such/secret: No such file"),
         ("routers: {http_port: 7001, grpc_port: 7001}", ":1: routers.http_port and routers.grpc_port are both 7001"),
+        ("security: {api_keys: /no/keys}", ":1: security.api_keys"),
+        ("\nsecurity: {tls_cert: /no/c, tls_key: /no/k}", ":2: security.tls_cert"),
         ("ports: {rpc: 7001}", ":1: fixed ports of workers are for one worker per node"),
     ],
 )
