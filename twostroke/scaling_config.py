@@ -42,7 +42,7 @@ class ScalingConfig:
 
     def __post_init__(self) -> None:
         for name in ("min_prefill", "max_prefill", "min_decode", "max_decode"):
-            value, least = getattr(self, name), 1 if name == "min_decode" else 0
+            value, least = getattr(self, name), 1 if name.endswith("decode") else 0
             if value is not None and value < least:
                 raise ConfigError(f"--{name.replace('_', '-')} must be {least} or more, got {value}", field=name)
         for name in ("slo_itl_s", "tick_s", "up_s", "down_s", "window_s"):
