@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+import weakref
+from typing import Any, ClassVar
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -17,9 +18,16 @@ MOST_HEADER_BYTES = 64 << 10
 
 class TimedProtocol(H11Protocol):
     most_connections: ClassVar[int]
+    arriving: ClassVar[weakref.WeakSet[TimedProtocol]]
+    """Those that are accepted, and shake hands still. Where that fails nobody tells; then asyncio just drops them."""
+
+    def __init__(self, *made_of: Any, **options: Any) -> None:
+        super().__init__(*made_of, **options)
+        self.arriving.add(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
+        self.arriving.discard(self)
         super().connection_made(transport)
         self._waits_since_s = self.loop.time()
         self._headers_due: asyncio.TimerHandle | None = self.loop.call_later(HEADERS_S, self._end_unless_served)
@@ -63,7 +71,8 @@ class TimedProtocol(H11Protocol):
 
 
 def timed_protocol(most_connections: int) -> type[TimedProtocol]:
-    return type("TimedProtocol", (TimedProtocol,), {"most_connections": most_connections})
+    facts = {"most_connections": most_connections, "arriving": weakref.WeakSet()}
+    return type("TimedProtocol", (TimedProtocol,), facts)
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> asyncio.TimerHandle | None:
