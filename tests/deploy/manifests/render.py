@@ -67,8 +67,10 @@ def build(overlay: Path, kubectl: Path) -> list[Object]:
 def build_with(overlay: Path, components: Iterable[str], kubectl: Path) -> list[Object]:
     """An overlay with further components, as a user would add them: `../../components/NAME`, in a copy of the tree."""
     with tempfile.TemporaryDirectory() as folder:
-        tree = Path(shutil.copytree(overlay.parents[1], Path(folder) / "k8s"))
-        file = tree / "overlays" / overlay.name / "kustomization.yaml"
+        tree = Path(
+            shutil.copytree(overlay.parents[2], Path(folder) / "deploy")
+        )  # components take in what is beside k8s
+        file = tree / overlay.relative_to(overlay.parents[2]) / "kustomization.yaml"
         told = load_any(file)[0]
         told["components"] = [*(told.get("components") or []), *(f"../../components/{name}" for name in components)]
         file.write_text(yaml.safe_dump(told))
