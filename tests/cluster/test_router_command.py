@@ -58,9 +58,9 @@ def assert_light_and_discreet(pid: int) -> None:
         assert TOKEN.encode() not in Path(f"/proc/{pid}/{told}").read_bytes()
 
 
-async def until(is_so: bool, http: str) -> None:
+async def until(is_so: bool, admin: str) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while await asyncio.to_thread(is_ready, http) != is_so:
+        while await is_ready(admin) != is_so:
             await asyncio.sleep(0.05)
 
 
@@ -71,19 +71,20 @@ async def test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_tok
     async with router(tmp_path, fleet, "--host", "0.0.0.0", "--grace", "60") as (process, log):
         at = await addresses(process, log)
         http = f"127.0.0.1:{at['http'].rpartition(':')[2]}"
-        assert not is_ready(http)
+        admin = at["admin"]
+        assert not await is_ready(admin)
         assert_light_and_discreet(process.pid)
 
         cache = CacheConfig(kv_cache_memory_bytes=1 << 20)
         async with running_cluster(
             prefill=0, decode=1, model=PACED, cache=cache, routers=0, fleet_port=port
         ) as cluster:
-            await until(True, http)
+            await until(True, admin)
             client = Client(f"127.0.0.1:{at['grpc'].rpartition(':')[2]}")
             stream = client.stream([1, 2, 3], max_tokens=150, ignore_eos=True)
             first = await anext(stream)
             process.send_signal(signal.SIGTERM)
-            await until(False, http)
+            await until(False, admin)
             async with httpx.AsyncClient() as other:
                 refused = await other.post(f"http://{http}/v1/completions", json={"model": PACED.model, "prompt": "x"})
             assert refused.status_code == 503
