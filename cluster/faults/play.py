@@ -15,7 +15,7 @@ from cluster.faults.load import Ask, Load, asks, crowd, family, long_ones
 from cluster.faults.outcome import Outcome
 from cluster.faults.rest import at_rest_within, refusals
 from cluster.faults.stimuli import CROWDED, ON_NEW_CONNECTIONS, STIMULI, peer_leaves, worker_dies
-from cluster.faults.testbed import HEAD_TITLE, Bed, Happened, Target
+from cluster.faults.testbed import Bed, Happened, Target
 from cluster.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from cluster.faults.zombies import LongStreams, met
 from twostroke.errors import ConfigError, ServeError
@@ -269,7 +269,7 @@ class Player:
 
     async def _break_head(self, trial: Trial) -> tuple[str, Happened | None, list[Transcript]]:
         """Streams run without it; a worker that dies after its return comes back."""
-        process = self._bed.process(HEAD_TITLE)
+        process = self._bed.head()
         restart = head.Restart(process)
         asking = asyncio.create_task(self._ask(self._asks))
         await asyncio.sleep(MID_WAVE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,10 @@ class Bed:
         """Raises PeerLost where there is none."""
         assert self._launcher is not None
         return process_titled(title, self._launcher)
+
+    def head(self) -> process_table.Process:
+        """Ray's: the launcher's, or the one that took its place. Raises PeerLost where there is none."""
+        return process_titled(HEAD_TITLE, os.getpid())
 
     def processes(self) -> list[process_table.Process]:
         """The launcher and all below it."""
@@ -257,7 +262,7 @@ class Bed:
 
 
 def process_titled(title: str, launcher: int) -> process_table.Process:
-    """Below a launcher. Raises PeerLost where there is none."""
+    """Below one that launched it. Raises PeerLost where there is none."""
     for process in process_table.below(launcher):
         if title in process.title:
             return process
