@@ -100,6 +100,7 @@ UNKNOWN = f"ts-{'0' * 12}-{'0' * 64}"
         (f"Bearer {GONE.key}", "revoked"),
         (f"Bearer {OLD.key}", "expired"),
     ],
+    ids=["none", "basic", "short", "wrong secret", "unknown", "revoked", "expired"],
 )
 async def test_without_a_good_key_both_doors_refuse(guarded: Doors, header: str | None, reason: str) -> None:
     answer = await guarded.http.post(TEXT, json={"prompt": "a"}, headers={"authorization": header} if header else {})
