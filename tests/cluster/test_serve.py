@@ -18,6 +18,7 @@ import grpc
 import psutil
 import pytest
 
+from cluster.admin_access import LOCAL_TOKEN
 from tests.cluster.served import (
     PATIENCE_S,
     SMALL,
@@ -247,7 +248,9 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     assert folder.stat().st_mode & 0o077 == 0
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 5
-    assert not [path for path in files if token.encode() in path.read_bytes()]
+    telling = [path for path in files if token.encode() in path.read_bytes()]
+    assert telling == [folder / LOCAL_TOKEN]
+    assert telling[0].stat().st_mode & 0o077 == 0
 
 
 def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:
