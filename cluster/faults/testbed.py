@@ -84,11 +84,6 @@ class Bed:
         self._token = token
         self._fleet_address = fleet_address
 
-    def process(self, title: str) -> process_table.Process:
-        """Raises PeerLost where there is none."""
-        assert self._launcher is not None
-        return process_titled(title, self._launcher)
-
     def head(self) -> process_table.Process:
         """Ray's: the launcher's, or the one that took its place. Raises PeerLost where there is none."""
         return process_titled(HEAD_TITLE, os.getpid())
@@ -142,7 +137,8 @@ class Bed:
             self._fleet_address = None
 
     async def _find_fleet(self) -> str:
-        for port in sorted(self.process(SUPERVISOR_TITLE).ports()):
+        assert self._launcher is not None
+        for port in sorted(process_titled(SUPERVISOR_TITLE, self._launcher).ports()):
             with contextlib.suppress(ServeError):
                 address = f"127.0.0.1:{port}"
                 await self._view_at(address)

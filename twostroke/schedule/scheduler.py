@@ -114,7 +114,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def admit(self) -> list[Admission]:
-        """Claim pages for waiting sequences, first come first served.
+        """Claim pages for waiting sequences, in their order.
 
         A later one that fits may pass one that does not, at most `max_passes` times.
         """
