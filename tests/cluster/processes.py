@@ -93,6 +93,8 @@ class ProcessCluster:
         self._fleet_server = RpcServer("127.0.0.1", fleet_port, token=TOKEN, certificates=self.us.certificates)
         fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
         self._version = 0
+        self._processes: list[asyncio.subprocess.Process] = []
+        """All that ever were: a worker that is started again may have an earlier life."""
 
     @property
     def http(self) -> str:
@@ -230,12 +232,11 @@ class ProcessCluster:
             assert load.pages_free + load.pages_cached == load.pages_total
 
     async def close(self) -> None:
-        processes = [held.process for held in (*self.routers.values(), *self.workers.values())]
-        for process in processes:
+        for process in self._processes:
             if process.returncode is None:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGTERM)
-        for process in processes:
+        for process in self._processes:
             try:
                 await asyncio.wait_for(process.wait(), 15)
             except TimeoutError:
@@ -257,6 +258,7 @@ class ProcessCluster:
             sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log_file
         )
         log_file.close()
+        self._processes.append(process)
         assert process.stdin is not None
         process.stdin.write(config.encode())
         process.stdin.close()
