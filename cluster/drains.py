@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """For a drain whose caller is not known any more."""
+SWITCH_S = 3.0
+"""For a worker that becomes the other role to hand over what it has; what is left then goes on elsewhere all the same.
+"""
 END_S = 2.0
 """For the supervisor to hear of the end of a worker that has shut down or died; after that it is killed."""
 ANSWER_S = 5.0
@@ -53,6 +56,9 @@ class Fleet(Protocol):
 
     def handle(self, worker_id: str) -> WorkerHandle: ...
 
+    def wake(self) -> None:
+        """Something is to be done: look at everybody."""
+
 
 class Drains:
     """Those under way, each a task of `tasks`."""
@@ -69,8 +75,8 @@ class Drains:
 
         Raises NotFound, or PeerLost where the worker does not serve.
         """
-        while self._fleet.stage(worker_id) is Stage.SERVING and worker_id in self._running:
-            await asyncio.wait([self._running[worker_id]])  # of the life before, and about to end
+        if self._fleet.stage(worker_id) is Stage.SERVING:
+            await self.until_over(worker_id)
         stage = self._fleet.stage(worker_id)
         if stage is Stage.DRAINED:
             if restart:
@@ -91,6 +97,14 @@ class Drains:
         self._ground.set_departure(worker_id, Departure.SWITCH)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
 
+    def lingers(self, worker_id: str) -> bool:
+        """A drain has not ended; where the worker serves, it is of the life before."""
+        return worker_id in self._running
+
+    async def until_over(self, worker_id: str) -> None:
+        while worker_id in self._running:
+            await asyncio.wait([self._running[worker_id]])
+
     def move(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> None:
         """A worker that serves drains from now on, and its next life begins where Ray then puts it.
 
@@ -106,7 +120,7 @@ class Drains:
         if departure is Departure.SWITCH and not self._fleet.shall_switch(worker_id):
             self._ground.set_departure(worker_id, None)  # it has
         elif departure is not None:
-            self._begin(worker_id, DEADLINE_S, tasks)
+            self._begin(worker_id, SWITCH_S if departure is Departure.SWITCH else DEADLINE_S, tasks)
 
     def ended(self, worker_id: str) -> bool:
         """A life is over, or there is none. True where none shall follow."""
@@ -130,8 +144,12 @@ class Drains:
             # Now: by the time the task begins, this life may be over.
             address = self._fleet.serving(worker_id).address
             running = self._running[worker_id] = tasks.create_task(self._drain(worker_id, address, deadline_s))
-            running.add_done_callback(lambda _: self._running.pop(worker_id))
+            running.add_done_callback(lambda _: self._over(worker_id))
         return running
+
+    def _over(self, worker_id: str) -> None:
+        del self._running[worker_id]
+        self._fleet.wake()
 
     async def _bring_back(self, worker_id: str) -> None:
         self._ground.set_departure(worker_id, None)

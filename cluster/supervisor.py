@@ -142,7 +142,16 @@ class Supervisor:
         handle = self._handles.pop(worker_id, None)
         if handle is not None:
             handle.remove()
-        self._publish()
+        self.publish()
+
+    def publish(self) -> None:
+        """Watchers and launchers are told what is so now."""
+        self._version += 1
+        workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
+        members = [worker.to_member() for worker in workers]
+        view = fleet_pb2.FleetView(version=self._version, members=members, scaling=self._staff.to_message())
+        self._service.publish(view)
+        self.wake()
 
     def wake(self) -> None:
         self._changed.set()
@@ -204,7 +213,7 @@ class Supervisor:
     async def _run(self) -> None:
         server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
-        self._publish()
+        self.publish()
         await server.start()
         await server.set_serving(True)
         self._listening.set()
@@ -308,7 +317,7 @@ class Supervisor:
         worker = self._workers[worker_id]
         observed = worker.observed.end(self._clock(), misconfigured=isinstance(ending, ConfigError))
         self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)
-        self._publish()
+        self.publish()
         switches = self._drains.switches(worker_id) and ending is RETURNED
         if observed.stage is Stage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
@@ -333,15 +342,7 @@ class Supervisor:
         observed = worker.observed if stage is None else worker.observed.enter(stage, self._clock())
         returns = observed.stage is Stage.DRAINING and self._drains.returns(worker_id)
         self._workers[worker_id] = replace(worker, observed=observed, returns=returns, **facts)  # type: ignore[arg-type]  # place, serving
-        self._publish()
-
-    def _publish(self) -> None:
-        self._version += 1
-        workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
-        members = [worker.to_member() for worker in workers]
-        view = fleet_pb2.FleetView(version=self._version, members=members, scaling=self._staff.to_message())
-        self._service.publish(view)
-        self.wake()
+        self.publish()
 
 
 async def _place(worker_id: str, handle: WorkerHandle) -> Place:

@@ -7,12 +7,13 @@ middle of a change is followed by one that goes on with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from cluster.drains import DEADLINE_S, Drains
+from cluster.drains import DEADLINE_S, SWITCH_S, Drains
 from cluster.ground import Departure, Ground, WorkerHandle
 from cluster.plan import Stage
 from cluster.planner import Counts
@@ -25,9 +26,8 @@ from twostroke.rpc.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 3.0
-"""For a worker that becomes the other role to hand over what it has; what is left then goes on elsewhere all the same.
-"""
+GREETING_S = 2.0
+"""For a process that was found to say that it serves; one that starts does not so soon."""
 
 
 class Fleet(Protocol):
@@ -43,7 +43,13 @@ class Fleet(Protocol):
 
     def add(self, config: WorkerConfig) -> None: ...
 
-    def forget(self, worker_id: str) -> None: ...
+    def enter(self, worker_id: str, stage: Stage) -> None: ...
+
+    def forget(self, worker_id: str) -> None:
+        """It has left; its process is removed."""
+
+    def publish(self) -> None:
+        """Watchers are told who shall be there; and look at everybody."""
 
     def wake(self) -> None:
         """Something is to be done: look at everybody."""
@@ -101,25 +107,39 @@ class Staff:
         self._write(replace(self.roster, is_automatic=is_automatic))
 
     async def assign(self, worker_id: str, role: Role) -> None:
-        """Returns when the worker serves in this role. Raises NotFound, ConfigError or InvalidRequest."""
+        """Returns when the worker serves in this role. Raises NotFound, ConfigError, InvalidRequest or PeerLost."""
         post = self.roster.posts.get(worker_id)
         if post is None or post.is_retiring:
             raise NotFound(f"there is no worker {worker_id!r}; there are {', '.join(self.roster.posts)}")
-        if role is post.role:
-            return
+        if role is not post.role:
+            self._check_may_become(worker_id, role)
+            roster = self.roster.with_post(worker_id, Post(role))
+            self._write(replace(roster, is_automatic=False, reason=f"{worker_id} was told to {role}"))
+        await self._until_serves(worker_id, Post(role))
+
+    def _check_may_become(self, worker_id: str, role: Role) -> None:
         if not self._spec.flexible:
             raise ConfigError(
                 "workers of this fleet keep their roles: start it with --flexible, or with room between --min-* and "
                 "--max-* of both roles",
                 field="--flexible",
             )
-        if role is Role.PREFILL and self.wanted.decode == 1:
+        if self._stage(worker_id) in _GONE:
+            raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: only a worker that serves can switch")
+        others = (name for name in self.roster.staff(Role.DECODE) if name != worker_id)
+        if role is Role.PREFILL and all(self._stage(name) in _GONE for name in others):
             raise InvalidRequest(f"{worker_id} is the last decode worker: add one first", field="worker")
-        roster = self.roster.with_post(worker_id, Post(role))
-        self._write(replace(roster, is_automatic=False, reason=f"{worker_id} was told to {role}"))
-        while self._fleet.role(worker_id) is not role or self._fleet.stage(worker_id) is not Stage.SERVING:
-            await self._fleet.until(worker_id, lambda stage: stage is not Stage.SERVING)
-            await self._fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.FAILED))
+
+    async def _until_serves(self, worker_id: str, post: Post) -> None:
+        def is_settled(stage: Stage) -> bool:
+            serves = stage is Stage.SERVING and self._fleet.role(worker_id) is post.role
+            return serves or stage in _GONE or self.roster.posts[worker_id] != post
+
+        await self._fleet.until(worker_id, is_settled)
+        if self.roster.posts[worker_id] != post:
+            raise InvalidRequest(f"{worker_id} was told otherwise by somebody else", field="worker")
+        if self._stage(worker_id) in _GONE:
+            raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: it serves in no role")
 
     def look(self, tasks: asyncio.TaskGroup) -> None:
         """Begin what can begin now."""
@@ -129,13 +149,13 @@ class Staff:
             except NotFound:
                 self._fleet.add(self._spec.worker(worker_id, post.role))
                 continue
-            if worker_id in self._busy:
+            if worker_id in self._busy or (stage is Stage.SERVING and self._drains.lingers(worker_id)):
                 continue
             if post.is_retiring:
                 if stage is Stage.ABSENT:  # maybe it is found
                     self._ground.set_departure(worker_id, Departure.AWAY)
                 elif stage is not Stage.SERVING or self._can_be_spared(worker_id):
-                    self._begin(worker_id, self._retire(worker_id, stage, tasks), tasks)
+                    self._begin(worker_id, self._retire(worker_id, tasks), tasks)
             elif self.shall_switch(worker_id) and stage is Stage.SERVING and self._can_be_spared(worker_id):
                 self._begin(worker_id, self._switch(worker_id, tasks), tasks)
 
@@ -147,18 +167,14 @@ class Staff:
         if self._fleet.role(worker_id) is Role.PREFILL:
             return True
         others = (name for name in self.roster.posts if name != worker_id and name not in self._busy)
-        return any(
-            self._fleet.role(name) is Role.DECODE and self._fleet.stage(name) is Stage.SERVING
-            for name in others
-            if self._is_known(name)
-        )
+        return any(self._stage(name) is Stage.SERVING and self._fleet.role(name) is Role.DECODE for name in others)
 
-    def _is_known(self, worker_id: str) -> bool:
+    def _stage(self, worker_id: str) -> Stage:
+        """Of one that the roster has, and the fleet maybe not yet."""
         try:
-            self._fleet.stage(worker_id)
+            return self._fleet.stage(worker_id)
         except NotFound:
-            return False
-        return True
+            return Stage.ABSENT
 
     def _begin(self, worker_id: str, work: Coroutine[None, None, None], tasks: asyncio.TaskGroup) -> None:
         self._busy.add(worker_id)
@@ -169,24 +185,36 @@ class Staff:
         self._busy.discard(worker_id)
         self._fleet.wake()
 
-    async def _retire(self, worker_id: str, stage: Stage, tasks: asyncio.TaskGroup) -> None:
-        if stage in (Stage.SERVING, Stage.DRAINING, Stage.DRAINED):
+    async def _retire(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
+        """Where it serves again afterwards (somebody has asked it back), the next look begins anew."""
+        if self._fleet.stage(worker_id) in (Stage.SERVING, Stage.DRAINING, Stage.DRAINED):
             try:
                 await self._drains.drain(worker_id, DEADLINE_S, False, tasks)
             except PeerLost as error:
                 log.warning("worker does not retire yet worker=%s error=%s", worker_id, error)
                 return
         else:
-            self._ground.set_departure(worker_id, Departure.AWAY)
-            if stage is not Stage.DEAD:
-                self._fleet.handle(worker_id).remove()
-            await self._fleet.until(worker_id, lambda now: now in (Stage.DRAINED, Stage.FAILED, Stage.SERVING))
-            if self._fleet.stage(worker_id) is Stage.SERVING:
-                return
+            await self._end_unserved(worker_id)
+        await self._drains.until_over(worker_id)
+        if self._fleet.stage(worker_id) not in _GONE:
+            return
         self._ground.set_departure(worker_id, None)
         self._fleet.forget(worker_id)
         self._write(self.roster.without(worker_id))
         log.info("worker has retired worker=%s", worker_id)
+
+    async def _end_unserved(self, worker_id: str) -> None:
+        """Of a process that has been found, it is not known yet whether it serves: if so, it drains."""
+        fleet = self._fleet
+        self._ground.set_departure(worker_id, Departure.AWAY)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GREETING_S):
+                await fleet.until(worker_id, lambda stage: stage not in _BEGINNING)
+        if fleet.stage(worker_id) is Stage.DEAD:
+            fleet.enter(worker_id, Stage.DRAINED)
+        elif fleet.stage(worker_id) in _BEGINNING:
+            fleet.handle(worker_id).remove()
+        await fleet.until(worker_id, lambda stage: stage in _GONE or stage is Stage.SERVING)
 
     async def _switch(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         self._switches += 1
@@ -205,4 +233,9 @@ class Staff:
         if roster != self.roster:
             self._ground.set_roster(roster)
             self.roster = roster
-            self._fleet.wake()
+            self._fleet.publish()
+
+
+_GONE = frozenset({Stage.DRAINED, Stage.FAILED})
+"""It will not serve by itself."""
+_BEGINNING = frozenset({Stage.IDLE, Stage.STARTING})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -16,70 +14,11 @@ from cluster.scaling.nodes import room_for
 from cluster.scaling.roster import Post, Roster
 from cluster.spec import fleet_spec
 from cluster.supervisor import Supervisor
-from cluster.view import Worker
-from tests.unit.cluster.fake_ground import TOKEN, FakeGround, FakeWorker
-from twostroke.config import ClusterConfig, Role, WorkerConfig
+from tests.unit.cluster.fake_ground import TOKEN
+from tests.unit.cluster.scaling.fleets import PATIENCE_S, Ground, config, die, roles, supervising, until
+from twostroke.config import Role
 from twostroke.errors import ConfigError, InvalidRequest, NotFound
 from twostroke.placement_config import RoleConfig
-from twostroke.scaling_config import ScalingConfig
-
-PATIENCE_S = 10.0
-
-
-class Mounted(FakeWorker):
-    """As a mounted worker: who calls `run` while a life is under way joins that."""
-
-    async def run(self, incarnation: int, role: Role) -> None:
-        if self._end is None or self._end.done():
-            await super().run(incarnation, role)
-        else:
-            await asyncio.shield(self._end)
-
-
-class Ground(FakeGround):
-    def create(self, config: WorkerConfig) -> FakeWorker:
-        super().create(config)
-        worker = self.workers[config.worker_id] = Mounted(config.worker_id)
-        worker.control = self.control
-        return worker
-
-
-def config(prefill: int = 1, decode: int = 2, *, flexible: bool = True) -> ClusterConfig:
-    return ClusterConfig(prefill=prefill, decode=decode, scaling=ScalingConfig(flexible=flexible))
-
-
-@asynccontextmanager
-async def supervising(ground: Ground, cluster: ClusterConfig | None = None) -> AsyncIterator[Supervisor]:
-    async with ground.control.served():
-        supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), ground)
-        life = asyncio.create_task(supervisor.run())
-        await until(supervisor, lambda workers: all(each.observed.stage is Stage.SERVING for each in workers.values()))
-        yield supervisor
-        await supervisor.stop()
-        await asyncio.gather(life, return_exceptions=True)
-
-
-async def until(supervisor: Supervisor, is_so) -> dict[str, Worker]:
-    version = -1
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            snapshot = await supervisor.snapshot(version)
-            version = snapshot.version
-            workers = {worker.config.worker_id: worker for worker in snapshot.workers}
-            if is_so(workers):
-                return workers
-
-
-def roles(workers: dict[str, Worker]) -> dict[str, str]:
-    """Of those that serve."""
-    return {name: each.role.value for name, each in workers.items() if each.observed.stage is Stage.SERVING}
-
-
-async def die(supervisor: Supervisor) -> None:
-    """It tells nobody."""
-    assert supervisor._life is not None
-    supervisor._life.cancel()
-    await asyncio.gather(supervisor._life, return_exceptions=True)
 
 
 async def test_workers_that_are_asked_for_come_and_those_that_are_not_drain_and_are_forgotten() -> None:
@@ -112,6 +51,13 @@ async def test_a_worker_switches_in_its_process_keeps_what_it_has_and_the_next_l
             await supervisor.assign_role("decode-0", "prefill")
         with pytest.raises(NotFound, match="no worker 'decode-7'"):
             await supervisor.assign_role("decode-7", "prefill")
+
+
+async def test_watchers_hear_at_once_who_decides_though_nobody_comes_or_goes() -> None:
+    async with supervising(Ground(), config(1, 1, max_decode=2)) as supervisor:
+        assert supervisor._service._view().scaling.automatic
+        await supervisor.scale(decode=1)
+        assert not supervisor._service._view().scaling.automatic
 
 
 async def test_workers_that_have_not_loaded_what_the_other_role_needs_keep_theirs() -> None:
