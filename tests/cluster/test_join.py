@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cluster.processes import Client
-from tests.cluster.served import PACED, PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
+from tests.cluster.served import CHECKOUT, PACED, PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
 from tests.unit.worker.rig import prompt_of
 
 RAY_TOKEN = "5" * 64
@@ -74,20 +74,33 @@ def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owne
     assert owner.process.poll() is None
 
 
-FILE = f"""
-model: {{model: "{PACED}", served_model_name: tiny}}
-prefill: {{count: 0}}
-decode: {{labels: {{role: "in(prefill, decode)"}}}}
-routers: {{http_port: 0, grpc_port: 0}}
-cache: {{kv_cache_memory: 1M}}
-"""
+CACHE = "cache: {kv_cache_memory: 1M}"
+
+
+def example() -> str:
+    """deploy/examples/hosts.yaml, smaller."""
+    text = (CHECKOUT / "deploy/examples/hosts.yaml").read_text()
+    smaller = {
+        "model: smollm2-135m": f"model: {PACED}\n  served_model_name: tiny",
+        "count: 1\n  threads": "count: 0\n  threads",
+        "count: 2": "count: 1",
+        "prefer_labels: {role: decode}": 'labels: {role: "in(prefill, decode)"}',
+        "50050": "0",
+        "8000": "0",
+        "50051": "0",
+    }
+    for usual, here in smaller.items():
+        assert usual in text
+        text = text.replace(usual, here)
+    return f"{text}{CACHE}\n"
 
 
 def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else(
     owner: Owner, tmp_path: Path
 ) -> None:
     at = ["--address", owner.address]
-    with starting(tmp_path, *at, file=FILE, **owner.environment) as server:
+    hosts = example()  # hosts.yaml
+    with starting(tmp_path, *at, file=hosts, **owner.environment) as server:
         server.until_printed("Ctrl-C ends it")
         epochs = server.epochs()
         router = psutil.Process(server.worker_pid("-m router"))
@@ -98,11 +111,11 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
     with starting(tmp_path, *SMALL, "--prefill", "0", *at, **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "already has a twostroke fleet; end it with: twostroke down --address" in server.printed
-    with starting(tmp_path, *at, file=FILE.replace("1M", "2M"), **owner.environment) as server:
+    with starting(tmp_path, *at, file=hosts.replace(CACHE, CACHE.replace("1M", "2M")), **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "was started with another configuration; end it first" in server.printed.splitlines()[-1]
 
-    with starting(tmp_path, *at, "--keep", file=FILE, **owner.environment) as server:
+    with starting(tmp_path, *at, "--keep", file=hosts, **owner.environment) as server:
         server.until_printed("Ctrl-C ends it")
         assert server.epochs() == epochs
         assert server.command("chat", "Hello again?", "--max-tokens", "3").strip()

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 
 from cluster.admin_access import LOCAL_TOKEN
 from tests.cluster.served import (
+    CHECKOUT,
+    PACED,
     PATIENCE_S,
     SMALL,
     TWOSTROKE,
@@ -29,10 +32,12 @@ from tests.cluster.served import (
     starting,
     wait_until,
 )
+from tests.deploy.documents import commands_in
 from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 from twostroke.simulate.traces import read_trace
 
+README = CHECKOUT / "README.md"
 LOG = "requests.jsonl"
 """Where the user stands."""
 
@@ -53,12 +58,30 @@ def test_a_question_is_answered_over_http_and_grpc(server: Server) -> None:
     assert over_http == over_grpc
 
 
-def test_the_printed_commands_can_be_pasted(server: Server) -> None:
+def test_the_printed_commands_and_those_of_the_readme_can_be_pasted(server: Server) -> None:
     curl, grpc = re.findall(r"^(?:curl|\S*twostroke chat) .*$", server.printed, re.MULTILINE)
+    readme = of_this(README.read_text(), server)
+    told = [command.text for command in commands_in(readme, "README.md")]
+    assert curl in told
+    assert f".venv/bin/twostroke chat{grpc.partition('twostroke chat')[2]}" in told
     if shutil.which("curl"):
         done = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.rstrip().endswith("data: [DONE]")
     assert server.command(*shlex.split(grpc)[1:], "--max-tokens", "3").strip()
+    (stub,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    python = [sys.executable, "-c", stub]
+    done = subprocess.run(python, capture_output=True, text=True, check=True, timeout=60, cwd=CHECKOUT)
+    assert len(done.stdout) == 64
+
+
+def of_this(text: str, server: Server) -> str:
+    """With its addresses and model instead of the usual ones."""
+    text = text.replace("127.0.0.1:8000", server.address("HTTP").removesuffix("/v1"))
+    return text.replace("127.0.0.1:50051", server.address("gRPC")).replace("smollm2-135m", "tiny")
+
+
+def test_how_many_workers_are_wanted_is_told(server: Server) -> None:
+    assert server.command("scale").startswith("wanted: 1 prefill + 1 decode; ")
 
 
 def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> None:
@@ -269,7 +292,10 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+    example = (CHECKOUT / "deploy/examples/one-machine.yaml").read_text()
+    for usual, here in (("smollm2-135m", PACED), ("count: 2", "count: 1"), ("8000", "0"), ("50051", "0")):
+        example = example.replace(usual, here)
+    with starting(tmp_path, file=example) as server:
         server.until_printed("Ctrl-C ends it")
         processes = server.processes()
         # A router that does not end by itself would be waited for.
@@ -287,10 +313,12 @@ def test_a_signal_while_starting_ends_the_start(tmp_path: Path) -> None:
         assert "Traceback" not in server.printed
 
 
-def test_down_ends_the_server_it_finds(tmp_path: Path) -> None:
-    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+def test_down_ends_the_server_that_make_serve_started(tmp_path: Path) -> None:
+    """`make serve ARGS=...`, with a model that needs no fetching."""
+    with starting(tmp_path, *SMALL, "--prefill", "0", by_make=True) as server:
         server.until_printed("Ctrl-C ends it")
-        assert server.command("down").startswith(f"stopped {server.process.pid} ")
+        (launcher,) = psutil.Process(server.process.pid).children()
+        assert server.command("down").startswith(f"stopped {launcher.pid} ")
         assert server.process.wait(PATIENCE_S) == 0
 
 

@@ -80,3 +80,19 @@ def test_a_job_without_a_file_or_a_token_is_refused_in_one_line(tmp_path: Path) 
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert said in done.stderr
+
+
+def test_a_job_brings_its_file_and_goes_on_with_the_fleet(tmp_path: Path) -> None:
+    """Ray is played."""
+    ray, token = tmp_path / "ray", tmp_path / "token"
+    ray.write_text('#!/bin/bash\necho "$*"; cat "$7/cluster.yaml"\n')
+    ray.chmod(0o755)
+    token.write_text("x")
+    environment = os.environ | {"RAY": str(ray), "RAY_AUTH_TOKEN_PATH": str(token)}
+    job = [ROOT / "deploy/ray/job.sh", ROOT / "deploy/examples/hosts.yaml"]
+    done = subprocess.run(job, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
+    asked, _, brought = done.stdout.partition("\n")
+    assert asked.startswith("job submit --no-wait --submission-id twostroke --working-dir ")
+    (arguments,) = re.findall(r" -- twostroke (.*)$", asked)
+    assert build_parser(["up"]).parse_args(arguments.split()).keep
+    assert brought == (ROOT / "deploy/examples/hosts.yaml").read_text()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from cluster.commands import serve
 from cluster.file import keys
 from cluster.file.cluster import load
 from cluster.file.text import parse
+from cluster.flags.token import read
 from twostroke.config import ClusterConfig, Role
 from twostroke.errors import ConfigError
 
@@ -189,8 +192,6 @@ def test_a_file_can_be_checked_without_starting_anything(tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("secret", ["", "short", "two words and more of them", "é" * 20])
 def test_a_secret_that_is_none_is_refused_without_being_shown(secret: str, tmp_path: Path) -> None:
-    from cluster.flags.token import read
-
     file = tmp_path / "token"
     file.write_text(secret)
     with pytest.raises(ConfigError) as raised:
@@ -198,6 +199,15 @@ def test_a_secret_that_is_none_is_refused_without_being_shown(secret: str, tmp_p
     assert str(file) in raised.value.message
     assert "openssl rand" in raised.value.message
     assert not secret or secret not in raised.value.message
+
+
+def test_a_secret_as_the_documents_make_it_is_one(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("NOT CHECKED: openssl is missing")
+    made = subprocess.run(["openssl", "rand", "-hex", "32"], capture_output=True, text=True, check=True)
+    (tmp_path / "token").write_text(made.stdout)
+    (tmp_path / "token").chmod(0o600)
+    assert len(read(str(tmp_path / "token"))) == 64
 
 
 def test_lines_are_those_of_keys() -> None:
