@@ -41,6 +41,9 @@ NODES_S = 2.0
 KV_NAMESPACE = "twostroke"
 """Of Ray's internal key-value store."""
 ROSTER_KEY = "roster"
+ROOM_KEY = "room"
+"""There where room was asked for: Ray's autoscaler keeps it, over all lives of a supervisor, until somebody asks for
+something else."""
 
 
 class Departure(enum.StrEnum):
@@ -105,8 +108,9 @@ class Ground(Protocol):
 
     def set_roster(self, roster: Roster) -> None: ...
 
-    def ask_for_room(self, wanted: Counts) -> None:
-        """Let there be nodes for so many workers, if somebody can start some; those that stay idle, that one ends."""
+    def ask_for_room(self, placed: Counts) -> None:
+        """Let there be nodes for so many workers, if somebody can start some; those that stay idle, that one ends. By
+        the role in which they were asked for."""
 
     async def nodes(self) -> Nodes:
         """Raises PeerLost where nobody answers."""
@@ -161,8 +165,6 @@ class RayGround:
         self._worker_count = worker_count
         self._roles = roles or {}
         self._mounts = mounts or MOUNTS
-        self._has_asked = False
-        """For room; Ray's autoscaler keeps it until something else is asked for."""
 
     def find(self, config: WorkerConfig) -> RayWorker | None:
         try:
@@ -210,11 +212,11 @@ class RayGround:
     def set_roster(self, roster: Roster) -> None:
         internal_kv._internal_kv_put(ROSTER_KEY, to_json(roster), overwrite=True, namespace=KV_NAMESPACE)
 
-    def ask_for_room(self, wanted: Counts) -> None:
-        room = room_for(wanted, self._roles)
+    def ask_for_room(self, placed: Counts) -> None:
+        room = room_for(placed, self._roles)
         if room.bundles:
+            internal_kv._internal_kv_put(ROOM_KEY, "asked", overwrite=True, namespace=KV_NAMESPACE)
             request_resources(bundles=room.bundles, bundle_label_selectors=room.selectors)
-            self._has_asked = True
 
     async def nodes(self) -> Nodes:
         try:
@@ -223,9 +225,9 @@ class RayGround:
             raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
 
     def forget(self) -> None:
-        if self._has_asked:
+        if internal_kv._internal_kv_get(ROOM_KEY, namespace=KV_NAMESPACE):
             request_resources(bundles=[])
-        for prefix in (_incarnation_key(""), _departure_key(""), ROSTER_KEY):
+        for prefix in (_incarnation_key(""), _departure_key(""), ROSTER_KEY, ROOM_KEY):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
 

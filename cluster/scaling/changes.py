@@ -18,8 +18,7 @@ def revised(roster: Roster, wanted: Counts, held: Mapping[str, int], *, may_swit
     """The roster with as many of each role as are wanted.
 
     A worker that one role can spare becomes the other one where that lacks some: that takes a second, a new one many.
-    Those go first that hold least (`held`: blocks; a worker that does not serve holds nothing), the youngest among
-    equals.
+    Those go first that are not known to serve, then those that hold least (`held`: blocks), the youngest among equals.
     """
     now = counts_of(roster)
     lacking = {Role.PREFILL: wanted.prefill - now.prefill, Role.DECODE: wanted.decode - now.decode}
@@ -40,4 +39,4 @@ def revised(roster: Roster, wanted: Counts, held: Mapping[str, int], *, may_swit
 
 def _leaving_first(staff: Sequence[str], held: Mapping[str, int]) -> list[str]:
     youngest_first = list(reversed(staff))
-    return sorted(youngest_first, key=lambda worker_id: held.get(worker_id, 0))
+    return sorted(youngest_first, key=lambda worker_id: (worker_id in held, held.get(worker_id, 0)))

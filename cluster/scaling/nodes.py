@@ -18,10 +18,10 @@ class Room:
     selectors: list[dict[str, str]] = field(default_factory=list)
 
 
-def room_for(wanted: Counts, roles: Mapping[Role, RoleConfig]) -> Room:
+def room_for(placed: Counts, roles: Mapping[Role, RoleConfig]) -> Room:
     """Of workers that ask for nothing, nothing: they fit onto any node, so none is started for them."""
     room = Room()
-    for role, count in ((Role.PREFILL, wanted.prefill), (Role.DECODE, wanted.decode)):
+    for role, count in ((Role.PREFILL, placed.prefill), (Role.DECODE, placed.decode)):
         asked = roles.get(role, RoleConfig())
         bundle = {
             "CPU": asked.num_cpus,

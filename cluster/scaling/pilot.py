@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cluster.plan import Resident, Stage
 from cluster.planner import Ability, Counts, Demand
-from cluster.scaling.planner import Outlook, Planner, Seen
+from cluster.scaling.planner import REMEMBERED, Outlook, Planner, Seen
 from cluster.scaling.staff import Staff
 from cluster.scaling.standing import Standing
 from cluster.spec import FleetSpec
@@ -43,7 +44,7 @@ class Pilot:
         self._planner = Planner(spec.promise, *spec.bounds, spec.scaling, may_switch=spec.flexible)
         self._routers: dict[str, _Router] = {}
         self._arrived = 0
-        self._ended: list[Demand] = []
+        self._ended: deque[Demand] = deque(maxlen=REMEMBERED)
         self._loads: dict[str, tuple[Role, Load]] = {}
         self._block_size = 1
         self._outlook: Outlook | None = None
@@ -56,6 +57,7 @@ class Pilot:
         known = self._routers.get(said.router_id)
         if known is not None:
             self._arrived += max(0, said.arrived - known.arrived)
+        self._routers = {name: each for name, each in self._routers.items() if each.reported_at_s > now_s - STALE_S}
         self._routers[said.router_id] = _Router(said.arrived, now_s)
         self._ended += [
             Demand(each.prompt_tokens - each.cached_tokens, each.cached_tokens, each.output_tokens)
@@ -73,7 +75,10 @@ class Pilot:
         """Look and decide for as long as the supervisor lives; only where somebody asked for it."""
         while self._spec.scales:
             await asyncio.sleep(self._spec.scaling.tick_s)
-            self._look(residents())
+            try:
+                self._look(residents())
+            except Exception:
+                log.exception("planner failed: counts stay as they are")
 
     def order(self, prefill: int | None, decode: int | None, *, is_automatic: bool) -> None:
         """Raises InvalidRequest for what no fleet can be."""
@@ -114,18 +119,14 @@ class Pilot:
             self._staff.scale(outlook.wanted, self._held(), is_automatic=True, reason=str(outlook))
 
     def _seen(self, residents: Iterable[Resident]) -> Seen:
-        now_s = self._clock()
-        self._routers = {name: each for name, each in self._routers.items() if each.reported_at_s > now_s - STALE_S}
-        ended, self._ended = tuple(self._ended), []
-        decode = [load for role, load in self._loads.values() if role is Role.DECODE]
-        return Seen(
-            at_s=now_s,
+        ended = tuple(self._ended)
+        self._ended.clear()
+        return seen_from(
+            self._loads,
+            self._block_size,
+            at_s=self._clock(),
             arrived=self._arrived,
             ended=ended,
-            ability=ability_from(self._loads, self._block_size),
-            seats=min((load.seats for load in decode), default=1),
-            backlog_s=sum(load.queued_s for role, load in self._loads.values() if role is Role.PREFILL),
-            decode_waiting=sum(load.waiting for load in decode),
             serving=_serving(residents),
             staff=self._staff.wanted,
         )
@@ -133,6 +134,33 @@ class Pilot:
     def _held(self) -> dict[str, int]:
         """Blocks that each worker has."""
         return {name: load.pages_cached + load.pages_active for name, (_, load) in self._loads.items()}
+
+
+def seen_from(
+    loads: Mapping[str, tuple[Role, Load]],
+    block_size: int,
+    *,
+    at_s: float,
+    arrived: int,
+    ended: tuple[Demand, ...],
+    serving: Counts,
+    staff: Counts,
+) -> Seen:
+    """What the planner is shown. A worker that has introduced itself, and not reported yet, has no seats."""
+    decode = [load for role, load in loads.values() if role is Role.DECODE and load.seats]
+    return Seen(
+        at_s=at_s,
+        arrived=arrived,
+        ended=ended,
+        ability=ability_from(loads, block_size),
+        seats=min((load.seats for load in decode), default=1),
+        backlog_s=sum(load.queued_s for role, load in loads.values() if role is Role.PREFILL),
+        decode_waiting=sum(load.waiting for load in decode),
+        streams=sum(load.running for load in decode),
+        stream_tokens=sum(load.pages_active for load in decode) * block_size,
+        serving=serving,
+        staff=staff,
+    )
 
 
 def ability_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Ability | None:

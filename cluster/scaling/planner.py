@@ -32,7 +32,9 @@ from twostroke.scaling_config import Bounds, ScalingConfig
 REMEMBERED = 96
 """Requests: enough for their lengths' spread, few enough to follow a change of what is asked."""
 LEAST_KNOWN = 8
-"""Requests that have ended, before anything is decided."""
+"""Requests that have ended, before anything is decided for those that come."""
+NOTHING = Demand(0, 0, 0)
+"""Of nobody, where nobody asks."""
 SPARE = 1.25
 """Times the load that fewer workers must be enough for, before some go."""
 BUSY = 0.75
@@ -60,6 +62,10 @@ class Seen:
     """Of computing, over all prefill workers: prompts that wait."""
     decode_waiting: int = 0
     """Requests that wait for pages or a seat of a decode worker."""
+    streams: int = 0
+    """That run, over all decode workers."""
+    stream_tokens: int = 0
+    """That those hold."""
     serving: Counts
     staff: Counts
     """Who shall be there: those that still start, too."""
@@ -116,9 +122,9 @@ class Planner:
     def decide(self, seen: Seen) -> Outlook:
         self._remember(seen)
         rate = self._rate()
-        if rate is None or seen.ability is None or len(self._demands) < LEAST_KNOWN:
+        if rate is None or seen.ability is None or (rate and len(self._demands) < LEAST_KNOWN):
             return Outlook(wanted=self._within(seen.staff), why="too little is known of the load yet")
-        load = Load(requests_per_s=rate, demands=tuple(self._demands))
+        load = Load(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
         needs = self._needs_of(load, seen.ability, seen)
         self._needs.append(needs)
         wanted, why = self._wanted(seen, needs)
@@ -134,8 +140,12 @@ class Planner:
 
     def _remember(self, seen: Seen) -> None:
         self._demands.extend(seen.ended)
-        if self._arrivals and seen.arrived < self._arrivals[-1][1]:
-            self._arrivals.clear()  # counting began anew
+        if self._arrivals:
+            at_s, arrived = self._arrivals[-1]
+            if seen.arrived < arrived or seen.at_s - at_s > self._pace.window_s:
+                self._arrivals.clear()  # counting began anew, or nobody knows who came meanwhile
+        if self._needs and seen.at_s - self._needs[-1].at_s > self._pace.window_s:
+            self._needs.clear()  # what was needed in between is not known
         self._arrivals.append((seen.at_s, seen.arrived))
         while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._pace.window_s:
             self._arrivals.popleft()
@@ -155,14 +165,18 @@ class Planner:
         # What waits for workers that are coming is no reason for more of them.
         backlog_s = seen.backlog_s if seen.serving.prefill >= seen.staff.prefill else 0.0
         waits = seen.decode_waiting > 0 and seen.serving.decode >= seen.staff.decode
-        decode = max(self._decode_need(load, ability, seen.seats), seen.staff.decode + 1 if waits else 0)
         return Needs(
             at_s=seen.at_s,
-            now=self._within(Counts(self._prefill_need(load, ability, backlog_s), decode)),
+            now=self._within(
+                Counts(
+                    self._prefill_need(load, ability, backlog_s),
+                    max(self._decode_need(load, ability, seen), seen.staff.decode + 1 if waits else 0),
+                )
+            ),
             with_spare=self._within(
                 Counts(
                     self._prefill_need(spare, ability, backlog_s),
-                    max(decode, self._decode_need(spare, ability, seen.seats)),
+                    max(self._decode_need(spare, ability, seen, SPARE), seen.staff.decode + 1 if waits else 0),
                 )
             ),
         )
@@ -170,7 +184,7 @@ class Planner:
     def _prefill_need(self, load: Load, ability: Ability, backlog_s: float) -> int:
         mean_s = _mean(prefill_seconds(load, ability))
         if not mean_s:
-            return self._prefill.least
+            return self._prefill.clamp(math.ceil(backlog_s / CLEAR_S))
         with_queue = replace(load, requests_per_s=load.requests_per_s + backlog_s / CLEAR_S / mean_s)
         share, busy = self._possible_share(load, ability), _busy(with_queue, ability)
         for count in range(max(1, self._prefill.least, math.ceil(busy)), self._prefill.most + 1):
@@ -189,18 +203,30 @@ class Planner:
         most = sum(each <= self._promise.ttft_s for each in alone_s) / len(alone_s)
         return self._promise.attainment if most > self._promise.attainment else most / 2
 
-    def _decode_need(self, load: Load, ability: Ability, seats: int) -> int:
+    def _decode_need(self, load: Load, ability: Ability, seen: Seen, spare: float = 1.0) -> int:
+        """Also for what runs: those who asked for long answers, and for nothing since, are no rate any more."""
         context = mean_context_tokens(load)
         for count in range(self._decode.least, self._decode.most + 1):
             streams = streams_per_worker(count, load, ability)
             if streams is None:
                 continue
             busy = streams + POISSON_SLACK * math.sqrt(streams)
-            step_s = ability.cost.of_streams(math.ceil(busy), int(busy * context))
-            is_fast = self._promise.itl_s is None or step_s <= self._promise.itl_s
-            if busy <= seats and busy * context <= ability.decode_pool_tokens and is_fast:
+            running = math.ceil(seen.streams * spare / count)
+            if (
+                max(busy, running) <= seen.seats
+                and self._carries(ability, busy, busy * context)
+                and self._carries(ability, running, seen.stream_tokens * spare / count)
+            ):
                 return count
         return self._decode.most
+
+    def _carries(self, ability: Ability, streams: float, tokens: float) -> bool:
+        """One decode worker, as promised; what not even a single stream gets is promised in vain."""
+        itl_s, cost = self._promise.itl_s, ability.cost
+        is_fast = (
+            itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s
+        )
+        return tokens <= ability.decode_pool_tokens and is_fast
 
     def _wanted(self, seen: Seen, needs: Needs) -> tuple[Counts, str]:
         staff = seen.staff

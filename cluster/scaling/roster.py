@@ -36,6 +36,10 @@ class Roster:
         """Those that shall stay in this role."""
         return [name for name, post in self.posts.items() if post.role is role and not post.is_retiring]
 
+    def placed(self, role: Role) -> int:
+        """Workers that shall stay and have room as this role asks for it: a switch moves nobody to another node."""
+        return sum(placed_as(name) is role for name, post in self.posts.items() if not post.is_retiring)
+
     def with_post(self, worker_id: str, post: Post) -> Roster:
         return replace(self, posts={**self.posts, worker_id: post})
 
@@ -45,3 +49,8 @@ class Roster:
     def new_name(self, role: Role) -> str:
         """The first that nobody has."""
         return next(name for number in range(len(self.posts) + 1) if (name := f"{role}-{number}") not in self.posts)
+
+
+def placed_as(worker_id: str) -> Role:
+    """Names begin with the role in which a worker was asked for."""
+    return Role(worker_id.rpartition("-")[0])

@@ -101,7 +101,7 @@ class Staff:
             self._changes += 1
             log.info("scaling before=%s wanted=%s reason=%s", self.wanted, wanted, reason)
         self._write(replace(roster, is_automatic=is_automatic, reason=reason))
-        self._ground.ask_for_room(self.wanted)
+        self._ground.ask_for_room(Counts(self.roster.placed(Role.PREFILL), self.roster.placed(Role.DECODE)))
 
     def set_automatic(self, *, is_automatic: bool) -> None:
         self._write(replace(self.roster, is_automatic=is_automatic))

@@ -12,8 +12,8 @@ from rich.table import Table
 from cluster.checks import at_least_zero
 from cluster.output import write_json
 from cluster.planner import Counts, Demand, Promise
-from cluster.scaling.pilot import ability_from
-from cluster.scaling.planner import Outlook, Planner, Seen
+from cluster.scaling.pilot import seen_from
+from cluster.scaling.planner import Outlook, Planner
 from cluster.simulate.arms import OURS, policy_of
 from cluster.simulate.brain import Brains
 from cluster.simulate.demand import check_objectives
@@ -51,17 +51,13 @@ class Planned:
         return _by_role(self.first)
 
     def __call__(self, look: Look) -> dict[Role, int]:
-        loads = look.loads
-        decode = [load for role, load in loads.values() if role is Role.DECODE]
         staff = Counts(look.staff[Role.PREFILL], look.staff[Role.DECODE])
-        seen = Seen(
+        seen = seen_from(
+            look.loads,
+            self.block_size,
             at_s=look.at_s,
             arrived=look.arrived,
             ended=tuple(_demands(look.ended)),
-            ability=ability_from(loads, self.block_size),
-            seats=min((load.seats for load in decode), default=1),
-            backlog_s=sum(load.queued_s for role, load in loads.values() if role is Role.PREFILL),
-            decode_waiting=sum(load.waiting for load in decode),
             serving=Counts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
             staff=staff,
         )

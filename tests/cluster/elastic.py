@@ -152,7 +152,7 @@ class ProcessGround:
     def set_roster(self, roster: Roster) -> None:
         self._roster = roster
 
-    def ask_for_room(self, wanted: Counts) -> None:
+    def ask_for_room(self, placed: Counts) -> None:
         """There is always some."""
 
     async def nodes(self) -> Nodes:

@@ -149,8 +149,8 @@ class FakeGround:
     def set_roster(self, roster: Roster) -> None:
         self.written = roster
 
-    def ask_for_room(self, wanted: Counts) -> None:
-        self.asked = wanted
+    def ask_for_room(self, placed: Counts) -> None:
+        self.asked = placed
 
     async def nodes(self) -> Nodes:
         if self.silent_looks:

@@ -116,12 +116,11 @@ def test_longer_answers_are_the_decode_workers_business_and_prefill_workers_that
     assert not any(b.decode > a.decode and b.prefill < a.prefill for a, b in changes), changes
 
 
-def test_a_promise_that_no_fleet_keeps_does_not_fill_the_bounds() -> None:
-    subject = Planner(
-        Promise(ttft_s=0.001, itl_s=0.03), Bounds(least=1, most=16), Bounds(least=1, most=16), PACE, may_switch=False
-    )
+def test_promises_that_no_fleet_keeps_do_not_fill_the_bounds() -> None:
+    wide = Bounds(least=1, most=16)
+    subject = Planner(Promise(ttft_s=0.001, itl_s=0.001), wide, wide, PACE, may_switch=False)
     outlooks = play(subject, lambda _: 8.0, 120, begin=Counts(2, 2))
-    assert outlooks[-1].wanted.prefill <= 4
+    assert max(outlooks[-1].wanted.pair) <= 4
 
 
 def test_nothing_is_decided_before_the_load_is_known_or_where_counting_begins_anew() -> None:
@@ -130,6 +129,35 @@ def test_nothing_is_decided_before_the_load_is_known_or_where_counting_begins_an
     assert {each.wanted for each in outlooks} == {Counts(1, 1)}
     seen = Seen(at_s=5.0, arrived=0, ability=ABILITY, seats=64, serving=Counts(1, 1), staff=Counts(1, 1))
     assert subject.decide(seen).need is None
+
+
+def looked(subject: Planner, seconds: range, staff: Counts, rate: float = 0.0, first: int = 0, **facts: int) -> Counts:
+    """As if each look told of `rate` requests, and of the facts; what is wanted is there at once."""
+    for second in seconds:
+        arrived = first + int(rate * (second - seconds.start))
+        seen = Seen(at_s=float(second), arrived=arrived, ability=ABILITY, seats=64, serving=staff, staff=staff, **facts)
+        staff = subject.decide(seen).wanted
+    return staff
+
+
+def test_silence_of_a_minute_is_no_absence_of_load_afterwards_either() -> None:
+    """Routers that began anew count from where they are."""
+    subject = planner()
+    before = play(subject, lambda _: 8.0, 120, begin=need(8.0))[-1].wanted
+    arrived = subject._arrivals[-1][1]
+    after = looked(subject, range(220, 226), before, 8.0, arrived)
+    assert all(have >= had for have, had in zip(after.pair, before.pair, strict=True)), (before, after)
+
+
+def test_where_nobody_ever_asked_the_least_will_do() -> None:
+    assert looked(planner(), range(1, 60), Counts(4, 4)) == Counts(4, 4)
+    assert looked(planner(), range(1, 80), Counts(4, 4)) == Counts(1, 1)
+
+
+def test_long_answers_keep_their_workers_though_nobody_asks_any_more() -> None:
+    assert looked(planner(), range(1, 80), Counts(1, 4), streams=70, stream_tokens=30_000).decode == 4
+    assert looked(planner(), range(1, 80), Counts(1, 4), streams=2, stream_tokens=130_000).decode == 3
+    assert looked(planner(), range(1, 80), Counts(1, 4), streams=2, stream_tokens=1000).decode == 1
 
 
 def test_a_queue_asks_for_more_but_not_while_those_who_will_clear_it_start() -> None:

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from cluster.ground import WorkerDied
+from cluster import ground
+from cluster.ground import RayGround, WorkerDied
 from cluster.plan import Stage
 from cluster.planner import Counts
 from cluster.scaling.changes import counts_of, revised
@@ -112,6 +113,34 @@ def test_room_is_asked_for_as_workers_ask_for_it_and_none_for_those_that_fit_any
     assert room.selectors == [{"role": "prefill"}] * 2
 
 
+async def test_a_switch_asks_for_no_other_room_than_the_worker_has() -> None:
+    ground = Ground()
+    async with supervising(ground, config(1, 2)) as supervisor:
+        await supervisor.scale(prefill=2, decode=1)
+        await until(supervisor, lambda workers: list(roles(workers).values()).count("prefill") == 2)
+        assert ground.asked == Counts(1, 2)
+        await supervisor.scale(prefill=2, decode=2)
+        assert ground.asked == Counts(1, 3)
+
+
+def test_room_that_an_earlier_life_of_the_supervisor_asked_for_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: dict[str, str] = {}
+    asked: list[object] = []
+    monkeypatch.setattr(ground.internal_kv, "_internal_kv_put", lambda key, value, **_: store.update({key: value}))
+    monkeypatch.setattr(ground.internal_kv, "_internal_kv_get", lambda key, **_: store.get(key))
+    monkeypatch.setattr(ground.internal_kv, "_internal_kv_del", lambda key, **_: store.pop(key))
+    monkeypatch.setattr(
+        ground.internal_kv, "_internal_kv_list", lambda prefix, **_: [key for key in store if key.startswith(prefix)]
+    )
+    monkeypatch.setattr(ground, "request_resources", lambda bundles, **_: asked.append(bundles))
+    needs = {Role.PREFILL: RoleConfig(num_cpus=2.0)}
+    RayGround(worker_count=1, roles=needs).ask_for_room(Counts(1, 1))
+    RayGround(worker_count=1, roles=needs).forget()
+    RayGround(worker_count=1, roles=needs).forget()
+    assert asked == [[{"CPU": 2.0}], []]
+    assert not store
+
+
 def roster(**posts: Role) -> Roster:
     return Roster(
         fleet="f", posts={name.replace("_", "-"): Post(role) for name, role in posts.items()}, is_automatic=True
@@ -127,3 +156,9 @@ def test_those_go_first_that_hold_least_and_who_can_be_spared_becomes_what_is_la
     apart = revised(before, Counts(2, 2), held, may_switch=False)
     assert apart.posts["decode-1"] == Post(Role.DECODE, is_retiring=True)
     assert apart.posts["prefill-1"] == Post(Role.PREFILL)
+
+
+def test_who_does_not_serve_goes_before_one_that_serves_and_has_cached_nothing_yet() -> None:
+    before = roster(prefill_0=Role.PREFILL, decode_0=Role.DECODE, decode_1=Role.DECODE)
+    after = revised(before, Counts(1, 1), {"decode-1": 0}, may_switch=False)
+    assert after.staff(Role.DECODE) == ["decode-1"]
