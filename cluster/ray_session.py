@@ -15,7 +15,7 @@ import ray.exceptions
 
 from cluster.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE, Node, nodes_from_ray
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
-from cluster.supervisor import Supervisor
+from cluster.supervisor import SupervisorActor
 from twostroke.errors import ConfigError, NotFound, PeerLost
 
 JOIN_PAUSE_S = 1.0
@@ -75,7 +75,7 @@ def create_supervisor(spec: FleetSpec) -> Any:
     # restarted is another node for Ray, with this resource all the same.
     on_head = {HEAD_RESOURCE: HEAD_RESOURCE_SHARE}
     return (
-        ray.remote(max_restarts=-1, max_task_retries=0)(Supervisor)
+        ray.remote(max_restarts=-1, max_task_retries=0)(SupervisorActor)
         .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0, resources=on_head)
         .remote(spec)
     )

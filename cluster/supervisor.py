@@ -50,7 +50,7 @@ RETURNED = InternalError("run() returned although nobody asked the worker to shu
 
 
 class Supervisor:
-    """Plain class; `ray.remote(Supervisor)` is the actor. Ray's restarts rerun `__init__`; `run` is called again."""
+    """Plain class; `SupervisorActor` is the actor."""
 
     def __init__(
         self, spec: FleetSpec, ground: Ground | None = None, clock: Callable[[], float] = time.monotonic
@@ -81,9 +81,13 @@ class Supervisor:
 
     async def run(self) -> None:
         """Serve Fleet and keep the workers alive until `stop`. Called again, it joins the run that is under way."""
+        await asyncio.shield(self.begin())
+
+    def begin(self) -> asyncio.Task[None]:
+        """`run`, in the background."""
         if self._life is None:
             self._life = asyncio.create_task(self._run())
-        await asyncio.shield(self._life)
+        return self._life
 
     async def address(self) -> str:
         """Of the Fleet service, once it listens."""
@@ -343,6 +347,15 @@ class Supervisor:
         returns = observed.stage is Stage.DRAINING and self._drains.returns(worker_id)
         self._workers[worker_id] = replace(worker, observed=observed, returns=returns, **facts)  # type: ignore[arg-type]  # place, serving
         self.publish()
+
+
+class SupervisorActor(Supervisor):
+    """Begins by itself: after the head's death Ray starts it again, and a launcher may be away. Ray constructs it on the
+    event loop that its methods run on."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        super().__init__(spec)
+        self.begin()
 
 
 async def _place(worker_id: str, handle: WorkerHandle) -> Place:

@@ -36,7 +36,7 @@ from twostroke.rpc.v1 import (
 ANSWER_S = 10.0
 """Of any process that is not broken, on a busy machine."""
 POLL_S = 0.1
-SUPERVISOR_TITLE = "ray::Supervisor"
+SUPERVISOR_TITLE = "ray::SupervisorActor"
 HEAD_TITLE = "gcs_server"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 """A local Ray's token is the cluster's (ray_environment)."""

@@ -115,6 +115,7 @@ class Player:
             await asyncio.gather(*long, waves, looking, return_exceptions=True)
         missing = missing or await self._bed.whole_within(WHOLE_S)
         waits = [wait for each in got if (wait := longest_wait_s(each, fault_s)) is not None]
+        later = [wait for each in got if each.began_s > fault_s and (wait := longest_wait_s(each, each.began_s))]
         return Result(
             blow=str(blow),
             host=struck.host.name,
@@ -125,6 +126,7 @@ class Player:
             wrong=tuple(wrong for each in got if (wrong := difference(self._expected[each.name], each)) is not None),
             turned=() if blow.takes_routers else tuple(turn for each in got for turn in self._turns(each)),
             recovery_s=max(waits, default=None),
+            later_s=max(later, default=None),
             capacity_s=capacity_s,
             fenced_s=fenced_s,
             brains=tuple(sorted(sightings.problems)),

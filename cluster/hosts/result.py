@@ -23,6 +23,8 @@ class Result:
     """Whose client had to go to another router, though no router's host was struck."""
     recovery_s: float | None = None
     """Until the next token of the stream that waited longest for it; None: none was open."""
+    later_s: float | None = None
+    """The longest that a stream which began afterwards waited for its first, or for any further token."""
     capacity_s: float | None = None
     """Until as many workers served as before, and every router knew."""
     fenced_s: float | None = None

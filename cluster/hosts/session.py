@@ -156,11 +156,12 @@ class _Session:
     def _tell(self, result: Result) -> None:
         self._results.append(result)
         waited = "" if result.recovery_s is None else f", next token after {result.recovery_s:.2f} s"
+        later = "" if result.later_s is None else f", later streams' within {result.later_s:.2f} s"
         back = "" if result.capacity_s is None else f", all serve after {result.capacity_s:.1f} s"
         ended = "" if result.fenced_s is None else f", the old life ended {result.fenced_s:.1f} s after the return"
         self._say(
             f"{result.blow} ({result.host}): {result.open_streams} of {result.streams} streams were open"
-            f"{waited}{back}{ended}: {result.verdict}"
+            f"{waited}{later}{back}{ended}: {result.verdict}"
         )
 
     def _tails(self) -> str:

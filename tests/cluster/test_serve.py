@@ -240,12 +240,12 @@ def test_a_killed_router_comes_back_on_its_ports_while_the_other_one_serves(serv
 
 def supervisor_of(server: Server) -> int | None:
     titles = {process.pid: " ".join(cmdline_of(process)) for process in server.processes()}
-    return next((pid for pid, title in titles.items() if "ray::Supervisor" in title), None)
+    return next((pid for pid, title in titles.items() if "ray::SupervisorActor" in title), None)
 
 
 def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
     before, moved = server.epochs(), router_metric(server.address("HTTP"), "twostroke_reopened_requests_total")
-    supervisor = server.worker_pid("ray::Supervisor")
+    supervisor = server.worker_pid("ray::SupervisorActor")
     os.kill(supervisor, signal.SIGKILL)
     server.until_printed("the supervisor died")
     chats_since = 0
@@ -261,7 +261,7 @@ def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
 def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server) -> None:
     (folder,) = server.temporary.glob("ts-*")
     assert (folder / "ray" / "session_latest").exists()
-    worker = psutil.Process(server.worker_pid("ray::Supervisor"))
+    worker = psutil.Process(server.worker_pid("ray::SupervisorActor"))
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
     assert "RAY_ADDRESS" not in worker.environ()
     commands = " ".join(" ".join(cmdline_of(process)) for process in server.processes())
