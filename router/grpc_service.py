@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
-
-import grpc.aio
 
 from router.doorman import Doorman, Visit
 from router.front import Front, TextEvent
@@ -27,33 +24,46 @@ from router.resume import Progress, Pulse, StreamPoint
 from router.text import token_text
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import SampledToken
+from twostroke.rpc.entrance import Context
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.tracing.context import HEADER as TRACE_HEADER
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Every method asks the doorman first."""
+class Visits:
+    """Calls that the doorman has let in, until they end: he is asked before a call's message is read."""
 
-    def __init__(self, front: Front, doorman: Doorman) -> None:
-        self._front = front
+    def __init__(self, doorman: Doorman) -> None:
         self._doorman = doorman
+        self._open: dict[Context, Visit] = {}
+
+    @contextlib.contextmanager
+    def admit(self, context: Context) -> Iterator[None]:
+        """Raises InvalidApiKey or RateLimitExceeded."""
+        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
+        with self._doorman.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown) as visit:
+            self._open[context] = visit
+            try:
+                yield
+            finally:
+                del self._open[context]
+
+    def of(self, context: Context) -> Visit:
+        return self._open[context]
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Who comes here has been let in."""
+
+    def __init__(self, front: Front, visits: Visits) -> None:
+        self._front = front
+        self._visits = visits
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        with self._admitted(context) as visit:
-            async with contextlib.aclosing(self._generate(request, context, visit)) as messages:
-                async for message in messages:
-                    yield message
-
-    async def _generate(
-        self, request: inference_pb2.GenerateRequest, context: Context, visit: Visit
-    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
-        ask = _parse_ask(request, context.time_remaining(), visit, _traceparent(context))
+        ask = _parse_ask(request, context.time_remaining(), self._visits.of(context), _traceparent(context))
         progress, pulse = Progress(ask.point), Pulse()
         last: list[inference_pb2.GenerateResponse] = []
 
@@ -79,29 +89,23 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Tokenize(  # noqa: N802
         self, request: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        with self._admitted(context):
-            self._front.check_model(request.model or None)
-            return inference_pb2.TokenizeResponse(token_ids=await self._front.tokens_of(_parse_prompt(request)))
+        del context
+        self._front.check_model(request.model or None)
+        return inference_pb2.TokenizeResponse(token_ids=await self._front.tokens_of(_parse_prompt(request)))
 
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: Context
     ) -> inference_pb2.AbortResponse:
-        with self._admitted(context) as visit:
-            return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id, visit))
+        return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id, self._visits.of(context)))
 
     async def GetModel(  # noqa: N802
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
-        del request
-        with self._admitted(context):
-            facts = self._front.dispatcher.facts
-            return inference_pb2.GetModelResponse(
-                model=self._front.model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size
-            )
-
-    def _admitted(self, context: Context) -> AbstractContextManager[Visit]:
-        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
-        return self._doorman.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown)
+        del request, context
+        facts = self._front.dispatcher.facts
+        return inference_pb2.GetModelResponse(
+            model=self._front.model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size
+        )
 
     def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=request_id, index=event.choice, text=event.text)

@@ -31,7 +31,7 @@ from router.openai_schema import (
     parse_detokenize,
     parse_tokenize,
 )
-from router.params import Ask, TextPrompt, check_request_id, check_token_ids
+from router.params import Ask, TextPrompt, check_length, check_request_id, check_token_ids
 from router.resume import StreamPoint
 from router.text import encode_off_loop, token_text
 from twostroke.errors import (
@@ -125,7 +125,9 @@ class HttpDoors:
     async def detokenize(self, request: Request) -> Response:
         model, tokens = parse_detokenize(parse_json(await self._body(request)))
         self._front.check_model(model)
-        check_token_ids(tokens, "tokens", self._front.dispatcher.facts.vocab_size)
+        facts = self._front.dispatcher.facts
+        check_length(len(tokens), "tokens", facts)  # of a million, the text would take seconds of everybody's time
+        check_token_ids(tokens, "tokens", facts.vocab_size)
         return JSONResponse({"prompt": self._front.text.decode(tokens, skip_special_tokens=False)})
 
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:

@@ -159,18 +159,23 @@ def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
         )
 
 
+def check_length(tokens: int, name: str, facts: ServingFacts, answer: int = 0) -> None:
+    """`answer`: tokens that must have room as well."""
+    if tokens + answer > facts.max_model_len:
+        raise InvalidRequest(
+            f"{name} has {tokens} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
+            field=name,
+        )
+
+
 def check_prompt(tokens: Sequence[int], prompt: Prompt, facts: ServingFacts) -> None:
     """Raises InvalidRequest for a prompt that no worker could ever take."""
     name = _field(prompt)
     if not tokens:
         raise InvalidRequest(f"{name} must not be empty", field=name)
+    check_length(len(tokens), name, facts, answer=1)
     if isinstance(prompt, TokenPrompt):
         check_token_ids(tokens, name, facts.vocab_size)
-    if len(tokens) >= facts.max_model_len:
-        raise InvalidRequest(
-            f"{name} has {len(tokens)} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
-            field=name,
-        )
     if len(tokens) >= facts.pool_tokens:
         raise InvalidRequest(
             f"{name} has {len(tokens)} tokens, but a worker's whole page pool fits {facts.pool_tokens} "

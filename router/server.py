@@ -16,7 +16,7 @@ from router.control_service import ControlService
 from router.doorman import Doorman, KeyedDoorman, OpenHouse
 from router.front import Front
 from router.generation import Dispatcher
-from router.grpc_service import SERVICE_NAME, InferenceService
+from router.grpc_service import SERVICE_NAME, InferenceService, Visits
 from router.http_app import build_http_app
 from router.http_server import HttpServer, http_config
 from router.listener import bind_listener, inherited
@@ -30,7 +30,8 @@ from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.faults import install
 from twostroke.ids import Epoch
-from twostroke.rpc.server import RpcServer, check_can_listen, host_port
+from twostroke.rpc.entrance import StrangersEntrance
+from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
 from twostroke.rpc.v1 import inference_pb2_grpc
 from twostroke.tls import Certificates, Use
 from twostroke.tracing.recorder import Recorder
@@ -41,6 +42,8 @@ HEALTH_PERIOD_S = 0.25
 """How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
 MOST_STREAMS = 4096
 """Of one gRPC connection; more wait at the client."""
+IDLE_MS = 75_000
+"""As over HTTP. A client that has no call open connects again for the next one."""
 STREAM_GRACE_MS = 3_600_000
 """For streams of a connection that is told to be renewed: longer than answers take."""
 CLOSE_GRACE_S = 1.0
@@ -77,6 +80,7 @@ class RouterServer:
             bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
         )
         shares_port = config.http_fd is not None
+        visits = Visits(self._doorman)
         try:
             check_can_listen(config.host, config.grpc_port, shares_port)
             self._admin = AdminServer(config, front)
@@ -85,8 +89,11 @@ class RouterServer:
                 config.grpc_port,
                 token=None,
                 certificates=certificates,
-                max_message_bytes=config.doors.max_request_bytes,
-                options=_client_options(config.doors),
+                callers=Callers(
+                    options=_client_options(config.doors),
+                    entrance=StrangersEntrance(visits.admit),
+                    max_message_bytes=config.doors.max_request_bytes,
+                ),
                 shares_port=shares_port,
             )
         except ConfigError:
@@ -105,7 +112,7 @@ class RouterServer:
                 certificates=certificates,
             )
         )
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, self._doorman), self._rpc.server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, visits), self._rpc.server)
         names = (SERVICE_NAME, reflection.SERVICE_NAME, "grpc.health.v1.Health")
         reflection.enable_server_reflection(names, self._rpc.server)
         control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
@@ -182,6 +189,8 @@ def _client_options(doors: DoorsConfig) -> tuple[tuple[str, int], ...]:
     """Of gRPC, for connections of strangers."""
     age_ms = int(1000 * doors.max_connection_age_s)
     return (
+        ("grpc.max_allowed_incoming_connections", doors.max_connections),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_connection_age_grace_ms", STREAM_GRACE_MS),

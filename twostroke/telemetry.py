@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
@@ -78,6 +79,9 @@ def introduce(registry: CollectorRegistry, role: str) -> Expiries:
     return expiries
 
 
+MOST_SCRAPERS = 64
+SCRAPE_S = 10.0
+"""Of silence, after which a scraper is gone."""
 SHUTDOWN_POLL_S = 0.05
 """How often the metrics server looks whether it is to end."""
 
@@ -88,7 +92,7 @@ class MetricsServer:
     def __init__(self, registry: CollectorRegistry, host: str, port: int = 0) -> None:
         """Raises ConfigError where it cannot listen."""
         try:
-            self._server = make_server(host, port, make_wsgi_app(registry), ThreadingWSGIServer, _SilentHandler)
+            self._server = make_server(host, port, make_wsgi_app(registry), _PatientServer, _SilentHandler)
         except OSError as error:
             raise ConfigError(f"metrics: cannot listen on {host}:{port}: {error.strerror}", field="port") from error
         self._thread = threading.Thread(
@@ -103,6 +107,30 @@ class MetricsServer:
         self._thread.join()
 
 
+class _PatientServer(ThreadingWSGIServer):
+    """A thread for each connection, for a time, and not for any number of them."""
+
+    request_queue_size = 128
+
+    def __init__(self, *made_of: Any, **options: Any) -> None:
+        self._room = threading.BoundedSemaphore(MOST_SCRAPERS)
+        super().__init__(*made_of, **options)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever breaks off, or says nothing in time, is no event either."""
+
+
 class _SilentHandler(WSGIRequestHandler):
+    timeout = SCRAPE_S
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
         """A scrape is no event."""

@@ -145,6 +145,8 @@ class Doors:
     openai: AsyncOpenAI
     channel: grpc.aio.Channel
     admin: grpc.aio.Channel
+    grpc_address: str
+    """Address of `channel`."""
 
     def limit(self, **facts: int) -> None:
         """Change what the workers say about themselves."""
@@ -181,4 +183,4 @@ async def open_doors(doors: DoorsConfig) -> AsyncIterator[Doors]:
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
         grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):
-        yield Doors(dispatcher, metrics, http, url, client, channel, admin)
+        yield Doors(dispatcher, metrics, http, url, client, channel, admin, server.addresses.grpc)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc.aio
 import pytest
@@ -20,6 +21,8 @@ from tests.unit.router.conftest import open_doors
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.request import SampledToken
+from twostroke.rpc import entrance
+from twostroke.rpc import server as rpc_server
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 REQUEST = b"GET /live HTTP/1.1\r\nHost: router\r\n\r\n"
@@ -164,6 +167,64 @@ async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on(
         assert sum([count async for count in slowly(request)]) == 150
         assert grpc.ChannelConnectivity.IDLE in states[states.index(grpc.ChannelConnectivity.READY) :]
         following.cancel()
+
+
+def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+async def half_a_call(address: str, method: str) -> tuple[bytes, asyncio.StreamWriter]:
+    """What the server says, until the end of a call of which it gets the beginning of a message and no more."""
+    fields = {b":method": b"POST", b":scheme": b"http", b":path": method.encode(), b":authority": b"x"}
+    fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
+    headers = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields.items()
+    )
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b"")
+    begun = http2(1, 4, 1, headers) + http2(0, 0, 1, b"\0" + (60_000).to_bytes(4, "big") + bytes(1000))
+    writer.write(hello + begun)
+    said = b""
+    async with asyncio.timeout(20):
+        while True:
+            length, kind, flags = int.from_bytes(await reader.readexactly(3), "big"), *await reader.readexactly(2)
+            await reader.readexactly(4)
+            said += await reader.readexactly(length)
+            if kind == 1 and flags & 1:  # the trailers end the stream
+                return said, writer
+
+
+async def test_who_is_not_let_in_or_does_not_come_to_the_end_of_a_message_has_no_memory_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    methods = ["/twostroke.v1.Inference/Generate", "/twostroke.v1.Inference/Abort", "/grpc.health.v1.Health/Check"]
+    reflection = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    monkeypatch.setattr(entrance, "OPEN_MESSAGE_S", 0.2)
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("keys: {}")
+    async with open_doors(DoorsConfig(api_keys=str(keys))) as doors:
+        for method in (*methods, reflection):
+            said, writer = await half_a_call(doors.grpc_address, method)
+            assert (b"an API key is needed" in said) == ("Inference" in method), method
+            writer.close()
+    monkeypatch.setattr(entrance, "MESSAGE_S", 0.2)
+    async with open_doors(DoorsConfig()) as doors:
+        for method in methods:
+            said, writer = await half_a_call(doors.grpc_address, method)
+            assert b"did not arrive within 0.2 s" in said, method
+            writer.close()
+
+
+async def test_grpc_connections_that_say_nothing_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc_server, "HANDSHAKE_MS", 1500)
+    async with open_doors(DoorsConfig(max_connections=3)) as doors:
+        silent = [await asyncio.open_connection(*doors.grpc_address.split(":")) for _ in range(6)]
+        told = [await ends(reader) for reader, _ in silent]
+        assert sum(not said for said in told) == 3, "half of them were not even greeted"
+        stub = inference_pb2_grpc.InferenceStub(doors.channel)
+        assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
+        for _, writer in silent:
+            writer.close()
 
 
 @pytest.mark.parametrize(
