@@ -154,7 +154,7 @@ OURS = [
     Mutant("workers with GPUs that pods have not", "cluster_files_fit_the_pods",
            swap("ConfigMap/cluster", FILE, "num_cpus: 1}", "num_cpus: 1, num_gpus: 1}"), "dev-cpu"),
     Mutant("a router with another model", "routers_serve_the_fleets_model",
-           swap_in_list(ROUTER, f"{BOX}.args", "--model=", "--model=/srv")),
+           swap_in_list(ROUTER, f"{BOX}.args", "--model=/models/", "--model=/models/old-")),
     Mutant("routers of another build", "images_are_the_same",
            put(ROUTER, f"{BOX}.image", "registry.example.com/twostroke:0.0.9")),
     Mutant("an image without a tag", "images_are_the_same",

@@ -15,10 +15,11 @@ from tests.deploy.manifests.checks import Checker, all_checks
 from tests.deploy.manifests.objects import Finding
 from tests.deploy.mutants_custom import CUSTOM
 from tests.deploy.mutants_native import NATIVE
+from tests.deploy.mutants_running import RUNNING
 from tests.deploy.mutate import Mutant, mutated
 from tests.deploy.tools import tool
 
-MUTANTS = [*NATIVE, *CUSTOM]
+MUTANTS = [*NATIVE, *CUSTOM, *RUNNING]
 
 
 @functools.cache

@@ -14,6 +14,8 @@ ROUTES = ("HTTPRoute", "GRPCRoute")
 _PROTOS = Path(__file__).parents[3] / "proto"
 _ROUTER = Path(__file__).parents[3] / "router"
 _HTTP = ("HTTP", "HTTPS")
+_SHORTEST_TIMEOUT_S = 600
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 
 def routes_have_a_gateway(bundle: Bundle) -> Iterator[Complaint]:
@@ -32,13 +34,55 @@ def routes_have_a_gateway(bundle: Bundle) -> Iterator[Complaint]:
             yield Complaint(where(item), "spec.parentRefs", "none: nothing would lead here", "name the Gateway")
 
 
+def listeners_are_complete(item: Object) -> Iterator[Complaint]:
+    for index, listener in enumerate(item["spec"].get("listeners") or [] if item.get("kind") == "Gateway" else []):
+        place = f"spec.listeners[{index}]"
+        tls, spaces = listener.get("tls") or {}, (listener.get("allowedRoutes") or {}).get("namespaces") or {}
+        terminates = listener.get("protocol") == "HTTPS" and tls.get("mode", "Terminate") == "Terminate"
+        if terminates and not (tls.get("certificateRefs") or tls.get("options")):
+            yield Complaint(where(item), f"{place}.tls", "HTTPS without a certificate", "name it in certificateRefs")
+        if spaces.get("from") == "Selector" and not spaces.get("selector"):
+            path = f"{place}.allowedRoutes.namespaces"
+            yield Complaint(where(item), path, "from Selector without a selector", "give one, or from: Same")
+
+
+def other_namespaces_grant_it(bundle: Bundle) -> Iterator[Complaint]:
+    """What lies in another namespace may be named where a ReferenceGrant there says so."""
+    for item in bundle.of(*ROUTES, "Gateway"):
+        for path, kind, reference in _named(item):
+            namespace = reference.get("namespace", namespace_of(item))
+            granted = any(
+                namespace_of(grant) == namespace
+                and any(one.get("kind") == item["kind"] for one in grant["spec"].get("from") or [])
+                and any(one.get("kind") == kind for one in grant["spec"].get("to") or [])
+                for grant in bundle.of("ReferenceGrant")
+            )
+            if namespace != namespace_of(item) and not granted:
+                what = f"{kind} {reference.get('name')} lies in namespace {namespace}, which grants it to nobody"
+                yield Complaint(where(item), path, what, "add a ReferenceGrant there, or keep it in this namespace")
+
+
+def streams_are_not_cut(bundle: Bundle) -> Iterator[Complaint]:
+    """An answer may take minutes; 0s is no limit."""
+    for item in bundle.of(*ROUTES):
+        for index, rule in enumerate(item["spec"].get("rules") or []):
+            for field, text in (rule.get("timeouts") or {}).items():
+                if 0 < _seconds(str(text)) < _SHORTEST_TIMEOUT_S:
+                    place, what = f"spec.rules[{index}].timeouts.{field}", f"answers would be cut after {text}"
+                    yield Complaint(where(item), place, what, "0s, and let the router and its clients decide")
+
+
 def routes_have_a_backend(bundle: Bundle) -> Iterator[Complaint]:
     for item in bundle.of(*ROUTES):
-        for path, reference in _backends(item):
+        for path, reference in backends(item):
             kind, name = reference.get("kind", "Service"), str(reference.get("name"))
             namespace = reference.get("namespace", namespace_of(item))
             backend = bundle.find(kind, name, namespace)
-            if backend is None:
+            group = str((backend or {}).get("apiVersion", "")).rpartition("/")[0]
+            if backend is not None and reference.get("group", "") != group:
+                what = f"{kind} {name} is of group {group!r}, not {reference.get('group', '')!r}"
+                yield Complaint(where(item), f"{path}.group", what, f"write group: {group}")
+            elif backend is None:
                 known = ", ".join(name_of(one) for one in bundle.of(kind)) or "none here"
                 yield Complaint(where(item), f"{path}.name", f"no {kind} is named {name}", f"use one of: {known}")
             elif kind == "Service":
@@ -165,10 +209,24 @@ def _meets(name: str, listened: str | None) -> bool:
     return any(wide.startswith("*.") and narrow.endswith(wide[1:]) for narrow, wide in pairs)
 
 
-def _backends(item: Object) -> Iterator[tuple[str, Object]]:
+def backends(item: Object) -> Iterator[tuple[str, Object]]:
     for index, rule in enumerate(item["spec"].get("rules") or []):
         for number, reference in enumerate(rule.get("backendRefs") or []):
             yield f"spec.rules[{index}].backendRefs[{number}]", reference
+
+
+def _named(item: Object) -> Iterator[tuple[str, str, Object]]:
+    """(path, kind, reference) of what may lie in another namespace."""
+    if item["kind"] != "Gateway":
+        yield from ((path, reference.get("kind", "Service"), reference) for path, reference in backends(item))
+        return
+    for index, listener in enumerate(item["spec"].get("listeners") or []):
+        for reference in (listener.get("tls") or {}).get("certificateRefs") or []:
+            yield f"spec.listeners[{index}].tls.certificateRefs", reference.get("kind", "Secret"), reference
+
+
+def _seconds(text: str) -> float:
+    return sum(float(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)(ms|h|m|s)", text))
 
 
 def _protocol_complaints(item: Object, path: str, port: Object) -> Iterator[Complaint]:

@@ -18,6 +18,7 @@ from tests.deploy.manifests.objects import (
 from tests.deploy.manifests.words import LABEL, SERVICE_NAME, is_label_value, is_qualified_name, is_subdomain
 
 _CLUSTER_NAME_MOST = 63
+_OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
 def names_are_valid(item: Object) -> Iterator[Complaint]:
@@ -40,6 +41,18 @@ def labels_are_valid(item: Object) -> Iterator[Complaint]:
         if not is_qualified_name(key):
             todo = "write name or dns.prefix/name"
             yield Complaint(where(item), "metadata.annotations", f"{key!r} is no annotation key", todo)
+
+
+def selectors_are_well_formed(item: Object) -> Iterator[Complaint]:
+    """Wherever the object matches labels by expressions."""
+    for path, expression in _expressions(item, ""):
+        operator, values = expression.get("operator"), expression.get("values")
+        if operator not in _OPERATORS:
+            what, todo = f"operator {operator!r} is not known", f"use one of: {', '.join(_OPERATORS)}"
+            yield Complaint(where(item), path, what, todo)
+        elif bool(values) != (operator in ("In", "NotIn")):
+            what = f"{operator} {'without' if not values else 'with'} values"
+            yield Complaint(where(item), path, what, "In and NotIn have values, Exists and DoesNotExist have none")
 
 
 def ray_group_labels_match(pod: PodTemplate) -> Iterator[Complaint]:
@@ -84,3 +97,17 @@ def _label_maps(value: Any, path: str) -> Iterator[tuple[str, Object]]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _label_maps(inner, f"{path}[{index}]")
+
+
+def _expressions(value: Any, path: str) -> Iterator[tuple[str, Object]]:
+    """Those of nodes' affinity have operators of their own."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            below = f"{path}.{key}" if path else str(key)
+            if key == "matchExpressions" and isinstance(inner, list):
+                yield from ((f"{below}[{index}]", one) for index, one in enumerate(inner))
+            elif key not in ("data", "stringData", "nodeAffinity"):
+                yield from _expressions(inner, below)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _expressions(inner, f"{path}[{index}]")

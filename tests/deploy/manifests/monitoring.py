@@ -78,6 +78,18 @@ def monitored_ports_serve_metrics(bundle: Bundle) -> Iterator[Complaint]:
                 yield Complaint(where(item), f"{place}.path", f"{path} is not served", "use /metrics")
 
 
+def scrapes_can_succeed(item: Object) -> Iterator[Complaint]:
+    field = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}.get(str(item.get("kind")))
+    for index, endpoint in enumerate(item["spec"].get(field) or [] if field else []):
+        place = f"spec.{field}[{index}]"
+        interval, timeout = endpoint.get("interval"), endpoint.get("scrapeTimeout")
+        if interval and timeout and _seconds(timeout) > _seconds(interval):
+            what = f"{timeout} is longer than the interval of {interval}"
+            yield Complaint(where(item), f"{place}.scrapeTimeout", what, "make it shorter: the operator refuses it")
+        if endpoint.get("scheme") in ("https", "HTTPS") and not endpoint.get("tlsConfig"):
+            yield Complaint(where(item), f"{place}.scheme", "metrics are served without TLS", "leave it out")
+
+
 def rules_have_actions(item: Object) -> Iterator[Complaint]:
     for path, rule in _rules(item):
         if bool(rule.get("alert")) == bool(rule.get("record")):
@@ -132,6 +144,9 @@ def triggers_are_complete(item: Object) -> Iterator[Complaint]:
             todo = f"use one of: {', '.join(sorted(_TRIGGER_NEEDS))}"
             yield Complaint(where(item), f"{place}.type", f"trigger {kind!r} is not known", todo)
             continue
+        if trigger.get("metricType") == "Utilization" and kind not in ("cpu", "memory"):
+            what = f"Utilization is of cpu and memory, not of {kind}"
+            yield Complaint(where(item), f"{place}.metricType", what, "use AverageValue")
         for field in _TRIGGER_NEEDS[kind]:
             if not told.get(field):
                 yield Complaint(where(item), f"{place}.metadata.{field}", "is missing", f"{kind} needs it")
@@ -151,7 +166,7 @@ def triggers_may_authenticate(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def queries(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
-    """(object, path, PromQL) of rules and triggers."""
+    """(object, path, PromQL) of rules, triggers and dashboards."""
     for item in bundle.objects:
         for path, rule in _rules(item):
             yield where(item), f"{path}.expr", str(rule.get("expr", ""))
@@ -160,6 +175,56 @@ def queries(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
                 query = (trigger.get("metadata") or {}).get("query")
                 if trigger.get("type") == "prometheus" and query:
                     yield where(item), f"spec.triggers[{index}].metadata.query", str(query)
+        for key, panel in _panels(item):
+            for target in panel.get("targets") or []:
+                if target.get("expr"):
+                    yield where(item), f"data.{key}: panel {panel.get('title')!r}", _without_variables(target["expr"])
+
+
+@functools.cache
+def _groups_written() -> dict[str, Object]:
+    return {group["name"]: group for group in yaml.load(RULES.read_text(), Loader=yaml.CSafeLoader)["groups"]}
+
+
+def dashboards_can_be_read(item: Object) -> Iterator[Complaint]:
+    for key, text in _dashboards(item):
+        try:
+            model = json.loads(text)
+        except ValueError as error:
+            yield Complaint(where(item), f"data.{key}", f"is no JSON: {error}", "write it by generate.py")
+            continue
+        if not isinstance(model, dict) or not model.get("title") or not model.get("panels"):
+            yield Complaint(where(item), f"data.{key}", "is no dashboard", "give it a title and panels")
+
+
+def _dashboards(item: Object) -> Iterator[tuple[str, str]]:
+    """By the label that Grafana's sidecar looks for."""
+    if item.get("kind") == "ConfigMap" and "grafana_dashboard" in ((item.get("metadata") or {}).get("labels") or {}):
+        yield from ((key, text) for key, text in (item.get("data") or {}).items() if key.endswith(".json"))
+
+
+def _panels(item: Object) -> Iterator[tuple[str, Object]]:
+    """Rows have panels of their own."""
+    for key, text in _dashboards(item):
+        yield from ((key, panel) for panel in _panels_in(text))
+
+
+@functools.lru_cache(maxsize=64)
+def _panels_in(text: str) -> tuple[Object, ...]:
+    try:
+        panels = json.loads(text).get("panels") or []
+    except (ValueError, AttributeError):
+        return ()  # said by dashboards_can_be_read
+    return tuple(one for panel in panels for one in (panel, *(panel.get("panels") or [])))
+
+
+def _without_variables(query: str) -> str:
+    return re.sub(r"\$\{?\w+\}?", ".*", re.sub(r"\$__\w+", "5m", query))
+
+
+def _seconds(text: str) -> float:
+    units = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+    return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+)(ms|s|m|h|d)", text))
 
 
 @functools.cache
@@ -230,8 +295,12 @@ def _near(name: str, known: frozenset[str] | set[str]) -> str:
 
 def rules_file_agrees(bundle: Bundle) -> Iterator[Complaint]:
     """Alerts are written once, in deploy/observability; the PrometheusRule has the same groups."""
-    written = {group["name"]: group for group in yaml.safe_load(RULES.read_text())["groups"]}
-    carried = bundle.of("PrometheusRule")
+    written = _groups_written()
+    carried = [
+        item
+        for item in bundle.of("PrometheusRule")
+        if any(group.get("name") in written for group in item["spec"].get("groups") or [])
+    ]
     missing = set(written)
     for item in carried:
         for index, group in enumerate(item["spec"].get("groups") or []):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.deploy.manifests.objects import (
+    NAMESPACE_LABEL,
     Bundle,
     Complaint,
     Object,
@@ -16,8 +17,10 @@ from tests.deploy.manifests.objects import (
 )
 from tests.deploy.manifests.words import LABEL, is_port_name, is_port_number
 
-INSIDE_PORTS = frozenset({50050, 50052, 50053, 6379, 10001})
-"""Fleet service, worker rpc, pages, Ray's GCS and client server: of our own pods alone."""
+INSIDE_PORTS = frozenset({50050, 50052, 50053, 6379, 8265, 10001})
+"""Fleet service, worker rpc, pages, Ray's GCS, dashboard and client server: of our own pods alone."""
+
+_ALMOST_NAMES = frozenset({"name", "namespace", "metadata.name"})
 
 
 def service_ports_are_valid(item: Object) -> Iterator[Complaint]:
@@ -26,7 +29,7 @@ def service_ports_are_valid(item: Object) -> Iterator[Complaint]:
     ports = item["spec"].get("ports") or []
     seen: set[tuple[object, object]] = set()
     names: set[str] = set()
-    if not ports and item["spec"].get("clusterIP") != "None":
+    if not ports and item["spec"].get("clusterIP") != "None" and item["spec"].get("type") != "ExternalName":
         yield Complaint(where(item), "spec.ports", "no port", "give at least one")
     for index, port in enumerate(ports):
         place, name = f"spec.ports[{index}]", port.get("name", "")
@@ -45,6 +48,8 @@ def service_ports_are_valid(item: Object) -> Iterator[Complaint]:
 def services_select_pods(bundle: Bundle) -> Iterator[Complaint]:
     for item in bundle.of("Service"):
         selector = item["spec"].get("selector")
+        if item["spec"].get("type") == "ExternalName":
+            continue
         if not selector:
             yield Complaint(where(item), "spec.selector", "none: it would have no endpoints", "select pods")
         elif not bundle.pods_with(selector, namespace_of(item)):
@@ -74,6 +79,21 @@ def service_targets_exist(bundle: Bundle) -> Iterator[Complaint]:
                     what = f"pods of {pod.where} {pod.group} have no port {target}"
                     todo = f"use one of: {', '.join(port_words(pod)) or 'none declared'}"
                     yield Complaint(where(item), f"spec.ports[{index}].targetPort", what.replace("  ", " "), todo)
+
+
+def service_ports_lead_to_their_names(bundle: Bundle) -> Iterator[Complaint]:
+    """A port that is named as one of the pods' leads there."""
+    for item in bundle.of("Service"):
+        selector = item["spec"].get("selector")
+        pods = bundle.pods_with(selector, namespace_of(item)) if selector else []
+        for index, port in enumerate(item["spec"].get("ports") or []):
+            target = port.get("targetPort", port.get("port"))
+            for pod in pods:
+                declared = dict(word.split("=") for word in port_words(pod))
+                meant = declared.get(str(port.get("name")))
+                if meant is not None and str(target) not in (meant, port.get("name")) and _has_port(pod, target):
+                    what = f"{target}, and pods of {pod.where} have {port['name']} at {meant}"
+                    yield Complaint(where(item), f"spec.ports[{index}].targetPort", what, f"use {port['name']}")
 
 
 def network_policies_are_valid(item: Object) -> Iterator[Complaint]:
@@ -143,8 +163,9 @@ def inside_ports_are_closed_to_strangers(bundle: Bundle) -> Iterator[Complaint]:
                 continue
             peers = (rule or {}).get("from") or [{}]
             for peer in peers:
-                if peer.get("podSelector") is None or peer.get("namespaceSelector") is not None:
-                    what = f"ports {opened} are open to more than pods of this namespace"
+                stranger = selected(peer.get("podSelector"), {})
+                if peer.get("podSelector") is None or peer.get("namespaceSelector") is not None or stranger:
+                    what = f"ports {opened} are open to more than our own pods of this namespace"
                     yield Complaint(where(item), f"spec.ingress[{index}].from", what, "name our own pods there")
 
 
@@ -204,6 +225,10 @@ def _rule_complaints(item: Object, path: str, direction: str, rule: Object) -> I
         place = f"{path}[{number}]"
         if not peer or (peer.get("ipBlock") and len(peer) > 1):
             yield Complaint(where(item), place, "a peer is an ipBlock, or selectors", "give one of them")
+        for key in ((peer or {}).get("namespaceSelector") or {}).get("matchLabels") or {}:
+            if key.rpartition("/")[2] in _ALMOST_NAMES and key != NAMESPACE_LABEL:
+                what, todo = f"no namespace has a label {key} by itself", f"use {NAMESPACE_LABEL}"
+                yield Complaint(where(item), f"{place}.namespaceSelector", what, todo)
     for number, port in enumerate(rule.get("ports") or []):
         target, last = port.get("port"), port.get("endPort")
         place = f"{path}.ports[{number}]"

@@ -12,6 +12,8 @@ CLUSTER_KINDS = frozenset({
     "CustomResourceDefinition", "GatewayClass", "RuntimeClass",
 })  # fmt: skip
 """Kinds that live in no namespace."""
+NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+"""What every namespace has; its value is the name."""
 
 
 class Complaint(NamedTuple):
@@ -52,15 +54,18 @@ class PodTemplate(NamedTuple):
     """Of a RayCluster: "head" or the worker group's name."""
     claims: tuple[str, ...] = ()
     """Volumes that a StatefulSet makes for each pod."""
+    added: tuple[tuple[str, Object], ...] = ()
+    """(path, container) that an operator puts beside them."""
 
     @property
     def containers(self) -> list[tuple[str, Object]]:
         """(path, container), init containers too."""
-        return [
+        told = [
             (f"{self.path}.spec.{field}[{index}]", container)
             for field in ("initContainers", "containers")
             for index, container in enumerate(self.spec.get(field) or [])
         ]
+        return [*told, *self.added]
 
 
 class Bundle:
@@ -145,7 +150,7 @@ def pod_templates(item: Object) -> Iterator[PodTemplate]:
 
 def _template(item: Object, path: str, template: Object, replicas: int, **more: Any) -> PodTemplate:
     metadata = template.get("metadata") or {}
-    labels = {**more.pop("added", {}), **(metadata.get("labels") or {})}
+    labels = {**more.pop("labels", {}), **(metadata.get("labels") or {})}
     spec = template.get("spec") or {}
     return PodTemplate(
         where(item), path, namespace_of(item), labels, spec, metadata, replicas, str(item.get("kind")), **more
@@ -154,14 +159,25 @@ def _template(item: Object, path: str, template: Object, replicas: int, **more: 
 
 def _ray_templates(item: Object, spec: Object) -> Iterator[PodTemplate]:
     head = spec.get("headGroupSpec") or {}
-    added = {**_ray_labels(item, "head", "headgroup"), **(head.get("labels") or {})}
-    yield _template(item, "spec.headGroupSpec.template", head.get("template") or {}, 1, added=added, group="head")
+    labels = {**_ray_labels(item, "head", "headgroup"), **(head.get("labels") or {})}
+    template = head.get("template") or {}
+    more = {"labels": labels, "group": "head", "added": tuple(_autoscaler(spec, template))}
+    yield _template(item, "spec.headGroupSpec.template", template, 1, **more)
     for index, group in enumerate(spec.get("workerGroupSpecs") or []):
         name = str(group.get("groupName", index))
-        added = {**_ray_labels(item, "worker", name), **(group.get("labels") or {})}
+        labels = {**_ray_labels(item, "worker", name), **(group.get("labels") or {})}
         path, template = f"spec.workerGroupSpecs[{index}].template", group.get("template") or {}
         fewest = group.get("minReplicas") if spec.get("enableInTreeAutoscaling") else group.get("replicas")
-        yield _template(item, path, template, fewest or 0, added=added, group=name)
+        yield _template(item, path, template, fewest or 0, labels=labels, group=name)
+
+
+def _autoscaler(spec: Object, template: Object) -> Iterator[tuple[str, Object]]:
+    """KubeRay makes a container of the options; what they leave open is the operator's or the head's."""
+    options = spec.get("autoscalerOptions")
+    if spec.get("enableInTreeAutoscaling") and options:
+        head = ((template.get("spec") or {}).get("containers") or [{}])[0]
+        filled = {"image": head.get("image"), "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}}
+        yield "spec.autoscalerOptions", {"name": "autoscaler", **filled, **options}
 
 
 def _ray_labels(item: Object, node_type: str, group: str) -> dict[str, str]:

@@ -48,10 +48,8 @@ _OBJECT_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
         r"spec\.policyTypes": ("Ingress", "Egress"),
         r"spec\.(ingress|egress)\.ports\.protocol": ("TCP", "UDP", "SCTP"),
     },
-    "PersistentVolumeClaim": {
-        r"spec\.accessModes": ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"),
-        r"spec\.volumeMode": ("Filesystem", "Block"),
-    },
+    "PersistentVolumeClaim": {r"spec\.volumeMode": ("Filesystem", "Block")},
+    "ScaledObject": {r"spec\.triggers\.metricType": ("AverageValue", "Value", "Utilization")},
     "HorizontalPodAutoscaler": {
         r"spec\.metrics\.type": ("Resource", "Pods", "Object", "External", "ContainerResource"),
         r"spec\.metrics\.\w+\.target\.type": ("Utilization", "Value", "AverageValue"),

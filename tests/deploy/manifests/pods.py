@@ -14,6 +14,8 @@ _PROBE_HANDLERS = frozenset({"exec", "grpc", "httpGet", "tcpSocket"})
 _HOOK_HANDLERS = frozenset({"exec", "httpGet", "sleep", "tcpSocket"})
 _DEFAULT_GRACE_S = 30
 _PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
+_LEAST_MEMORY = 1 << 20
+_SHORTEST_START_S = 15
 
 
 def container_names_are_unique(pod: PodTemplate) -> Iterator[Complaint]:
@@ -117,6 +119,8 @@ def quantities_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
                 number = quantity(amount)
                 if number is None or number < 0:
                     yield Complaint(pod.where, place, f"{amount!r} is no quantity", "write 500m, 2, 512Mi, 4Gi")
+                elif name == "memory" and 0 < number < _LEAST_MEMORY:
+                    yield Complaint(pod.where, place, f"{amount} is {number:g} bytes", "write 512Mi, 4Gi")
                 elif "/" in name and number != int(number):
                     yield Complaint(pod.where, place, f"{amount!r} of a device", "ask for whole devices")
     for index, volume in enumerate(pod.spec.get("volumes") or []):
@@ -141,6 +145,16 @@ def requests_are_within_limits(pod: PodTemplate) -> Iterator[Complaint]:
                 yield Complaint(pod.where, place, what, "raise the limit or ask for less")
 
 
+def requests_are_made(pod: PodTemplate) -> Iterator[Complaint]:
+    """What asks for nothing is placed anywhere, and is the first to be ended where memory is short."""
+    for path, container in pod.containers:
+        asked = {**((container.get("resources") or {}).get("limits") or {})}
+        asked |= (container.get("resources") or {}).get("requests") or {}
+        if "memory" not in asked:
+            todo = "say what it needs, for example {cpu: 100m, memory: 256Mi}"
+            yield Complaint(pod.where, f"{path}.resources.requests", "no request of memory", todo)
+
+
 def probes_have_one_handler(pod: PodTemplate) -> Iterator[Complaint]:
     for path, name, probe in _probes(pod):
         handlers = sorted(_PROBE_HANDLERS & {key for key, value in probe.items() if value is not None})
@@ -161,6 +175,13 @@ def probe_numbers_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
             value = probe.get(field)
             if value is not None and value < smallest:
                 yield Complaint(pod.where, f"{path}.{name}.{field}", f"{value} is too small", f"at least {smallest}")
+        if name == "startupProbe":
+            given_s = probe.get("initialDelaySeconds", 0) + probe.get("periodSeconds", 10) * probe.get(
+                "failureThreshold", 3
+            )
+            if given_s < _SHORTEST_START_S:
+                what = f"killed unless it answers within {given_s} s"
+                yield Complaint(pod.where, f"{path}.{name}", what, "raise failureThreshold: a start may take a minute")
         if name != "readinessProbe" and probe.get("successThreshold", 1) != 1:
             what = "only readiness may need several successes"
             yield Complaint(pod.where, f"{path}.{name}.successThreshold", what, "leave it out")

@@ -6,28 +6,43 @@ import argparse
 import contextlib
 import functools
 import io
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cluster.cli import build_parser
 from cluster.file.cluster import ClusterFile
 from cluster.file.cluster import load as load_cluster_file
+from cluster.flags import security, tls, tracing
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
 from tests.deploy.manifests.references import file_complaint
+from tests.deploy.manifests.words import is_image, quantity
 from twostroke.errors import ConfigError
 
 PROGRAM = "twostroke"
+_CONFIGS: tuple[Callable[[argparse.Namespace], object], ...] = (
+    security.doors_from, tls.doors_from, tls.cluster_from, tracing.config_from,
+)  # fmt: skip
+"""Of flags, what is judged together, without a look at files."""
 _SHELLS = ("sh", "bash")
 _HEALTH = ("", "live", "ready")
 _WORKER_GROUPS = ("prefill", "decode")
 _ADDRESS_FLAGS = ("fleet", "address")
-_PORT_NAMES = {"http_port": "http", "grpc_port": "grpc", "admin_port": "admin", "metrics_port": "metrics"}
+_OF_THE_POD = "10.0.0.1"
+"""Stands for what is known in a pod only."""
+_PORT_NAMES = {
+    "http_port": "http",
+    "grpc_port": "grpc",
+    "admin_port": "admin",
+    "metrics_port": "metrics",
+    "peer_port": "peers",
+}
 
 
 def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
     """By the program's own parser: containers' commands, and hooks that run it."""
-    for path, words, container in _runs(pod):
+    for path, words, container in runs(pod):
         _args, error = parsed(tuple(_expanded(words, container)))
         if error:
             yield Complaint(pod.where, path, error, f"see `{' '.join(words[:2])} --help`")
@@ -51,7 +66,7 @@ def variables_are_defined(pod: PodTemplate) -> Iterator[Complaint]:
 
 def ports_of_flags_are_declared(pod: PodTemplate) -> Iterator[Complaint]:
     """What the program listens on is what the container declares, under the same name."""
-    for path, words, container in _runs(pod, hooks=False):
+    for path, words, container in runs(pod, hooks=False):
         args, _error = parsed(tuple(_expanded(words, container)))
         if args is None:
             continue
@@ -89,7 +104,7 @@ def probes_ask_what_is_answered(pod: PodTemplate) -> Iterator[Complaint]:
 def graces_cover_the_drain(pod: PodTemplate) -> Iterator[Complaint]:
     """SIGTERM comes after preStop: what the program takes to drain comes on top."""
     grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-    for path, words, container in _runs(pod, hooks=False):
+    for path, words, container in runs(pod, hooks=False):
         args, _error = parsed(tuple(_expanded(words, container)))
         own = getattr(args, "grace", None) if args is not None else None
         hook_s = ((container.get("lifecycle") or {}).get("preStop") or {}).get("sleep") or {}
@@ -100,7 +115,7 @@ def graces_cover_the_drain(pod: PodTemplate) -> Iterator[Complaint]:
 
 def drains_end_within_the_grace(pod: PodTemplate) -> Iterator[Complaint]:
     grace_s = pod.spec.get("terminationGracePeriodSeconds", 30)
-    for path, words, container in _runs(pod):
+    for path, words, container in runs(pod):
         if "lifecycle" not in path:
             continue
         args, _error = parsed(tuple(_expanded(words, container)))
@@ -112,12 +127,11 @@ def drains_end_within_the_grace(pod: PodTemplate) -> Iterator[Complaint]:
 
 def addresses_lead_to_services(bundle: Bundle) -> Iterator[Complaint]:
     for pod in bundle.pods:
-        for path, words, container in _runs(pod):
-            args, _error = parsed(tuple(_expanded(words, container)))
+        for path, args, _container in started(pod):
             for flag in _ADDRESS_FLAGS:
                 address = getattr(args, flag, None)
                 if isinstance(address, str) and ":" in address:
-                    wrong = _address_complaint(bundle, pod.namespace, address)
+                    wrong = _address_complaint(bundle, pod, address)
                     if wrong:
                         yield Complaint(pod.where, path, f"--{flag} {address}: {wrong}", "name a Service and its port")
 
@@ -125,14 +139,15 @@ def addresses_lead_to_services(bundle: Bundle) -> Iterator[Complaint]:
 def redis_is_reached(bundle: Bundle) -> Iterator[Complaint]:
     for item in bundle.of("RayCluster"):
         address = str((item["spec"].get("gcsFaultToleranceOptions") or {}).get("redisAddress", ""))
-        wrong = _address_complaint(bundle, namespace_of(item), address.rpartition("/")[2]) if ":" in address else ""
+        head = next(pod for pod in bundle.pods if pod.where == where(item) and pod.group == "head")
+        wrong = _address_complaint(bundle, head, address.rpartition("/")[2]) if ":" in address else ""
         if wrong:
             place = "spec.gcsFaultToleranceOptions.redisAddress"
             yield Complaint(where(item), place, f"{address}: {wrong}", "name a Service and its port")
 
 
 def cluster_files_load(bundle: Bundle) -> Iterator[Complaint]:
-    for item, key in _cluster_files(bundle):
+    for item, key in cluster_files_of(bundle):
         _file, error = loaded(item["data"][key])
         if error:
             yield Complaint(where(item), f"data.{key}", error, "see `twostroke up --check`")
@@ -140,7 +155,7 @@ def cluster_files_load(bundle: Bundle) -> Iterator[Complaint]:
 
 def cluster_files_fit_the_pods(bundle: Bundle) -> Iterator[Complaint]:
     """Ports, labels, counts and resources of the workers are those of the groups that shall hold them."""
-    for item, key in _cluster_files(bundle):
+    for item, key in cluster_files_of(bundle):
         file, _error = loaded(item["data"][key])
         for cluster in bundle.of("RayCluster") if file is not None else ():
             assert file is not None
@@ -150,7 +165,7 @@ def cluster_files_fit_the_pods(bundle: Bundle) -> Iterator[Complaint]:
 
 def files_of_cluster_files_are_mounted(bundle: Bundle) -> Iterator[Complaint]:
     """Certificates and keys that the cluster file names have to be there on workers' nodes too."""
-    for item, key in _cluster_files(bundle):
+    for item, key in cluster_files_of(bundle):
         for file in sorted(set(re.findall(r"/etc/twostroke/[\w./-]+", item["data"][key]))):
             for pod in bundle.pods:
                 if pod.owner != "RayCluster":
@@ -163,18 +178,18 @@ def files_of_cluster_files_are_mounted(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def routers_serve_the_fleets_model(bundle: Bundle) -> Iterator[Complaint]:
-    models = {
-        file.config.model.model: where(item)
-        for item, key in _cluster_files(bundle)
-        if (file := loaded(item["data"][key])[0]) is not None
-    }
+    models = {file.config.model.model: file.config.model.public_name for _, _, file in files_of(bundle)}
     for pod in bundle.pods:
-        for path, words, container in _runs(pod, hooks=False):
-            args, _error = parsed(tuple(_expanded(words, container)))
-            model = getattr(args, "model", None)
-            if args is not None and args.command == "router" and models and model not in models:
-                what = f"--model {model}, and the workers serve {', '.join(models)}"
+        for path, args, _container in started(pod, hooks=False):
+            if args.command != "router" or not models:
+                continue
+            name = args.served_model_name or args.model
+            if args.model not in models:
+                what = f"--model {args.model}, and the workers serve {', '.join(models)}"
                 yield Complaint(pod.where, path, what, "make them equal")
+            elif name != models[args.model]:
+                what = f"clients would call the model {name}, by the cluster file {models[args.model]}"
+                yield Complaint(pod.where, path, what, "make served_model_name and --served-model-name equal")
 
 
 def images_are_the_same(bundle: Bundle) -> Iterator[Complaint]:
@@ -184,8 +199,8 @@ def images_are_the_same(bundle: Bundle) -> Iterator[Complaint]:
         for path, container in pod.containers:
             image = str(container.get("image", ""))
             name, _, tag = image.rpartition("/")[2].partition("@")[0].partition(":")
-            if not image:
-                yield Complaint(pod.where, f"{path}.image", "no image", "name it")
+            if not is_image(image):
+                yield Complaint(pod.where, f"{path}.image", f"{image!r} names no image", "write registry/name:tag")
                 continue
             if "@" not in image and tag in ("", "latest"):
                 yield Complaint(pod.where, f"{path}.image", f"{image} has no tag of its own", "tag it")
@@ -202,7 +217,12 @@ def parsed(words: tuple[str, ...]) -> tuple[argparse.Namespace | None, str]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            return build_parser(words).parse_args(words), ""
+            args = build_parser(words).parse_args(words)
+        for config_from in _CONFIGS if hasattr(args, "cluster_tls_cert") else ():
+            config_from(args)
+        return args, ""
+    except ConfigError as error:
+        return None, str(error)
     except SystemExit:
         lines = said.getvalue().strip().splitlines()
         return None, lines[-1] if lines else "asks for help only"
@@ -216,7 +236,7 @@ def loaded(text: str) -> tuple[ClusterFile | None, str]:
         return None, str(error)
 
 
-def _runs(pod: PodTemplate, hooks: bool = True) -> Iterator[tuple[str, list[str], Object]]:
+def runs(pod: PodTemplate, hooks: bool = True) -> Iterator[tuple[str, list[str], Object]]:
     """(path, words, container) of everything that starts our program."""
     for path, container in pod.containers:
         told = [*map(str, container.get("command") or []), *map(str, container.get("args") or [])]
@@ -227,6 +247,14 @@ def _runs(pod: PodTemplate, hooks: bool = True) -> Iterator[tuple[str, list[str]
         for hook, handler in (container.get("lifecycle") or {}).items() if hooks else ():
             for words in _commands(list(map(str, ((handler or {}).get("exec") or {}).get("command") or []))):
                 yield f"{path}.lifecycle.{hook}.exec.command", words, container
+
+
+def started(pod: PodTemplate, hooks: bool = True) -> Iterator[tuple[str, argparse.Namespace, Object]]:
+    """(path, arguments, container) where they parse."""
+    for path, words, container in runs(pod, hooks):
+        args, _error = parsed(tuple(_expanded(words, container)))
+        if args is not None:
+            yield path, args, container
 
 
 def _commands(words: list[str]) -> Iterator[list[str]]:
@@ -246,7 +274,7 @@ def _is_ours(container: Object) -> bool:
 
 def _expanded(words: list[str], container: Object) -> list[str]:
     """Without the program's name; variables have their values, or some address where they are known in a pod only."""
-    values = {str(one.get("name")): str(one.get("value", "10.0.0.1")) for one in container.get("env") or []}
+    values = {str(one.get("name")): str(one.get("value", _OF_THE_POD)) for one in container.get("env") or []}
     return [re.sub(r"\$\((\w+)\)", lambda found: values.get(found[1], found[0]), word) for word in words[1:]]
 
 
@@ -254,12 +282,15 @@ def _declared(container: Object, number: Any) -> bool:
     return number in {port.get("containerPort") for port in container.get("ports") or []}
 
 
-def _address_complaint(bundle: Bundle, namespace: str, address: str) -> str:
+def _address_complaint(bundle: Bundle, pod: PodTemplate, address: str) -> str:
     host, _, port = address.rpartition(":")
     name, _, rest = host.partition(".")
+    if host == _OF_THE_POD:
+        own = {str(one.get("containerPort")) for _, container in pod.containers for one in container.get("ports") or []}
+        return "" if port in own else f"no container of this pod has port {port}"
     if name.isdigit():
         return ""  # an address of IP
-    namespace = rest.split(".")[0] or namespace
+    namespace = rest.split(".")[0] or pod.namespace
     for cluster in bundle.of("RayCluster"):
         if name == f"{name_of(cluster)}-head-svc":
             head = next(pod for pod in bundle.pods if pod.where == where(cluster) and pod.group == "head")
@@ -281,11 +312,19 @@ def _address_complaint(bundle: Bundle, namespace: str, address: str) -> str:
     return "" if port in numbers else f"Service {name} leads to no port {port}, but to {', '.join(sorted(numbers))}"
 
 
-def _cluster_files(bundle: Bundle) -> Iterator[tuple[Object, str]]:
+def cluster_files_of(bundle: Bundle) -> Iterator[tuple[Object, str]]:
     for item in bundle.of("ConfigMap"):
         for key in item.get("data") or {}:
             if key == "cluster.yaml":
                 yield item, key
+
+
+def files_of(bundle: Bundle) -> Iterator[tuple[Object, str, ClusterFile]]:
+    """Those that load."""
+    for item, key in cluster_files_of(bundle):
+        file, _error = loaded(item["data"][key])
+        if file is not None:
+            yield item, key, file
 
 
 def _misfits(file: ClusterFile, bundle: Bundle, cluster: Object) -> Iterator[tuple[str, str, str]]:
@@ -315,6 +354,9 @@ def _misfits(file: ClusterFile, bundle: Bundle, cluster: Object) -> Iterator[tup
         most = sum(group.get("maxReplicas", group.get("replicas", 0)) for group in fitting)
         if count > most:
             yield f"{role}.count", f"{count} workers, the groups hold {most} pods", "one worker per pod"
+        wished = getattr(config.scaling, f"max_{role}") or 0
+        if wished > most >= count:
+            yield f"scaling.max_{role}", f"{wished} workers, the groups hold {most} pods", "raise maxReplicas"
         for group in fitting:
             yield from _misfits_of_group(role, wanted, ports, pods[str(group.get("groupName"))], group)
 
@@ -331,12 +373,22 @@ def _misfits_of_group(
             what = f"{number}, group {pod.group} has {declared.get(names[key])} as port {names[key]}"
             yield f"ports.{key}", what, "make them equal"
     told = group.get("rayStartParams") or {}
-    cpus = told.get("num-cpus")
-    if cpus is not None and float(cpus) < (wanted.num_cpus or 0):
+    cpus = quantity(told.get("num-cpus"))
+    if cpus is not None and cpus < (wanted.num_cpus or 0):
         what = f"{wanted.num_cpus:g}, a pod of group {pod.group} has {cpus} for Ray"
         yield f"{role}.resources.num_cpus", what, "ask for no more"
+    for name in sorted(set(wanted.custom) - set(_custom_resources(told))):
+        what = f"no pod of group {pod.group} has {name}"
+        yield f"{role}.resources.{name}", what, "num_cpus, num_gpus, memory, or what rayStartParams.resources names"
     limits = ((pod.spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
-    gpus = float(told.get("num-gpus", limits.get("nvidia.com/gpu", 0)))
+    gpus = quantity(told.get("num-gpus", limits.get("nvidia.com/gpu", 0))) or 0
     if (wanted.num_gpus or 0) > gpus:
         what = f"{wanted.num_gpus:g}, a pod of group {pod.group} has {gpus:g}"
         yield f"{role}.resources.num_gpus", what, "add nvidia.com/gpu to its limits"
+
+
+def _custom_resources(start_params: Object) -> list[str]:
+    """KubeRay wants them as JSON, in quotes of a shell's."""
+    with contextlib.suppress(ValueError):
+        return list(json.loads(str(start_params.get("resources", "{}")).strip("'\"").replace('\\"', '"')))
+    return []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.deploy.manifests.objects import Bundle, Complaint, Object, pod_templates, where
+from tests.deploy.manifests.objects import Bundle, Complaint, Object, namespace_of, pod_templates, where
 from tests.deploy.manifests.words import LABEL, quantity
 
 _GATED = {
@@ -20,6 +20,8 @@ _GATED = {
 _BY_OPERATOR = frozenset({"head", "address", "block"})
 _NUMBERS = frozenset({"num-cpus", "num-gpus", "memory", "object-store-memory", "metrics-export-port", "port"})
 _DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "google.com/tpu")
+_LEAST_STORE = 75 << 20
+"""OBJECT_STORE_MINIMUM_MEMORY_BYTES of Ray."""
 _HEAD_PORTS = frozenset({"gcs", "dashboard", "metrics"})
 
 
@@ -28,7 +30,7 @@ def ray_needs_no_gates(item: Object) -> Iterator[Complaint]:
         return
     spec = item["spec"]
     for field, gate in _GATED.items():
-        if spec.get(field):
+        if spec.get(field) is not None:
             todo = "leave it out; write plain objects (NetworkPolicy, our own TLS)"
             yield Complaint(where(item), f"spec.{field}", f"needs the alpha gate {gate} of the operator", todo)
     storage = spec.get("gcsFaultToleranceOptions") or {}
@@ -107,6 +109,10 @@ def start_params_fit_the_pod(item: Object) -> Iterator[Complaint]:
             what = f"Ray is told of {told['num-gpus']} GPUs, the pod has {gpus}"
             yield Complaint(where(item), f"{path}.rayStartParams.num-gpus", what, "leave it out: KubeRay reads limits")
         memory, store = quantity(limits.get("memory", 0)), told.get("object-store-memory")
+        if store and store.isdigit() and int(store) < _LEAST_STORE:
+            what = f"Ray refuses an object store of {store} bytes"
+            place = f"{path}.rayStartParams.object-store-memory"
+            yield Complaint(where(item), place, what, f"at least {_LEAST_STORE}")
         if memory and store and store.isdigit() and int(store) >= memory:
             what = f"an object store of {store} bytes in {limits['memory']}"
             yield Complaint(where(item), f"{path}.rayStartParams.object-store-memory", what, "make it smaller")
@@ -132,6 +138,17 @@ def autoscaler_is_v2(item: Object) -> Iterator[Complaint]:
     for path, group in _groups(item):
         if group.get("idleTimeoutSeconds") is not None and not scales:
             yield Complaint(where(item), f"{path}.idleTimeoutSeconds", "needs autoscaler v2", "leave it out")
+
+
+def autoscaler_may_speak_with_the_api(bundle: Bundle) -> Iterator[Complaint]:
+    """It reads and changes its RayCluster, with the token of the head's account."""
+    for item in bundle.of("RayCluster"):
+        head = next(pod_templates(item)).spec
+        account = bundle.find("ServiceAccount", str(head.get("serviceAccountName")), namespace_of(item)) or {}
+        told = head.get("automountServiceAccountToken", account.get("automountServiceAccountToken"))
+        if item["spec"].get("enableInTreeAutoscaling") and told is False:
+            place = "spec.headGroupSpec.template.spec.automountServiceAccountToken"
+            yield Complaint(where(item), place, "the autoscaler beside the head has no token", "set it true")
 
 
 def ray_version_is_ours(item: Object) -> Iterator[Complaint]:

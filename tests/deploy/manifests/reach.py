@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, namespace_of, selected, where
+from tests.deploy.manifests.objects import (
+    NAMESPACE_LABEL,
+    Bundle,
+    Complaint,
+    Object,
+    PodTemplate,
+    namespace_of,
+    selected,
+    where,
+)
+from tests.deploy.manifests.program import files_of, started
 
 ROUTER, HEAD, WORKER = "router", "head", "worker"
 NEEDED = (
@@ -20,6 +31,7 @@ NEEDED = (
 )
 """From, to, port by its name."""
 FORBIDDEN = ((ROUTER, WORKER, "pages"), (ROUTER, HEAD, "gcs"), (ROUTER, HEAD, "dashboard"))
+_DNS_NAMESPACES = ("kube-system", "openshift-dns")
 CLIENTS = (("http", True), ("grpc", True), ("admin", False), ("metrics", False))
 """Ports of routers, and whether anyone may reach them."""
 
@@ -40,11 +52,33 @@ def what_must_get_through_does(bundle: Bundle) -> Iterator[Complaint]:
             yield Complaint(pod.where, pod.path, f"{role_of(pod) or 'it'} cannot ask DNS", todo)
 
 
+def what_is_outside_is_reached(bundle: Bundle) -> Iterator[Complaint]:
+    """Redis by the head, and collectors of traces by all who send some."""
+    for item in bundle.of("RayCluster"):
+        address = str((item["spec"].get("gcsFaultToleranceOptions") or {}).get("redisAddress", ""))
+        name, _, port = address.rpartition("/")[2].rpartition(":")
+        service = bundle.find("Service", name.partition(".")[0], namespace_of(item))
+        selector = service["spec"].get("selector") if service is not None else None
+        for target in bundle.pods_with(selector, namespace_of(item)) if selector else ():
+            for head in bundle.pods:
+                if head.where == where(item) and head.group == "head" and port in _declared(target):
+                    wrong = _blocked(bundle, head, target, int(port))
+                    if wrong:
+                        what = f"policies let the head not reach {target.where} at {port}: {wrong}"
+                        yield Complaint(target.where, target.path, what, "open it in a NetworkPolicy, on both sides")
+    for pod, url in _collectors(bundle):
+        matched = re.fullmatch(r"https?://([^/:]+):(\d+)/?", url)
+        if matched and not _may_leave(bundle, pod, matched[1], int(matched[2])):
+            what = f"policies do not let {role_of(pod) or 'it'} reach {url}"
+            yield Complaint(pod.where, pod.path, what, "open the port, to that namespace, in a NetworkPolicy: Egress")
+
+
 def what_must_not_get_through_does_not(bundle: Bundle) -> Iterator[Complaint]:
+    """Whoever it is for closes its door itself: what others may send is no lock."""
     if not bundle.of("NetworkPolicy"):
         return
     for source, target, name, number in _flows(bundle, FORBIDDEN):
-        if not _blocked(bundle, source, target, number):
+        if _invited(bundle, source, target, number):
             what = f"{role_of(source)} reaches {role_of(target)} at {name} ({number})"
             yield Complaint(target.where, target.path, what, "name the port, or other pods, in the NetworkPolicy")
     for pod, name, number in _doors(bundle):
@@ -61,6 +95,8 @@ def address_blocks_are_valid(item: Object) -> Iterator[Complaint]:
                 place = f"spec.{direction}[{index}].{field}[{number}].ipBlock"
                 try:
                     whole = ipaddress.ip_network(block["cidr"]) if block else None
+                    if block and "/" not in block["cidr"]:
+                        raise ValueError(f"{block['cidr']} has no mask")
                     inside = [ipaddress.ip_network(text) for text in block.get("except") or []]
                 except (ValueError, KeyError) as error:
                     yield Complaint(where(item), place, f"no addresses: {error}", "write 10.0.0.0/8")
@@ -73,7 +109,8 @@ def address_blocks_are_valid(item: Object) -> Iterator[Complaint]:
 def _is_dns(rule: Object) -> bool:
     numbers = {(port.get("protocol", "TCP"), port.get("port")) for port in rule.get("ports") or []}
     peers = rule.get("to")
-    elsewhere = not peers or any(peer.get("namespaceSelector") is not None for peer in peers)
+    homes = [{NAMESPACE_LABEL: name} for name in _DNS_NAMESPACES]
+    elsewhere = not peers or any(selected(peer.get("namespaceSelector"), home) for peer in peers for home in homes)
     return elsewhere and (not numbers or ("UDP", 53) in numbers)
 
 
@@ -103,6 +140,10 @@ def _doors(bundle: Bundle) -> Iterator[tuple[PodTemplate, str, int]]:
                 yield pod, name, number
 
 
+def _declared(pod: PodTemplate) -> set[str]:
+    return {str(port.get("containerPort")) for _, container in pod.containers for port in container.get("ports") or []}
+
+
 def _numbers(pod: PodTemplate, name: str) -> list[int]:
     ports = [port for _, container in pod.containers for port in container.get("ports") or []]
     return [port["containerPort"] for port in ports if port.get("name") == name]
@@ -115,12 +156,52 @@ def _blocked(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: i
         for rule in _rules(bundle, source, "Egress", "egress")
     ):
         return f"not out of {role_of(source)}"
-    if not any(
+    return f"not into {role_of(target)}" if _shut(bundle, source, target, number) else ""
+
+
+def _shut(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int) -> bool:
+    return not any(
         _opens(rule or {}, number, target) and _names(rule or {}, "from", source, target.namespace)
         for rule in _rules(bundle, target, "Ingress", "ingress")
-    ):
-        return f"not into {role_of(target)}"
-    return ""
+    )
+
+
+def _invited(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int) -> bool:
+    """By its own labels; that strangers get in too is another check's."""
+    return any(
+        _opens(rule, number, target)
+        and peer.get("namespaceSelector") is None
+        and selected(peer.get("podSelector"), source.labels)
+        and not selected(peer.get("podSelector"), {})
+        for rule in _rules(bundle, target, "Ingress", "ingress")
+        if rule and source.namespace == target.namespace
+        for peer in rule.get("from") or []
+    )
+
+
+def _may_leave(bundle: Bundle, pod: PodTemplate, host: str, number: int) -> bool:
+    """To a name of another namespace's Service, or anywhere."""
+    parts = host.split(".")
+    labels = {NAMESPACE_LABEL: parts[1]} if len(parts) > 2 and parts[2] == "svc" else None
+    for rule in _rules(bundle, pod, "Egress", "egress"):
+        peers = (rule or {}).get("to") or [{"namespaceSelector": {}}]
+        if _opens(rule or {}, number, pod) and any(
+            peer.get("ipBlock")
+            or (selected(peer.get("namespaceSelector"), labels) if labels else not peer.get("podSelector"))
+            for peer in peers
+        ):
+            return True
+    return bundle.find("Service", parts[0], pod.namespace) is not None and len(parts) == 1
+
+
+def _collectors(bundle: Bundle) -> Iterator[tuple[PodTemplate, str]]:
+    for pod in bundle.pods:
+        for _path, args, _container in started(pod, hooks=False):
+            if getattr(args, "otlp_endpoint", None):
+                yield pod, args.otlp_endpoint
+        for _item, _key, file in files_of(bundle):
+            if role_of(pod) == WORKER and file.config.tracing.otlp_endpoint:
+                yield pod, file.config.tracing.otlp_endpoint
 
 
 def _anyone_may(bundle: Bundle, pod: PodTemplate, number: int) -> bool:

@@ -39,6 +39,30 @@ def references_exist(bundle: Bundle) -> Iterator[Complaint]:
         yield Complaint(reference.where, reference.path, f"no {reference.kind} is named {reference.name}", todo)
 
 
+def ports_of_ingresses_exist(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("Ingress"):
+        for path, backend in ingress_backends(item):
+            service = bundle.find("Service", str(backend.get("name")), namespace_of(item))
+            ports = service["spec"].get("ports") or [] if service is not None else []
+            told = backend.get("port") or {}
+            if service is not None and not any(
+                told in ({"number": port.get("port")}, {"name": port.get("name")}) for port in ports
+            ):
+                known = ", ".join(f"{port.get('name', '-')}={port.get('port')}" for port in ports)
+                what = f"Service {backend.get('name')} has no port {told}"
+                yield Complaint(where(item), f"{path}.port", what, f"use one of: {known}")
+
+
+def ingress_backends(item: Object) -> Iterator[tuple[str, Object]]:
+    spec = item["spec"]
+    if (spec.get("defaultBackend") or {}).get("service"):
+        yield "spec.defaultBackend.service", spec["defaultBackend"]["service"]
+    for index, rule in enumerate(spec.get("rules") or []):
+        for number, path in enumerate((rule.get("http") or {}).get("paths") or []):
+            if (path.get("backend") or {}).get("service"):
+                yield f"spec.rules[{index}].http.paths[{number}].backend.service", path["backend"]["service"]
+
+
 def keys_exist(bundle: Bundle) -> Iterator[Complaint]:
     for reference in references(bundle):
         known = keys_of(bundle, reference.kind, reference.name, reference.namespace)
@@ -176,9 +200,13 @@ def _of_object(item: Object) -> Iterator[Reference]:
         for index, listener in enumerate(item["spec"].get("listeners") or []):
             for certificate in (listener.get("tls") or {}).get("certificateRefs") or []:
                 place = f"spec.listeners[{index}].tls.certificateRefs"
-                yield _at(item, place, "Secret", certificate.get("name"), "tls.crt", "tls.key")
+                if certificate.get("namespace", namespace_of(item)) == namespace_of(item):
+                    yield _at(item, place, "Secret", certificate.get("name"), "tls.crt", "tls.key")
     elif kind in ("ServiceMonitor", "PodMonitor"):
         yield from _of_monitor(item)
+    elif kind == "Ingress":
+        for path, backend in ingress_backends(item):
+            yield _at(item, f"{path}.name", "Service", backend.get("name"))
 
 
 def _of_ray(item: Object) -> Iterator[Reference]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from tests.deploy.manifests.objects import Object
+from tests.deploy.manifests.objects import Object, name_of
 
 PATIENCE_S = 120
 
@@ -61,7 +62,9 @@ def build(overlay: Path, kubectl: Path) -> list[Object]:
     )
     if done.returncode:
         raise RenderError(f"{overlay}: kustomize: {done.stderr.strip().splitlines()[-1] if done.stderr else '?'}")
-    return load(done.stdout, str(overlay))
+    objects = load(done.stdout, str(overlay))
+    _check_targets(overlay, {(str(item.get("kind")), name_of(item)) for item in objects})
+    return objects
 
 
 def build_with(overlay: Path, components: Iterable[str], kubectl: Path) -> list[Object]:
@@ -116,6 +119,21 @@ def components_of(overlay: Path) -> set[Path]:
         if part.is_dir():
             found |= {part.resolve()} | components_of(part)
     return found
+
+
+def _check_targets(overlay: Path, rendered: set[tuple[str, str]]) -> None:
+    """A patch whose target is not there changes nothing, and kustomize says nothing. Raises RenderError."""
+    documents = {path: [one for one in load_any(path) if isinstance(one, dict)] for path in _sources(overlay)}
+    known = rendered | {(str(one.get("kind")), name_of(one)) for told in documents.values() for one in told}
+    for one in (one for told in documents.values() for one in told):
+        for field, kind in (("configMapGenerator", "ConfigMap"), ("secretGenerator", "Secret")):
+            known |= {(kind, str(made.get("name"))) for made in one.get(field) or []}
+    for path in (path for path in documents if path.name == "kustomization.yaml"):
+        for index, patch in enumerate(documents[path][0].get("patches") or []):
+            target = patch.get("target") or {}
+            kind, name = str(target.get("kind", ".*")), str(target.get("name", ".*"))
+            if not any(re.fullmatch(kind, one) and re.fullmatch(name, other) for one, other in known):
+                raise RenderError(f"{path}: patches[{index}].target: no {kind} is named {name}: name what is there")
 
 
 def _parts(overlay: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 from tests.deploy.manifests.objects import Complaint, Object, PodTemplate, where
+from tests.deploy.manifests.words import is_subdomain, quantity
 
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _MOST_BYTES = 1 << 20
@@ -38,6 +39,22 @@ def data_is_well_formed(item: Object) -> Iterator[Complaint]:
                 yield Complaint(where(item), place, "is no base64", "encode it, or write it into stringData")
     if size > _MOST_BYTES:
         yield Complaint(where(item), "data", f"{size} bytes", "at most a MiB")
+
+
+def amounts_are_valid(item: Object) -> Iterator[Complaint]:
+    """Of quotas and limit ranges."""
+    spec, amounts = item.get("spec") or {}, []
+    if item.get("kind") == "ResourceQuota":
+        amounts = [(f"spec.hard.{name}", amount) for name, amount in (spec.get("hard") or {}).items()]
+    elif item.get("kind") == "LimitRange":
+        for index, limit in enumerate(spec.get("limits") or []):
+            for field in ("min", "max", "default", "defaultRequest"):
+                told = limit.get(field) or {}
+                amounts += [(f"spec.limits[{index}].{field}.{name}", amount) for name, amount in told.items()]
+    for path, amount in amounts:
+        number = quantity(amount)
+        if number is None or number < 0:
+            yield Complaint(where(item), path, f"{amount!r} is no quantity", "write 500m, 2, 512Mi, 4Gi")
 
 
 def modes_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
@@ -92,6 +109,9 @@ def service_kinds_are_consistent(item: Object) -> Iterator[Complaint]:
     kind, address = spec.get("type", "ClusterIP"), spec.get("clusterIP")
     if address not in (None, "", "None") and not _is_address(address):
         yield Complaint(where(item), "spec.clusterIP", f"{address!r} is no address", "use None, or leave it out")
+    if kind == "ExternalName" and not is_subdomain(str(spec.get("externalName", "")).rstrip(".")):
+        what = f"{spec.get('externalName', 'nothing')!r} is no name in DNS"
+        yield Complaint(where(item), "spec.externalName", what, "name where it leads")
     if address == "None" and kind != "ClusterIP":
         yield Complaint(where(item), "spec.clusterIP", f"a {kind} is never headless", "leave out type")
     for index, port in enumerate(spec.get("ports") or []):
@@ -114,12 +134,21 @@ def grants_are_well_formed(item: Object) -> Iterator[Complaint]:
             ):
                 todo = "give apiGroups, resources and verbs"
                 yield Complaint(where(item), place, "grants nothing", todo)
+            for group in rule.get("apiGroups") or []:
+                if not re.fullmatch(r"\*|([a-z0-9.-]*)", group) or re.fullmatch(r"v\d+\w*", group):
+                    what, todo = f"{group!r} is no API group", "write '' for pods and the like, apps, ray.io, ..."
+                    yield Complaint(where(item), f"{place}.apiGroups", what, todo)
             for verb in set(rule.get("verbs") or []) - _VERBS:
                 yield Complaint(
                     where(item), f"{place}.verbs", f"{verb!r} is no verb", f"use {', '.join(sorted(_VERBS))}"
                 )
     elif kind in ("RoleBinding", "ClusterRoleBinding") and (item.get("roleRef") or {}).get("apiGroup") != _RBAC:
         yield Complaint(where(item), "roleRef.apiGroup", "is not that of roles", f"write {_RBAC}")
+    elif kind == "ClusterRoleBinding" and item["roleRef"].get("name") == "cluster-admin":
+        for index, subject in enumerate(item.get("subjects") or []):
+            if subject.get("kind") == "ServiceAccount":
+                what = f"whoever gets into a pod of {subject.get('name')} owns the whole cluster"
+                yield Complaint(where(item), f"subjects[{index}]", what, "grant what it needs, by a Role")
 
 
 def _is_base64(text: str) -> bool:

@@ -16,6 +16,9 @@ _PORT_NAME = re.compile(r"(?!.*--)(?=.*[a-z])[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?"
 _QUANTITY = re.compile(r"([+-]?(?:\d+(?:\.\d*)?|\.\d+))(Ki|Mi|Gi|Ti|Pi|Ei|n|u|m|k|M|G|T|P|E|[eE][+-]?\d+)?")
 _BINARY = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_IMAGE = re.compile(
+    r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
+)
 MOST_PORT = 65535
 
 
@@ -33,6 +36,10 @@ def is_qualified_name(key: Any) -> bool:
 
 def is_subdomain(name: Any) -> bool:
     return isinstance(name, str) and len(name) <= 253 and SUBDOMAIN.fullmatch(name) is not None
+
+
+def is_image(text: str) -> bool:
+    return _IMAGE.fullmatch(text) is not None
 
 
 def is_port_name(name: Any) -> bool:

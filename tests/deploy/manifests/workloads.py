@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, selected, where
 from tests.deploy.manifests.words import quantity, share
 
 SCALABLE = frozenset({"Deployment", "StatefulSet", "ReplicaSet"})
 """Kinds with a scale subresource. RayCluster has none."""
+ACCESS_MODES = frozenset({"ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"})
+_LONGEST_WINDOW_S = 3600
+_LONGEST_PERIOD_S = 1800
 
 
 def selectors_match_templates(item: Object) -> Iterator[Complaint]:
@@ -61,15 +65,43 @@ def counts_are_valid(item: Object) -> Iterator[Complaint]:
 
 
 def claims_are_valid(item: Object) -> Iterator[Complaint]:
-    if item.get("kind") != "PersistentVolumeClaim":
-        return
-    spec = item["spec"]
-    if not spec.get("accessModes"):
-        yield Complaint(where(item), "spec.accessModes", "none", "for example [ReadOnlyMany]")
-    size = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
-    number = quantity(size)
-    if number is None or number <= 0:
-        yield Complaint(where(item), "spec.resources.requests.storage", f"{size!r} is no size", "write 10Gi")
+    for path, spec in _claims(item):
+        modes = spec.get("accessModes") or []
+        if not modes or not set(modes) <= ACCESS_MODES:
+            what, todo = f"{modes or 'none'}", f"use some of {', '.join(sorted(ACCESS_MODES))}"
+            yield Complaint(where(item), f"{path}.accessModes", what, todo)
+        size = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
+        number = quantity(size)
+        if number is None or number <= 0:
+            yield Complaint(where(item), f"{path}.resources.requests.storage", f"{size!r} is no size", "write 10Gi")
+
+
+def claims_can_be_shared(bundle: Bundle) -> Iterator[Complaint]:
+    """A volume that one node may mount holds up every pod on another one."""
+    for item in bundle.of("PersistentVolumeClaim"):
+        modes = set(item["spec"].get("accessModes") or [])
+        pods = [
+            pod
+            for pod in bundle.pods
+            for volume in pod.spec.get("volumes") or []
+            if (volume.get("persistentVolumeClaim") or {}).get("claimName") == name_of(item)
+            and pod.namespace == namespace_of(item)
+        ]
+        count = sum(pod.replicas for pod in pods)
+        if count > 1 and modes and modes <= {"ReadWriteOnce", "ReadWriteOncePod"}:
+            what = f"{count} pods mount it, and {', '.join(sorted(modes))} is for one node"
+            yield Complaint(where(item), "spec.accessModes", what, "use ReadOnlyMany or ReadWriteMany")
+
+
+def sets_have_a_headless_service(bundle: Bundle) -> Iterator[Complaint]:
+    """A StatefulSet's pods have names in DNS by it."""
+    for item in bundle.of("StatefulSet"):
+        name = item["spec"].get("serviceName")
+        service = bundle.find("Service", str(name), namespace_of(item)) if name else None
+        if name and (service is None or service["spec"].get("clusterIP") != "None"):
+            known = [name_of(one) for one in bundle.of("Service") if one["spec"].get("clusterIP") == "None"]
+            what = f"no headless Service is named {name}"
+            yield Complaint(where(item), "spec.serviceName", what, f"use one of: {', '.join(known) or 'none here'}")
 
 
 def budgets_are_well_formed(item: Object) -> Iterator[Complaint]:
@@ -187,6 +219,36 @@ def measured_resources_are_requested(bundle: Bundle) -> Iterator[Complaint]:
             for pod in bundle.pods:
                 is_target = pod.where == f"{reference.get('kind')}/{reference.get('name')}"
                 for path, container in pod.containers if resource and is_target else ():
-                    if resource not in ((container.get("resources") or {}).get("requests") or {}):
+                    told = container.get("resources") or {}
+                    if resource not in {**(told.get("requests") or {}), **(told.get("limits") or {})}:
                         what = f"no request of {resource}, which {where(item)} measures"
                         yield Complaint(pod.where, f"{path}.resources.requests", what, f"request {resource}")
+
+
+def scaling_behaviours_are_valid(item: Object) -> Iterator[Complaint]:
+    """Of an HPA, or of the one that KEDA makes."""
+    spec: Any = item.get("spec") or {}
+    behaviour, base = spec.get("behavior"), "spec.behavior"
+    if item.get("kind") == "ScaledObject":
+        behaviour = ((spec.get("advanced") or {}).get("horizontalPodAutoscalerConfig") or {}).get("behavior")
+        base = "spec.advanced.horizontalPodAutoscalerConfig.behavior"
+    elif item.get("kind") != "HorizontalPodAutoscaler":
+        return
+    for direction, rules in (behaviour or {}).items():
+        window = rules.get("stabilizationWindowSeconds")
+        if window is not None and not 0 <= window <= _LONGEST_WINDOW_S:
+            place = f"{base}.{direction}.stabilizationWindowSeconds"
+            yield Complaint(where(item), place, f"{window} is out of bounds", f"0 to {_LONGEST_WINDOW_S}")
+        for index, policy in enumerate(rules.get("policies") or []):
+            place, period = f"{base}.{direction}.policies[{index}]", policy.get("periodSeconds", 0)
+            if not 0 < period <= _LONGEST_PERIOD_S or policy.get("value", 0) < 1:
+                todo = f"value of 1 or more, periodSeconds 1 to {_LONGEST_PERIOD_S}"
+                yield Complaint(where(item), place, f"{policy} is out of bounds", todo)
+
+
+def _claims(item: Object) -> Iterator[tuple[str, Object]]:
+    if item.get("kind") == "PersistentVolumeClaim":
+        yield "spec", item["spec"]
+    elif item.get("kind") == "StatefulSet":
+        for index, claim in enumerate(item["spec"].get("volumeClaimTemplates") or []):
+            yield f"spec.volumeClaimTemplates[{index}].spec", claim.get("spec") or {}
