@@ -37,6 +37,18 @@ class Owner:
         print(line, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip()
 
+    def kill(self, title: str) -> None:
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            if title in "".join(process.cmdline()):
+                process.kill()
+                return
+        raise AssertionError(f"no process {title}")
+
+
+def asked(owner: Owner, *command: str) -> subprocess.CompletedProcess[str]:
+    line = [*TWOSTROKE, *command, "--address", owner.address]
+    return subprocess.run(line, env=os.environ | owner.environment, capture_output=True, text=True, check=False)
+
 
 @pytest.fixture(scope="module")
 def owner() -> Iterator[Owner]:
@@ -107,6 +119,8 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
         server.end(signal.SIGKILL)
         wait_until(lambda: not router.is_running())
     assert owner.ask() == "decode-0,supervisor"
+    owner.kill("ray::SupervisorActor")
+    wait_until(lambda: asked(owner, "scale", "--decode", "1").returncode == 0)  # its next life begins without a launcher
 
     with starting(tmp_path, *SMALL, "--prefill", "0", *at, **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
@@ -122,9 +136,8 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
         assert server.end(signal.SIGTERM) == 0
     assert owner.ask() == "decode-0,supervisor"
 
-    down = [*TWOSTROKE, "down", "--address", owner.address]
-    done = subprocess.run(down, env=os.environ | owner.environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    down = asked(owner, "down")
+    assert down.returncode == 0, down.stderr
     assert owner.ask() == ""
 
 
