@@ -144,7 +144,7 @@ class _Launch:
             for router in self._routers:
                 router.start()
         else:
-            ray_environment.for_joined_cluster()
+            ray_environment.for_joined_cluster(outlives_node=True)
         try:
             # Only now: Ray reads its environment when it is imported.
             from cluster import fleet_start, ray_session
@@ -163,7 +163,7 @@ class _Launch:
                 )
                 if not is_local:
                     self._make_routers(token, "")
-                return asyncio.run(self._attend(Attendant(supervisor, self._announcer)))
+                return asyncio.run(self._attend(Attendant(supervisor, self._announcer, self._config.address)))
             finally:
                 ray_session.leave()
         finally:
@@ -183,8 +183,7 @@ class _Launch:
         if self._interrupts.came:
             stop.set()
         tasks = [
-            asyncio.create_task(attendant.keep_supervisor()),
-            asyncio.create_task(attendant.follow_fleet()),
+            asyncio.create_task(attendant.attend()),
             *(asyncio.create_task(self._keep_router(router, attendant)) for router in self._routers),
             asyncio.create_task(self._announce_when_ready(attendant)),
             asyncio.create_task(self._take_orders(attendant)),

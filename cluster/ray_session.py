@@ -5,6 +5,8 @@ Import it after a function of `ray_environment` was called.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import time
 from pathlib import Path
@@ -58,6 +60,26 @@ def join(address: str, wait_s: float = 0.0) -> None:
                 raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
         time.sleep(JOIN_PAUSE_S)
     _silence()
+
+
+async def until_node_ends() -> None:
+    """Ray's node of this host, through which everything goes. Where it began again, it is another one: see `rejoin`."""
+    reader, writer = await asyncio.open_unix_connection(ray._private.worker.global_worker.node.raylet_socket_name)
+    try:
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)  # it never says anything
+    finally:
+        writer.close()
+
+
+def rejoin(address: str) -> Any:
+    """The supervisor, through another node. Raises ConfigError where there is none yet, PeerLost where it is gone."""
+    ray.shutdown()
+    join(address)
+    supervisor = running_supervisor()
+    if supervisor is None:
+        raise PeerLost("the fleet is gone: Ray's head has forgotten it, or somebody else took it down")
+    return supervisor
 
 
 def leave() -> None:

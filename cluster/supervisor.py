@@ -350,8 +350,10 @@ class Supervisor:
 
 
 class SupervisorActor(Supervisor):
-    """Begins by itself: after the head's death Ray starts it again, and a launcher may be away. Ray constructs it on the
-    event loop that its methods run on."""
+    """Begins by itself: Ray starts it again after the head's death, and a launcher may be away.
+
+    Ray constructs it on the event loop that its methods run on.
+    """
 
     def __init__(self, spec: FleetSpec) -> None:
         super().__init__(spec)

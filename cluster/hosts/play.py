@@ -105,6 +105,7 @@ class Player:
             missing, capacity_s = await whole
             if blow.ends_lives or blow.victim is Victim.HEAD:
                 missing = missing or await self._site.joined_within(WHOLE_S, struck.host, joined)
+                missing = missing or await self._site.launcher_within(WHOLE_S)
             got = list(await asyncio.gather(*long))
             is_over.set()
             got += await asyncio.wait_for(asyncio.shield(waves), REST_S + BEGIN_S)

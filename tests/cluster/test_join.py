@@ -120,7 +120,9 @@ def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothin
         wait_until(lambda: not router.is_running())
     assert owner.ask() == "decode-0,supervisor"
     owner.kill("ray::SupervisorActor")
-    wait_until(lambda: asked(owner, "scale", "--decode", "1").returncode == 0)  # its next life begins without a launcher
+    wait_until(
+        lambda: asked(owner, "scale", "--decode", "1").returncode == 0
+    )  # its next life begins without a launcher
 
     with starting(tmp_path, *SMALL, "--prefill", "0", *at, **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
