@@ -76,6 +76,9 @@ class MountedWorker:
         self._role = config.role
         self._life: asyncio.Task[None] | None = None
         self._has_served = False
+        self._heard = 0
+        """The highest incarnation that `run` was called with."""
+        self._called = asyncio.Event()
 
     def _load(self, config: WorkerConfig, plant: Plant | None) -> PlainWorker:
         """Imported here, where the actor lives."""
@@ -97,6 +100,9 @@ class MountedWorker:
         if self._life is None or (self._config.flexible and self._life.done() and not self._life.exception()):
             self._begin(incarnation, role)
         assert self._life is not None
+        self._heard = max(self._heard, incarnation)
+        self._called.set()
+        self._called = asyncio.Event()
         try:
             await asyncio.shield(self._life)
         except Exception as error:
@@ -116,7 +122,10 @@ class MountedWorker:
             await asyncio.to_thread(fetch, model.model, model.dtype, _log_progress)
         await worker.run(incarnation)
 
-    async def ready(self) -> Serving:
+    async def ready(self, incarnation: int) -> Serving:
+        """Of the life that `run` began, or joined, with that incarnation: Ray keeps no order among the two calls."""
+        while self._heard < incarnation:
+            await self._called.wait()
         info = await self._worker.ready()
         self._has_served = True
         collector.keep_out_of_the_way()

@@ -80,7 +80,8 @@ class WorkerHandle(Protocol):
     async def run(self, incarnation: int, role: Role) -> None:
         """The death watch: ends when the life does, with WorkerDied if the process died."""
 
-    async def ready(self) -> Serving: ...
+    async def ready(self, incarnation: int) -> Serving:
+        """Once what `run` began, or joined, with that incarnation serves, whichever of the two calls arrives first."""
 
     async def shutdown(self) -> None: ...
 
@@ -139,8 +140,8 @@ class RayWorker:
     async def run(self, incarnation: int, role: Role) -> None:
         await _answer(self._actor.run.remote(incarnation, role))
 
-    async def ready(self) -> Serving:
-        return await _answer(self._actor.ready.remote())
+    async def ready(self, incarnation: int) -> Serving:
+        return await _answer(self._actor.ready.remote(incarnation))
 
     async def shutdown(self) -> None:
         await _answer(self._actor.shutdown.remote())

@@ -291,7 +291,7 @@ class Supervisor:
             incarnation, role = self._ground.next_incarnation(worker_id), self._staff.shall_be(worker_id)
             reach(Point.SUPERVISOR_STARTING)
             log.info("worker starts worker=%s role=%s incarnation=%d", worker_id, role, incarnation)
-            readiness = asyncio.create_task(self._announce_when_ready(worker_id, handle))
+            readiness = asyncio.create_task(self._announce_when_ready(worker_id, incarnation, handle))
             await handle.run(incarnation, role)
             ending: ServeError = RETURNED
         except ServeError as error:
@@ -302,9 +302,9 @@ class Supervisor:
         if not self._stopping.is_set():
             self._end(worker_id, ending)
 
-    async def _announce_when_ready(self, worker_id: str, handle: WorkerHandle) -> None:
+    async def _announce_when_ready(self, worker_id: str, incarnation: int, handle: WorkerHandle) -> None:
         try:
-            serving = await handle.ready()
+            serving = await handle.ready(incarnation)
         except ServeError as error:
             # run() ends too, and it alone decides what happened.
             log.info("worker will not be ready worker=%s error=%s", worker_id, error)

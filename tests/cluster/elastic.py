@@ -50,8 +50,8 @@ class ProcessWorker:
     async def run(self, incarnation: int, role: Role) -> None:
         await self._call("run", incarnation, role.value)
 
-    async def ready(self) -> Serving:
-        said = await self._call("ready")
+    async def ready(self, incarnation: int) -> Serving:
+        said = await self._call("ready", incarnation)
         return Serving(**{**said, "role": Role(said["role"])})
 
     async def shutdown(self) -> None:

@@ -45,7 +45,8 @@ LOG = "requests.jsonl"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it serving."""
-    with starting(tmp_path_factory.mktemp("shared"), *SMALL, "--routers", "2", "--request-log", LOG) as started:
+    flags = ("--routers", "2", "--request-log", LOG, "--flexible")
+    with starting(tmp_path_factory.mktemp("shared"), *SMALL, *flags) as started:
         started.until_printed("Ctrl-C ends it")
         yield started
 
@@ -82,6 +83,24 @@ def of_this(text: str, server: Server) -> str:
 
 def test_how_many_workers_are_wanted_is_told(server: Server) -> None:
     assert server.command("scale").startswith("wanted: 1 prefill + 1 decode; ")
+
+
+def test_a_worker_serves_in_the_role_that_it_is_given_until_it_is_given_another_one_though_it_is_killed(
+    server: Server,
+) -> None:
+    def role_and_epoch() -> tuple[str, int]:
+        workers = {each["worker_id"]: each for each in json.loads(server.command("status", "--json"))["workers"]}
+        said = workers.get("prefill-0", {"role": "", "epoch": "0."})
+        return said["role"], int(said["epoch"].partition(".")[0])
+
+    begun, pid = role_and_epoch()[1], server.worker_pid("PrefillWorker")
+    server.command("role", "prefill-0", "decode")
+    wait_until(lambda: role_and_epoch() == ("decode", begun + 1))
+    assert server.worker_pid("PrefillWorker") == pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: role_and_epoch() == ("decode", begun + 2))
+    server.command("role", "prefill-0", "prefill")
+    wait_until(lambda: role_and_epoch() == ("prefill", begun + 3))
 
 
 def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> None:

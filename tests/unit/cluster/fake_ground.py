@@ -79,7 +79,7 @@ class FakeWorker:
         self._end = asyncio.get_running_loop().create_future()
         await self._end
 
-    async def ready(self) -> Serving:
+    async def ready(self, incarnation: int) -> Serving:
         if self.dies_of is not None:
             raise self.dies_of
         epoch = f"{self.incarnations[-1]}.00"
