@@ -13,7 +13,6 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ServeError
 from twostroke.json_values import from_json
 
-
 OVERTAKEN_S = 0.02
 """By calls that were begun later: Ray keeps no order among them."""
 
