@@ -16,7 +16,7 @@ MISUSE = 2
 def main() -> int:
     """1 on any problem of the cluster's, 2 where it could not be tried."""
     parser = argparse.ArgumentParser(prog="python -m cluster.hosts", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three hosts, and one cable pulled once")
+    parser.add_argument("--quick", action="store_true", help="three hosts, one cable pulled, and Ray's head killed")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="everything so often (default: %(default)s)")
     parser.add_argument(
         "--only", action="append", default=[], metavar="PATTERN", help='of "role: what happens": "decode: cable*"'

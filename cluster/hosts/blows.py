@@ -62,6 +62,14 @@ def _crashed(victim: Victim) -> Blow:
 
 
 CUT_DECODE = _cut(Victim.DECODE)
+HEAD_KILLED = Blow(
+    name="Ray's head killed and restarted",
+    victim=Victim.HEAD,
+    strike=lambda host: host.kill(GCS),
+    mend=nothing,
+    bound_s=CRASH_S,
+    ends_lives=False,
+)
 BLOWS = (
     CUT_DECODE,
     Blow(
@@ -78,14 +86,7 @@ BLOWS = (
     Blow(name="powered off and on", victim=Victim.DECODE, strike=Host.power_off, mend=Host.power_on),
     _frozen(Victim.DECODE),
     _frozen(Victim.PREFILL),
-    Blow(
-        name="Ray's head killed and restarted",
-        victim=Victim.HEAD,
-        strike=lambda host: host.kill(GCS),
-        mend=nothing,
-        bound_s=CRASH_S,
-        ends_lives=False,
-    ),
+    HEAD_KILLED,
     Blow(
         name="crashed and booted, with all routers",
         victim=Victim.HEAD,

@@ -19,7 +19,7 @@ from cluster.faults.client import Clients
 from cluster.faults.load import Load
 from cluster.faults.report import replaced
 from cluster.faults.testbed import Bed
-from cluster.hosts.blows import BLOWS, CUT_DECODE, Blow
+from cluster.hosts.blows import BLOWS, CUT_DECODE, HEAD_KILLED, Blow
 from cluster.hosts.network import being_on, network
 from cluster.hosts.play import Player
 from cluster.hosts.report import SECTION, Facts, written
@@ -42,7 +42,7 @@ LOG_LINES = 8
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostsOptions:
     quick: bool
-    """Three hosts, and one cable."""
+    """Three hosts, one cable, and Ray's head."""
     runs: int
     only: tuple[str, ...]
     seed: int
@@ -52,7 +52,7 @@ class HostsOptions:
     @property
     def blows(self) -> Sequence[Blow]:
         if self.quick:  # on machines that do other things meanwhile: only tables judge times
-            return [dataclasses.replace(CUT_DECODE, bound_s=None)]
+            return [dataclasses.replace(blow, bound_s=None) for blow in (CUT_DECODE, HEAD_KILLED)]
         return [blow for blow in BLOWS if not self.only or any(fnmatch.fnmatch(str(blow), each) for each in self.only)]
 
 

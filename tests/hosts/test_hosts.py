@@ -1,4 +1,4 @@
-"""Three hosts out of namespaces: another token stays out, pages cross, and a cable that is pulled loses nothing."""
+"""Three hosts out of namespaces: another token stays out, pages cross; a pulled cable and a dead head lose nothing."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def test_a_wait_beyond_its_bound_and_a_client_that_had_to_turn_are_problems_and_
     assert "18 of 18 streams identical, 1 clients had to turn" in told
 
 
-def test_three_hosts_serve_across_and_a_pulled_cable_loses_nothing(tmp_path: Path) -> None:
+def test_three_hosts_serve_across_and_neither_a_pulled_cable_nor_rays_heads_death_loses_anything(
+    tmp_path: Path,
+) -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
