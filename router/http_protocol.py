@@ -55,6 +55,7 @@ class TimedProtocol(H11Protocol):
         self._headers_due = _stop(self._headers_due)
         self._reading_due = _stop(self._reading_due)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn leaves it where a connection was cut off, and with it all of this
 
     @property
     def is_served(self) -> bool:

@@ -13,6 +13,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from router.arrival import SealedArrival, sealed_arrival
 from router.http_protocol import MOST_HEADER_BYTES, TimedProtocol, timed_protocol
 from twostroke.tls import Certificates
 
@@ -30,9 +31,10 @@ LOOK_S = 0.05
 def http_config(
     app: ASGIApp, *, grace_s: int, most_connections: int, certificates: Certificates | None = None
 ) -> uvicorn.Config:
+    timed = timed_protocol(most_connections)
     return uvicorn.Config(
         app,
-        http=timed_protocol(most_connections),
+        http=timed if certificates is None else sealed_arrival(timed, certificates.renewing_server()),
         h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         lifespan="off",
         log_config=None,
@@ -40,7 +42,6 @@ def http_config(
         ws="none",
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=grace_s,
-        ssl_context_factory=None if certificates is None else lambda *_: certificates.renewing_server(),
     )
 
 
@@ -54,6 +55,13 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        protocol = self.config.http_protocol_class
+        if issubclass(protocol, SealedArrival):
+            for transport in list(protocol.waiting.values()):
+                transport.abort()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -96,7 +104,7 @@ class HttpServer(uvicorn.Server):
     def is_arriving(self) -> bool:
         """Somebody was accepted here whose handshake is not over."""
         protocol = self.config.http_protocol_class
-        return issubclass(protocol, TimedProtocol) and len(protocol.arriving) > 0
+        return issubclass(protocol, TimedProtocol | SealedArrival) and len(protocol.arriving) > 0
 
     def _connections(self) -> list[H11Protocol]:
         return [each for each in self.server_state.connections if isinstance(each, H11Protocol)]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import ssl
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +16,11 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from router import http_protocol
+from router import arrival, http_protocol
 from router.http_server import HttpServer, http_config
 from router.listener import bind_listener
 from router.server import _client_options
+from tests.certificates import Authority
 from tests.unit.router.conftest import open_doors
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
@@ -24,6 +28,8 @@ from twostroke.request import SampledToken
 from twostroke.rpc import entrance
 from twostroke.rpc import server as rpc_server
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
+from twostroke.tls import Certificates, Use
+from twostroke.tls_config import TlsConfig
 
 REQUEST = b"GET /live HTTP/1.1\r\nHost: router\r\n\r\n"
 
@@ -54,10 +60,12 @@ class App:
 
 
 @asynccontextmanager
-async def listening(most_connections: int = 100) -> AsyncIterator[tuple[App, Connect]]:
-    """Connections are closed at the end."""
+async def listening(
+    most_connections: int = 100, certificates: Certificates | None = None
+) -> AsyncIterator[tuple[App, Connect]]:
+    """Connections, plain ones, are closed at the end."""
     app, listener = App(), bind_listener("127.0.0.1", 0)
-    server = HttpServer(http_config(app, grace_s=0, most_connections=most_connections))
+    server = HttpServer(http_config(app, grace_s=0, most_connections=most_connections, certificates=certificates))
     serving = asyncio.create_task(server.serve([listener]))
     await server.is_up.wait()
     writers: list[asyncio.StreamWriter] = []
@@ -167,6 +175,52 @@ async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on(
         assert sum([count async for count in slowly(request)]) == 150
         assert grpc.ChannelConnectivity.IDLE in states[states.index(grpc.ChannelConnectivity.READY) :]
         following.cancel()
+
+
+def sealed_door(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
+    """And what a client believes."""
+    authority = Authority(folder)
+    issued = authority.issue("door")
+    certificates = Certificates(TlsConfig(cert=str(issued.cert), key=str(issued.key)), Use.CLIENTS)
+    return certificates, ssl.create_default_context(cafile=str(authority.file))
+
+
+async def test_over_tls_those_who_do_not_shake_hands_are_no_more_and_stay_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival, "HEADERS_S", 1.5)
+    certificates, context = sealed_door(tmp_path)
+    async with listening(2, certificates) as (_, connect):
+        (first, _), (second, second_writer), (third, _) = [await connect() for _ in range(3)]
+        assert await ends(first) == b"", "one too many: the oldest goes"
+        await second_writer.start_tls(context, server_hostname="localhost")
+        second_writer.write(REQUEST)
+        assert b"200 OK" in await second.readuntil(b"answer")
+        assert await ends(third) == b"", "its time is over"
+        fourth, fourth_writer = await connect()
+        fourth_writer.write(REQUEST)
+        assert b"HTTP" not in await ends(fourth), "plain where it must not be"
+
+
+async def test_connections_over_tls_leave_no_garbage(tmp_path: Path) -> None:
+    """Each has a quarter of a megabyte, and the collector seldom comes."""
+    certificates, context = sealed_door(tmp_path)
+    async with listening(100, certificates) as (_, connect):
+        gc.collect()
+        gc.disable()
+        try:
+            _, silent = await connect()
+            reader, cut_off = await connect()
+            await cut_off.start_tls(context, server_hostname="localhost")
+            cut_off.write(REQUEST)
+            await reader.readuntil(b"answer")
+            silent.transport.abort()
+            cut_off.transport.abort()
+            async with asyncio.timeout(20):
+                while any(isinstance(each, SSLProtocol) and each._server_side for each in gc.get_objects()):  # type: ignore[attr-defined]
+                    await asyncio.sleep(0.05)
+        finally:
+            gc.enable()
 
 
 def http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
