@@ -109,8 +109,9 @@ def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token:
         return b""
 
 
-async def told_by_worker(address: str, member: Membership | str) -> str:
-    peer = PeerChannel(address, member)
+async def told_by_worker(address: str, member: Membership | str, tls: ClientTls | None = None) -> str:
+    """`tls`: shown instead of what `member` shows."""
+    peer = PeerChannel(address, member, None if tls is None else tls.door())
     try:
         stub = control_pb2_grpc.ControlStub(peer.channel)
         request = control_pb2.GetServerInfoRequest()
@@ -161,13 +162,16 @@ async def between_processes(world: World, cluster: ProcessCluster) -> None:
         assert await told_by_worker(address, member) == "UNAVAILABLE"
         assert await told_by_worker(cluster.fleet_address, member) == "UNAVAILABLE"
 
+    misnamed = replace(world.seen_by(world.cluster.issue("odd", names=("x",)), world.cluster), name=CLUSTER_NAME)
+    assert await told_by_worker(address, TOKEN, misnamed) == "UNAUTHENTICATED", "from our CA, not of our cluster"
+
     owner = cluster.workers["prefill-0"]
     assert cluster.us.certificates is not None
     assert intruder.certificates is not None
     ours, theirs = cluster.us.certificates.client, intruder.certificates.client
     theirs.load_verify_locations(str(world.cluster.file))  # it would believe the worker
     nameless = ssl.create_default_context(cafile=str(world.cluster.file))
-    for context in (None, theirs, nameless):
+    for context in (None, theirs, nameless, misnamed.context()):
         assert await asyncio.to_thread(page_port_says, owner, context, TOKEN) == b""
     assert b"Unauthenticated" in await asyncio.to_thread(page_port_says, owner, ours, "guess")
     assert b"welcome" in await asyncio.to_thread(page_port_says, owner, ours, TOKEN)

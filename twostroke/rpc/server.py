@@ -30,6 +30,7 @@ from twostroke.errors import (
 from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
 from twostroke.rpc.tls import server_credentials
 from twostroke.tls import Certificates
+from twostroke.tls_config import CLUSTER_NAME
 
 log = logging.getLogger(__name__)
 
@@ -140,14 +141,17 @@ class Funnel(grpc.aio.ServerInterceptor):
 
     def _authenticate(self, context: Context, is_open: bool) -> None:
         if self._token is not None and not is_open:
-            if self._refuses_plain:
-                _check_sealed(context)
+            _check_connection(context, self._refuses_plain)
             check_token(context, self._token)
 
 
-def _check_sealed(context: Context) -> None:
-    is_sealed = b"ssl" in context.auth_context().get("transport_security_type", ())
-    if not is_sealed and not context.peer().startswith(_OWN_HOST):
+def _check_connection(context: Context, refuses_plain: bool) -> None:
+    shown = context.auth_context()
+    if b"ssl" in shown.get("transport_security_type", ()):
+        # The CA may have issued for others as well; gRPC looks at the names of servers only.
+        if CLUSTER_NAME.encode() not in shown.get("x509_subject_alternative_name", ()):
+            raise Unauthenticated(f"the certificate does not name {CLUSTER_NAME} in its subjectAltName")
+    elif refuses_plain and not context.peer().startswith(_OWN_HOST):
         raise Unauthenticated("from another host this takes TLS with a certificate of the cluster, on the peer port")
 
 

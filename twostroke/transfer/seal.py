@@ -54,6 +54,9 @@ class Sealed:
         assert isinstance(sock, SealedSocket)
         sock.settimeout(deadline.wait_s())
         sock.do_handshake()
+        # OpenSSL has looked for the name in servers' certificates; the CA may have issued for other clients as well.
+        if sock.server_side and ("DNS", CLUSTER_NAME) not in (sock.getpeercert() or {}).get("subjectAltName", ()):
+            raise ssl.SSLError(f"the reader's certificate does not name {CLUSTER_NAME}")
 
 
 class SealedSocket(ssl.SSLSocket):
