@@ -56,6 +56,29 @@ def _route(backend: str) -> Object:
     }
 
 
+def _rule(rule: Object) -> Object:
+    return _object(
+        "monitoring.coreos.com/v1", "PrometheusRule", spec={"groups": [{"name": "further", "rules": [rule]}]}
+    )
+
+
+def _cron(schedule: str, restart: str) -> Object:
+    box = {
+        "name": "report",
+        "image": "registry.example.com/report:1",
+        "resources": {"requests": {"memory": "64Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    job = {"template": {"spec": {"restartPolicy": restart, "containers": [box]}}}
+    return _object("batch/v1", "CronJob", spec={"schedule": schedule, "jobTemplate": {"spec": job}})
+
+
 PODS = [
     Mutant("a container that asks for nothing", "requests_are_made", drop(ROUTER, f"{BOX}.resources")),
     Mutant("a tenth of a byte", "quantities_are_valid",
@@ -93,6 +116,8 @@ KINDS = [
            put(KEDA, "spec.triggers[0].metricType", "Average")),
     Mutant("a share of what has no whole", "triggers_are_complete",
            put(KEDA, "spec.triggers[0].metricType", "Utilization")),
+    Mutant("a time that there is not", "jobs_are_valid", insert(_cron("0 25 * * *", "Never"))),
+    Mutant("a job that never ends", "jobs_are_valid", insert(_cron("0 3 * * *", "Always"))),
     Mutant("a quota below zero", "amounts_are_valid",
            insert(_object("v1", "ResourceQuota", spec={"hard": {"pods": "-1"}}))),
     Mutant("a group that is a version", "grants_are_well_formed",
@@ -150,6 +175,9 @@ MONITORING = [
            put("ServiceMonitor/twostroke-router", "spec.endpoints[0].scrapeTimeout", "30s")),
     Mutant("a scrape by TLS", "scrapes_can_succeed",
            put("PodMonitor/twostroke-workers", "spec.podMetricsEndpoints[0].scheme", "https")),
+    Mutant("a template of no function", "rules_are_taken", insert(_rule({
+        "alert": "A", "expr": "up == 0", "annotations": {"summary": "{{ $value | humanise }}", "action": "look"}}))),
+    Mutant("a name with dashes", "rules_are_taken", insert(_rule({"record": "a-b", "expr": "up"}))),
     Mutant("a dashboard that is no JSON", "dashboards_can_be_read", put(BOARD, "data.router[.]json", "{")),
     Mutant("a dashboard of no metric", "queries_name_metrics_that_there_are",
            swap(BOARD, "data.fleet[.]json", "twostroke_fleet_members", "twostroke_fleet_member")),

@@ -55,7 +55,8 @@ def _judge(rule: Object, value: Any) -> str | None:
     try:
         held = program(rule["rule"]).evaluate({"self": celpy.json_to_cel(value)})
     except celpy.CELEvalError as error:
-        return f"the rule cannot be evaluated ({str(error)[:120]})"
+        what = rule.get("message") or f"the rule cannot be evaluated ({str(error)[:120]})"
+        return f"{what} (something that it asks for is missing)"
     return None if held else str(rule.get("message") or rule["rule"])
 
 

@@ -40,6 +40,7 @@ OF_OBJECTS: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
     workloads.updates_can_proceed,
     workloads.counts_are_valid,
     workloads.claims_are_valid,
+    workloads.jobs_are_valid,
     workloads.budgets_are_well_formed,
     workloads.autoscalers_have_bounds,
     workloads.autoscaler_metrics_are_well_formed,
@@ -140,6 +141,7 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     monitoring.monitors_find_their_targets,
     monitoring.monitored_ports_serve_metrics,
     monitoring.queries_parse,
+    monitoring.rules_are_taken,
     monitoring.queries_name_metrics_that_there_are,
     monitoring.queries_match_labels_that_there_are,
     monitoring.rules_file_agrees,
@@ -184,7 +186,7 @@ class Checker:
         for check in OF_BUNDLES:
             # What has the wrong shape was reported, and may make others stumble.
             found += [one for one in _run(check, bundle, "") if one.where not in wrong and (one.where or not wrong)]
-        return sorted(set(found))
+        return [*sorted(set(malformed)), *sorted(set(found) - set(malformed))]
 
     def _about(self, checks: Iterable[Callable[[Any], Iterator[Complaint]]], subject: Any, thing: str) -> list[Finding]:
         text = json.dumps(subject, default=str)

@@ -92,7 +92,7 @@ def scrapes_can_succeed(item: Object) -> Iterator[Complaint]:
 
 def rules_have_actions(item: Object) -> Iterator[Complaint]:
     for path, rule in _rules(item):
-        if bool(rule.get("alert")) == bool(rule.get("record")):
+        if not _is_one(rule):
             yield Complaint(where(item), path, "neither or both of alert and record", "give exactly one")
         elif rule.get("alert"):
             for annotation in ("summary", "action"):
@@ -107,6 +107,17 @@ def queries_parse(bundle: Bundle) -> Iterator[Complaint]:
     for (thing, path, _), error in zip(asked, wrong, strict=True):
         if error:
             yield Complaint(thing, path, error, "correct the PromQL")
+
+
+def rules_are_taken(bundle: Bundle) -> Iterator[Complaint]:
+    """Names, templates and what rules may not have twice, as Prometheus reads them; queries were parsed already."""
+    for item in bundle.of("PrometheusRule"):
+        groups = [
+            {**group, "rules": [{**rule, "expr": "vector(1)"} for rule in group.get("rules") or [] if _is_one(rule)]}
+            for group in item["spec"].get("groups") or []
+        ]
+        for error in _errors_of_groups(json.dumps(groups)):
+            yield Complaint(where(item), "spec.groups", error, "correct the rule: Prometheus refuses the whole file")
 
 
 def queries_name_metrics_that_there_are(bundle: Bundle) -> Iterator[Complaint]:
@@ -272,6 +283,24 @@ def _errors_of_promtool(texts: tuple[str, ...]) -> tuple[str, ...]:
         int(number): " ".join(error.split())[:200] for number, error in re.findall(r'rule \d+, "q:(\d+)": (.*)', said)
     }
     return tuple(errors.get(index, "") for index in range(len(texts)))
+
+
+def _is_one(rule: Object) -> bool:
+    return bool(rule.get("alert")) != bool(rule.get("record"))
+
+
+@functools.lru_cache(maxsize=256)
+def _errors_of_groups(groups: str) -> tuple[str, ...]:
+    promtool = find_tool("promtool")
+    if promtool is None:
+        return ()
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        file.write(f'{{"groups": {groups}}}')
+        file.flush()
+        command = [promtool, "check", "rules", "--lint=none", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    said = (done.stdout + done.stderr).replace(file.name, "").splitlines() if done.returncode else []
+    return tuple(dict.fromkeys(re.sub(r"^[\d: ]+", "", " ".join(line.split())) for line in said if re.search(r"group|rule", line)))
 
 
 def _rules(item: Object) -> Iterator[tuple[str, Object]]:

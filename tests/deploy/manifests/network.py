@@ -221,8 +221,9 @@ def _peers(item: Object) -> Iterator[tuple[str, Object]]:
 
 
 def _rule_complaints(item: Object, path: str, direction: str, rule: Object) -> Iterator[Complaint]:
-    for number, peer in enumerate(rule.get("from" if direction == "ingress" else "to") or []):
-        place = f"{path}[{number}]"
+    field = "from" if direction == "ingress" else "to"
+    for number, peer in enumerate(rule.get(field) or []):
+        place = f"{path}.{field}[{number}]"
         if not peer or (peer.get("ipBlock") and len(peer) > 1):
             yield Complaint(where(item), place, "a peer is an ipBlock, or selectors", "give one of them")
         for key in ((peer or {}).get("namespaceSelector") or {}).get("matchLabels") or {}:

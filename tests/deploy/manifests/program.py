@@ -309,7 +309,11 @@ def _address_complaint(bundle: Bundle, pod: PodTemplate, address: str) -> str:
         numbers = {
             str(one["containerPort"]) for one in declared if {one.get("name"), one["containerPort"]} & set(targets)
         }
-    return "" if port in numbers else f"Service {name} leads to no port {port}, but to {', '.join(sorted(numbers))}"
+    return (
+        ""
+        if port in numbers
+        else f"Service {name} leads to no port {port}, but to {', '.join(sorted(numbers)) or 'none'}"
+    )
 
 
 def cluster_files_of(bundle: Bundle) -> Iterator[tuple[Object, str]]:

@@ -156,7 +156,7 @@ def _blocked(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: i
         for rule in _rules(bundle, source, "Egress", "egress")
     ):
         return f"not out of {role_of(source)}"
-    return f"not into {role_of(target)}" if _shut(bundle, source, target, number) else ""
+    return f"not into {role_of(target) or target.where}" if _shut(bundle, source, target, number) else ""
 
 
 def _shut(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int) -> bool:

@@ -61,7 +61,7 @@ def build(overlay: Path, kubectl: Path) -> list[Object]:
         [kubectl, "kustomize", str(overlay)], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
     if done.returncode:
-        raise RenderError(f"{overlay}: kustomize: {done.stderr.strip().splitlines()[-1] if done.stderr else '?'}")
+        raise RenderError(f"{overlay}: kustomize: {_error_of(done.stderr)}")
     objects = load(done.stdout, str(overlay))
     _check_targets(overlay, {(str(item.get("kind")), name_of(item)) for item in objects})
     return objects
@@ -119,6 +119,13 @@ def components_of(overlay: Path) -> set[Path]:
         if part.is_dir():
             found |= {part.resolve()} | components_of(part)
     return found
+
+
+def _error_of(said: str) -> str:
+    """kubectl wraps it in a line of a log."""
+    last = (said.strip().splitlines() or ["?"])[-1]
+    found = re.search(r'err="(.*)"$', last)
+    return found[1].replace('\\"', '"').replace("\\n", " ") if found else last
 
 
 def _check_targets(overlay: Path, rendered: set[tuple[str, str]]) -> None:

@@ -19,6 +19,7 @@ _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "
 _IMAGE = re.compile(
     r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
+_CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 MOST_PORT = 65535
 
 
@@ -40,6 +41,19 @@ def is_subdomain(name: Any) -> bool:
 
 def is_image(text: str) -> bool:
     return _IMAGE.fullmatch(text) is not None
+
+
+def is_schedule(text: str) -> bool:
+    """Of cron: five fields, or a name for them."""
+    if text.startswith("@"):
+        return text in ("@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually")
+    fields = text.split()
+    return len(fields) == len(_CRON) and all(
+        re.fullmatch(r"(\*|[0-9A-Za-z]+(-[0-9A-Za-z]+)?)(/\d+)?", part)
+        and all(least <= int(number) <= most for number in re.findall(r"(?<!/)\b\d+", part))
+        for field, (least, most) in zip(fields, _CRON, strict=True)
+        for part in field.split(",")
+    )
 
 
 def is_port_name(name: Any) -> bool:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, selected, where
-from tests.deploy.manifests.words import quantity, share
+from tests.deploy.manifests.words import is_schedule, quantity, share
 
 SCALABLE = frozenset({"Deployment", "StatefulSet", "ReplicaSet"})
 """Kinds with a scale subresource. RayCluster has none."""
@@ -62,6 +62,21 @@ def counts_are_valid(item: Object) -> Iterator[Complaint]:
     if restart in ("Never", "OnFailure"):
         place = "spec.template.spec.restartPolicy"
         yield Complaint(where(item), place, f"{restart} in a {item['kind']}", "leave it out: Always")
+
+
+def jobs_are_valid(item: Object) -> Iterator[Complaint]:
+    if item.get("kind") not in ("Job", "CronJob"):
+        return
+    path, spec = "spec", item["spec"]
+    if item["kind"] == "CronJob":
+        if not is_schedule(str(spec.get("schedule", ""))):
+            what, todo = f"{spec.get('schedule')!r} is no schedule", "write minute hour day month weekday: 0 3 * * *"
+            yield Complaint(where(item), "spec.schedule", what, todo)
+        path, spec = "spec.jobTemplate.spec", (spec.get("jobTemplate") or {}).get("spec") or {}
+    restart = ((spec.get("template") or {}).get("spec") or {}).get("restartPolicy")
+    if restart not in ("Never", "OnFailure"):
+        place = f"{path}.template.spec.restartPolicy"
+        yield Complaint(where(item), place, f"{restart} in a {item['kind']}", "Never or OnFailure")
 
 
 def claims_are_valid(item: Object) -> Iterator[Complaint]:
