@@ -231,7 +231,7 @@ NETWORK = [
     Mutant("a target port that no pod has", "service_targets_exist",
            put(SERVICE, "spec.ports[http].targetPort", "htttp")),
     Mutant("a target number that no pod has", "service_targets_exist",
-           put("Service/twostroke-router-headless", "spec.ports[metrics].targetPort", 9099)),
+           put("Service/twostroke-router", "spec.ports[http].targetPort", 9099)),
     Mutant("a port twice", "service_ports_are_valid", add(SERVICE, "spec.ports", {
         "name": "again", "port": 8000, "targetPort": "http"})),
     Mutant("a port without a name", "service_ports_are_valid", drop(SERVICE, "spec.ports[grpc].name")),

@@ -16,10 +16,11 @@ from tests.deploy.manifests.objects import Finding
 from tests.deploy.mutants_custom import CUSTOM
 from tests.deploy.mutants_native import NATIVE
 from tests.deploy.mutants_running import RUNNING
+from tests.deploy.mutants_staying_up import STAYING_UP
 from tests.deploy.mutate import Mutant, mutated
 from tests.deploy.tools import tool
 
-MUTANTS = [*NATIVE, *CUSTOM, *RUNNING]
+MUTANTS = [*NATIVE, *CUSTOM, *RUNNING, *STAYING_UP]
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.deploy.manifests import (
     cel,
+    cluster_files,
     gateway,
     metadata,
     monitoring,
@@ -21,10 +22,11 @@ from tests.deploy.manifests import (
     reach,
     references,
     schemas,
+    staying_up,
     values,
     workloads,
 )
-from tests.deploy.manifests.objects import Bundle, Complaint, Finding, Object, PodTemplate, name_of
+from tests.deploy.manifests.objects import Bundle, Complaint, Finding, Object, PodTemplate, cluster_of, name_of
 
 SHAPES: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
     schemas.native_schema_holds,
@@ -72,6 +74,8 @@ OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
     placement.words_of_pods_are_known,
     placement.spread_cannot_wedge,
     placement.spread_counts_its_own_pods,
+    placement.affinity_cannot_wedge,
+    placement.names_in_dns_are_valid,
     placement.tolerations_are_well_formed,
     pod_security.pods_are_restricted,
     pod_security.root_is_read_only,
@@ -85,6 +89,7 @@ OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
     pods.quantities_are_valid,
     pods.requests_are_within_limits,
     pods.requests_are_made,
+    pods.memory_volumes_fit,
     pods.probes_have_one_handler,
     pods.probe_numbers_are_valid,
     pods.probe_ports_are_declared,
@@ -106,6 +111,10 @@ OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
     process.files_can_be_read,
     process.scratch_can_be_written,
     process.pages_of_probes_are_served,
+    staying_up.routers_are_probed,
+    staying_up.probes_ask_this_pod,
+    staying_up.volumes_can_be_written,
+    staying_up.secrets_are_no_text,
 )
 OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     metadata.namespaces_are_named,
@@ -121,6 +130,7 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     network.services_select_one_kind_of_pod,
     network.service_targets_exist,
     network.service_ports_lead_to_their_names,
+    network.headless_ports_are_those_of_pods,
     network.network_policies_name_pods,
     network.network_policy_ports_exist,
     network.namespaces_are_closed_by_default,
@@ -150,9 +160,9 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     ray_cluster.autoscaler_may_speak_with_the_api,
     program.addresses_lead_to_services,
     program.redis_is_reached,
-    program.cluster_files_load,
-    program.cluster_files_fit_the_pods,
-    program.files_of_cluster_files_are_mounted,
+    cluster_files.cluster_files_load,
+    cluster_files.cluster_files_fit_the_pods,
+    cluster_files.files_of_cluster_files_are_mounted,
     program.routers_serve_the_fleets_model,
     program.images_are_the_same,
     process.variables_are_read,
@@ -162,6 +172,10 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     process.gateways_speak_as_routers,
     process.models_are_mounted,
     process.memory_has_room_for_pages,
+    staying_up.services_lead_to_ready_pods,
+    staying_up.pods_are_let_go,
+    staying_up.redis_is_one,
+    staying_up.routers_are_counted_once,
 )
 STUMBLES = (AttributeError, KeyError, TypeError, ValueError, IndexError, StopIteration, RuntimeError)
 
@@ -174,7 +188,8 @@ class Checker:
 
     def findings(self, objects: list[Object]) -> list[Finding]:
         malformed = [finding for item in objects for finding in self._about(SHAPES, item, _where(item))]
-        bundle = Bundle([item for item in objects if _is_readable(item)])
+        readable = [item for item in objects if _is_readable(item)]
+        bundle = Bundle([*readable, *(cluster_of(item) for item in readable if item.get("kind") == "RayService")])
         wrong = {finding.where for finding in malformed}
         found = list(malformed)
         for item in bundle.objects:

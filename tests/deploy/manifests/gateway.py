@@ -41,6 +41,10 @@ def listeners_are_complete(item: Object) -> Iterator[Complaint]:
         terminates = listener.get("protocol") == "HTTPS" and tls.get("mode", "Terminate") == "Terminate"
         if terminates and not (tls.get("certificateRefs") or tls.get("options")):
             yield Complaint(where(item), f"{place}.tls", "HTTPS without a certificate", "name it in certificateRefs")
+        for reference in tls.get("certificateRefs") or []:
+            if (reference.get("group", ""), reference.get("kind", "Secret")) != ("", "Secret"):
+                what = f"a certificate in a {reference.get('kind', 'Secret')} {reference.get('group', '')}".strip()
+                yield Complaint(where(item), f"{place}.tls.certificateRefs", what, "put it into a Secret")
         if spaces.get("from") == "Selector" and not spaces.get("selector"):
             path = f"{place}.allowedRoutes.namespaces"
             yield Complaint(where(item), path, "from Selector without a selector", "give one, or from: Same")
@@ -74,6 +78,11 @@ def streams_are_not_cut(bundle: Bundle) -> Iterator[Complaint]:
 
 def routes_have_a_backend(bundle: Bundle) -> Iterator[Complaint]:
     for item in bundle.of(*ROUTES):
+        for index, rule in enumerate(item["spec"].get("rules") or [{}]):
+            filters = {one.get("type") for one in rule.get("filters") or []}
+            if not rule.get("backendRefs") and not filters & {"RequestRedirect", "ExtensionRef"}:
+                place, what = f"spec.rules[{index}].backendRefs", "none: every request would be answered with an error"
+                yield Complaint(where(item), place, what, "name the Service and its port")
         for path, reference in backends(item):
             kind, name = reference.get("kind", "Service"), str(reference.get("name"))
             namespace = reference.get("namespace", namespace_of(item))
@@ -142,6 +151,15 @@ def pools_name_pods(bundle: Bundle) -> Iterator[Complaint]:
                     for _, container in pod.containers
                     for port in container.get("ports") or []
                 }
+                names = {
+                    port.get("name")
+                    for _, container in pod.containers
+                    for port in container.get("ports") or []
+                    if port.get("containerPort") == target.get("number")
+                }
+                if names & {"admin", "metrics", "rpc", "pages", "peers"}:
+                    place, what = f"spec.targetPorts[{index}].number", f"port {min(names)} is not for clients"
+                    yield Complaint(where(item), place, what, "use the port http")
                 if target.get("number") not in numbers:
                     place, what = f"spec.targetPorts[{index}].number", f"{pod.where} has no port {target.get('number')}"
                     yield Complaint(where(item), place, what, f"use one of: {sorted(numbers)}")

@@ -58,6 +58,10 @@ def selectors_are_well_formed(item: Object) -> Iterator[Complaint]:
 def ray_group_labels_match(pod: PodTemplate) -> Iterator[Complaint]:
     """A group's `labels` become labels of Ray's nodes and of pods; the template must not say something else."""
     for key, value in ((pod.metadata.get("labels") or {}) if pod.owner == "RayCluster" else {}).items():
+        role = pod.labels.get("role")
+        if key == "app.kubernetes.io/component" and {value, role} == {"prefill", "decode"}:
+            place, what = f"{pod.path}.metadata.labels.{key}", f"{value}, and the group's label role is {role}"
+            yield Complaint(pod.where, place, what, "make them equal: budgets and policies go by one, workers by both")
         if key in ("ray.io/node-type", "ray.io/group", "ray.io/cluster"):
             place = f"{pod.path}.metadata.labels.{key}"
             yield Complaint(pod.where, place, f"{value!r} will be overwritten by KubeRay", "leave it out")

@@ -60,6 +60,10 @@ def monitors_find_their_targets(bundle: Bundle) -> Iterator[Complaint]:
             yield Complaint(where(item), "spec.selector", "selects no pod", "use labels of the pods")
         for index, endpoint in enumerate(item["spec"].get("podMetricsEndpoints") or []):
             ports = [port for pod in pods for _, container in pod.containers for port in container.get("ports") or []]
+            number = endpoint.get("portNumber")
+            if number is not None and pods and number not in {port.get("containerPort") for port in ports}:
+                what = f"no selected pod has port {number}"
+                yield Complaint(where(item), f"spec.podMetricsEndpoints[{index}].portNumber", what, "name the port")
             if "port" in endpoint and pods and endpoint["port"] not in {port.get("name") for port in ports}:
                 known = ", ".join(sorted({str(port.get("name")) for port in ports}))
                 what = f"no selected pod has a port named {endpoint['port']}"
@@ -80,6 +84,8 @@ def monitored_ports_serve_metrics(bundle: Bundle) -> Iterator[Complaint]:
 
 def scrapes_can_succeed(item: Object) -> Iterator[Complaint]:
     field = {"ServiceMonitor": "endpoints", "PodMonitor": "podMetricsEndpoints"}.get(str(item.get("kind")))
+    if field and not item["spec"].get(field):
+        yield Complaint(where(item), f"spec.{field}", "none: nothing would be scraped", "name the port")
     for index, endpoint in enumerate(item["spec"].get(field) or [] if field else []):
         place = f"spec.{field}[{index}]"
         interval, timeout = endpoint.get("interval"), endpoint.get("scrapeTimeout")
@@ -162,8 +168,23 @@ def triggers_are_complete(item: Object) -> Iterator[Complaint]:
             if not told.get(field):
                 yield Complaint(where(item), f"{place}.metadata.{field}", "is missing", f"{kind} needs it")
         for field in ("threshold", "activationThreshold", "value"):
-            if field in told and not re.fullmatch(r"\d+(\.\d+)?", str(told[field])):
-                yield Complaint(where(item), f"{place}.metadata.{field}", f"{told[field]!r} is no number", "write 0.8")
+            number = re.fullmatch(r"\d+(\.\d+)?", str(told.get(field, 1)))
+            if not number or (field == "threshold" and float(number[0]) == 0):
+                what = f"{told[field]!r} is no number above 0"
+                yield Complaint(where(item), f"{place}.metadata.{field}", what, "write 0.8")
+        yield from _prometheus_complaints(item, f"{place}.metadata", told if kind == "prometheus" else {})
+    names = [trigger["name"] for trigger in triggers if trigger.get("name")]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield Complaint(where(item), "spec.triggers", f"two triggers are named {name}", "name each once")
+
+
+def _prometheus_complaints(item: Object, place: str, told: Object) -> Iterator[Complaint]:
+    address, query = told.get("serverAddress"), str(told.get("query") or "")
+    if address and not re.match(r"https?://[^/]+", str(address)):
+        yield Complaint(where(item), f"{place}.serverAddress", f"{address} is no URL", "write http://HOST:PORT")
+    if re.fullmatch(r"\s*[a-zA-Z_:][\w:]*\s*(\{.*\})?\s*", query):
+        what = "as many numbers as there are processes, and KEDA takes one"
+        yield Complaint(where(item), f"{place}.query", what, "wrap it: sum(...), max(...)")
 
 
 def triggers_may_authenticate(bundle: Bundle) -> Iterator[Complaint]:
@@ -300,7 +321,11 @@ def _errors_of_groups(groups: str) -> tuple[str, ...]:
         command = [promtool, "check", "rules", "--lint=none", file.name]
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     said = (done.stdout + done.stderr).replace(file.name, "").splitlines() if done.returncode else []
-    return tuple(dict.fromkeys(re.sub(r"^[\d: ]+", "", " ".join(line.split())) for line in said if re.search(r"group|rule", line)))
+    return tuple(
+        dict.fromkeys(
+            re.sub(r"^[\d: ]+", "", " ".join(line.split())) for line in said if re.search(r"group|rule", line)
+        )
+    )
 
 
 def _rules(item: Object) -> Iterator[tuple[str, Object]]:

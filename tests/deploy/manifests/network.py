@@ -81,6 +81,22 @@ def service_targets_exist(bundle: Bundle) -> Iterator[Complaint]:
                     yield Complaint(where(item), f"spec.ports[{index}].targetPort", what.replace("  ", " "), todo)
 
 
+def headless_ports_are_those_of_pods(bundle: Bundle) -> Iterator[Complaint]:
+    """The name leads to the pods themselves: nobody translates a port."""
+    for item in bundle.of("Service"):
+        selector = item["spec"].get("selector")
+        headless = item["spec"].get("clusterIP") == "None" and selector
+        for index, port in enumerate(item["spec"].get("ports") or [] if headless else []):
+            for pod in bundle.pods_with(selector, namespace_of(item)):
+                declared = dict(word.split("=") for word in port_words(pod))
+                target = str(port.get("targetPort", port.get("port")))
+                if declared.get(target, target) != str(port.get("port")):
+                    what = (
+                        f"{port.get('port')}, and clients reach pods of {pod.where} at {declared.get(target, target)}"
+                    )
+                    yield Complaint(where(item), f"spec.ports[{index}].port", what, "make them equal")
+
+
 def service_ports_lead_to_their_names(bundle: Bundle) -> Iterator[Complaint]:
     """A port that is named as one of the pods' leads there."""
     for item in bundle.of("Service"):
@@ -202,6 +218,8 @@ def _opens(rule: Object, number: int, pods: list[PodTemplate]) -> bool:
         return True
     for port in ports:
         target, last = port.get("port"), port.get("endPort")
+        if port.get("protocol", "TCP") != "TCP":
+            continue
         if target is None or target == number:
             return True
         if isinstance(target, int) and last is not None and target <= number <= last:

@@ -97,6 +97,12 @@ class Bundle:
         return [pod for pod in self.pods if pod.namespace == namespace and matches(labels, pod.labels)]
 
 
+def cluster_of(service: Object) -> Object:
+    """The RayCluster that KubeRay makes of a RayService."""
+    spec = (service.get("spec") or {}).get("rayClusterConfig") or {}
+    return {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": service["metadata"], "spec": spec}
+
+
 def name_of(item: Object) -> str:
     return str((item.get("metadata") or {}).get("name", ""))
 

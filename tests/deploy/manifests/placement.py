@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.deploy.manifests.objects import Complaint, Object, PodTemplate, selected, where
+from tests.deploy.manifests.words import LABEL, is_slip
 
+_TOPOLOGIES = ("kubernetes.io/hostname", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
 _WORDS: dict[str, tuple[str, ...]] = {
     r"(initContainers|containers)\.imagePullPolicy": ("Always", "IfNotPresent", "Never"),
     r"(initContainers|containers)\.terminationMessagePolicy": ("File", "FallbackToLogsOnError"),
@@ -34,10 +36,14 @@ _OBJECT_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
         r"spec\.type": ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName"),
         r"spec\.sessionAffinity": ("None", "ClientIP"),
         r"spec\.ports\.protocol": ("TCP", "UDP", "SCTP"),
+        r"spec\.ipFamilies": ("IPv4", "IPv6"),
         r"spec\.ipFamilyPolicy": ("SingleStack", "PreferDualStack", "RequireDualStack"),
         r"spec\.(internal|external)TrafficPolicy": ("Cluster", "Local"),
     },
-    "RayCluster": {r"spec\.headGroupSpec\.serviceType": ("ClusterIP", "NodePort", "LoadBalancer")},
+    "RayCluster": {
+        r"spec\.headGroupSpec\.serviceType": ("ClusterIP", "NodePort", "LoadBalancer"),
+        r"spec\.autoscalerOptions\.imagePullPolicy": ("Always", "IfNotPresent", "Never"),
+    },
     "Deployment": {r"spec\.strategy\.type": ("RollingUpdate", "Recreate")},
     "StatefulSet": {
         r"spec\.updateStrategy\.type": ("RollingUpdate", "OnDelete"),
@@ -83,10 +89,40 @@ def spread_cannot_wedge(pod: PodTemplate) -> Iterator[Complaint]:
             yield Complaint(pod.where, f"{place}.whenUnsatisfiable", what, todo)
         if rule.get("minDomains") is not None and rule.get("whenUnsatisfiable") != "DoNotSchedule":
             yield Complaint(pod.where, f"{place}.minDomains", "needs DoNotSchedule", "leave it out")
+        near = [key for key in _TOPOLOGIES if is_slip(str(rule.get("topologyKey")), key)]
+        if near:
+            what = f"nodes have no label {rule.get('topologyKey')}"
+            yield Complaint(pod.where, f"{place}.topologyKey", what, f"use {near[0]}")
         identity = (rule.get("topologyKey"), rule.get("whenUnsatisfiable"))
         if identity in seen:
             yield Complaint(pod.where, place, f"{identity} is there twice", "spread once per key")
         seen.add(identity)
+
+
+def affinity_cannot_wedge(pod: PodTemplate) -> Iterator[Complaint]:
+    base = f"{pod.path}.spec.affinity"
+    for kind in ("podAffinity", "podAntiAffinity", "nodeAffinity"):
+        preferred = "preferredDuringSchedulingIgnoredDuringExecution"
+        for index, one in enumerate(((pod.spec.get("affinity") or {}).get(kind) or {}).get(preferred) or []):
+            if not 1 <= one.get("weight", 0) <= 100:
+                place = f"{base}.{kind}.{preferred}[{index}].weight"
+                yield Complaint(pod.where, place, f"{one.get('weight')} is out of bounds", "use 1 to 100")
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    rules = ((pod.spec.get("affinity") or {}).get("podAntiAffinity") or {}).get(required) or []
+    for index, one in enumerate(rules if pod.replicas > 1 else []):
+        if selected(one.get("labelSelector"), pod.labels):
+            what = f"{pod.replicas} pods, and no two on one node: with fewer nodes, or one down, some stay Pending"
+            yield Complaint(pod.where, f"{base}.podAntiAffinity.{required}[{index}]", what, "prefer it, or spread")
+
+
+def names_in_dns_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
+    for field in ("hostname", "subdomain"):
+        if pod.spec.get(field) is not None and not LABEL.fullmatch(str(pod.spec[field])):
+            what = f"{pod.spec[field]!r} is no DNS label"
+            yield Complaint(pod.where, f"{pod.path}.spec.{field}", what, "use a-z, 0-9 and -")
+    if pod.spec.get("dnsPolicy") == "None" and not (pod.spec.get("dnsConfig") or {}).get("nameservers"):
+        what = "nobody is asked for names"
+        yield Complaint(pod.where, f"{pod.path}.spec.dnsPolicy", what, "name dnsConfig.nameservers, or leave it out")
 
 
 def spread_counts_its_own_pods(pod: PodTemplate) -> Iterator[Complaint]:

@@ -10,6 +10,20 @@ _VOLUMES = frozenset({
     "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "image", "persistentVolumeClaim", "projected", "secret"
 })  # fmt: skip
 _SECCOMP = ("RuntimeDefault", "Localhost")
+_SAFE_SYSCTLS = frozenset({
+    "kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_rmem", "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem", "net.ipv4.ip_local_reserved_ports",
+})  # fmt: skip
+_WORDS: dict[str, tuple[object, ...]] = {
+    "procMount": ("Default",),
+    "appArmorProfile.type": ("RuntimeDefault", "Localhost"),
+    "windowsOptions.hostProcess": (False,),
+    "seLinuxOptions.type": ("", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"),
+    "seLinuxOptions.user": ("",),
+    "seLinuxOptions.role": ("",),
+}
 _LABEL = "pod-security.kubernetes.io/enforce"
 _LEVELS = ("privileged", "baseline", "restricted")
 
@@ -19,6 +33,18 @@ def pods_are_restricted(pod: PodTemplate) -> Iterator[Complaint]:
     for field in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(field):
             yield Complaint(pod.where, f"{pod.path}.spec.{field}", "is not restricted", "leave it out")
+    context = spec.get("securityContext") or {}
+    for setting in context.get("sysctls") or []:
+        if setting.get("name") not in _SAFE_SYSCTLS:
+            place = f"{pod.path}.spec.securityContext.sysctls"
+            yield Complaint(pod.where, place, f"{setting.get('name')} is not restricted", "leave it out")
+    for path, one in [(f"{pod.path}.spec", context), *((path, _context(box)) for path, box in pod.containers)]:
+        for field, allowed in _WORDS.items():
+            outer, _, inner = field.partition(".")
+            told = one.get(outer) if not inner else (one.get(outer) or {}).get(inner)
+            if told is not None and told not in allowed:
+                place = f"{path}.securityContext.{field}"
+                yield Complaint(pod.where, place, f"{told!r} is not restricted", "leave it out")
     for index, volume in enumerate(spec.get("volumes") or []):
         for source in sorted(set(volume) - _VOLUMES - {"name"}):
             place = f"{pod.path}.spec.volumes[{index}]"
@@ -46,6 +72,10 @@ def namespace_is_restricted(bundle: Bundle) -> Iterator[Complaint]:
             if level not in _LEVELS:
                 place = f"metadata.labels.pod-security.kubernetes.io/{mode}"
                 yield Complaint(where(item), place, f"{level!r} is no level", f"use one of {', '.join(_LEVELS)}")
+
+
+def _context(container: Object) -> Object:
+    return container.get("securityContext") or {}
 
 
 def _restricted(pod: PodTemplate, path: str, container: Object) -> Iterator[Complaint]:

@@ -15,7 +15,7 @@ _HOOK_HANDLERS = frozenset({"exec", "httpGet", "sleep", "tcpSocket"})
 _DEFAULT_GRACE_S = 30
 _PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 _LEAST_MEMORY = 1 << 20
-_SHORTEST_START_S = 15
+_SHORTEST_START_S, _SHORTEST_LIFE_S = 15, 5
 
 
 def container_names_are_unique(pod: PodTemplate) -> Iterator[Complaint]:
@@ -145,6 +145,22 @@ def requests_are_within_limits(pod: PodTemplate) -> Iterator[Complaint]:
                 yield Complaint(pod.where, place, what, "raise the limit or ask for less")
 
 
+def memory_volumes_fit(pod: PodTemplate) -> Iterator[Complaint]:
+    """What is written there counts as the container's memory."""
+    sizes = {
+        volume.get("name"): quantity((volume.get("emptyDir") or {}).get("sizeLimit"))
+        for volume in pod.spec.get("volumes") or []
+        if (volume.get("emptyDir") or {}).get("medium") == "Memory"
+    }
+    for path, container in pod.containers:
+        most = quantity(((container.get("resources") or {}).get("limits") or {}).get("memory"))
+        for index, mount in enumerate(container.get("volumeMounts") or []):
+            size = sizes.get(mount.get("name"))
+            if size is not None and most is not None and size > most:
+                what = f"volume {mount['name']} in memory may grow beyond the container's limit"
+                yield Complaint(pod.where, f"{path}.volumeMounts[{index}]", what, "lower its sizeLimit")
+
+
 def requests_are_made(pod: PodTemplate) -> Iterator[Complaint]:
     """What asks for nothing is placed anywhere, and is the first to be ended where memory is short."""
     for path, container in pod.containers:
@@ -175,13 +191,14 @@ def probe_numbers_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
             value = probe.get(field)
             if value is not None and value < smallest:
                 yield Complaint(pod.where, f"{path}.{name}.{field}", f"{value} is too small", f"at least {smallest}")
-        if name == "startupProbe":
+        if name != "readinessProbe":
             given_s = probe.get("initialDelaySeconds", 0) + probe.get("periodSeconds", 10) * probe.get(
                 "failureThreshold", 3
             )
-            if given_s < _SHORTEST_START_S:
-                what = f"killed unless it answers within {given_s} s"
-                yield Complaint(pod.where, f"{path}.{name}", what, "raise failureThreshold: a start may take a minute")
+            least_s = _SHORTEST_START_S if name == "startupProbe" else _SHORTEST_LIFE_S
+            if given_s < least_s:
+                what, todo = f"killed unless it answers within {given_s} s", "raise failureThreshold"
+                yield Complaint(pod.where, f"{path}.{name}", what, f"{todo}: it may be busy for longer")
         if name != "readinessProbe" and probe.get("successThreshold", 1) != 1:
             what = "only readiness may need several successes"
             yield Complaint(pod.where, f"{path}.{name}.successThreshold", what, "leave it out")

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.gateway import ROUTES, backends, http_paths
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, namespace_of, where
-from tests.deploy.manifests.program import files_of, started
+from tests.deploy.manifests.program import started
 from tests.deploy.manifests.references import file_complaint
 from tests.deploy.manifests.words import quantity
 

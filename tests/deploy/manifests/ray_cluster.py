@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -93,8 +94,19 @@ def start_params_are_known(item: Object) -> Iterator[Complaint]:
                 yield Complaint(where(item), place, "KubeRay refuses it here", "write them into the group's labels")
             elif key not in start_options():
                 yield Complaint(where(item), place, f"`ray start` has no --{key}", f"did you mean {_near(key)}?")
+            elif key == "resources" and not is_json_of_ray(str(value)):
+                todo = """KubeRay wants JSON in quotes: '"{\\\"accelerator\\\": 1}"'"""
+                yield Complaint(where(item), place, f"{value} is no JSON in quotes", todo)
             elif key in _NUMBERS and not re.fullmatch(r"\d+(\.\d+)?", str(value)):
                 yield Complaint(where(item), place, f"{value!r} is no number", 'write digits, quoted: "1"')
+
+
+def is_json_of_ray(value: str) -> bool:
+    """A shell takes the outer quotes off."""
+    try:
+        return isinstance(json.loads(value.strip("'\"").replace('\\"', '"')), dict)
+    except ValueError:
+        return False
 
 
 def start_params_fit_the_pod(item: Object) -> Iterator[Complaint]:
@@ -135,7 +147,13 @@ def autoscaler_is_v2(item: Object) -> Iterator[Complaint]:
             if template.spec.get("restartPolicy", "Never") != "Never":
                 place = f"{template.path}.spec.restartPolicy"
                 yield Complaint(where(item), place, "autoscaler v2 demands Never", "leave it out")
+    idle = (options or {}).get("idleTimeoutSeconds")
+    if idle is not None and idle <= 0:
+        place = "spec.autoscalerOptions.idleTimeoutSeconds"
+        yield Complaint(where(item), place, f"after {idle} s every pod would be given back", "write 60 or more")
     for path, group in _groups(item):
+        if (group.get("idleTimeoutSeconds") or 1) < 0:
+            yield Complaint(where(item), f"{path}.idleTimeoutSeconds", "is negative", "write 60 or more")
         if group.get("idleTimeoutSeconds") is not None and not scales:
             yield Complaint(where(item), f"{path}.idleTimeoutSeconds", "needs autoscaler v2", "leave it out")
 
@@ -173,12 +191,15 @@ def head_ports_are_named(bundle: Bundle) -> Iterator[Complaint]:
         names = {port.get("name"): port.get("containerPort") for port in first.get("ports") or []}
         for name in sorted(_HEAD_PORTS - set(names)):
             yield Complaint(where(item), f"{head.path}.spec.containers[0].ports", f"no port {name}", "declare it")
-        told = item["spec"]["headGroupSpec"].get("rayStartParams") or {}
-        for key, name in (("port", "gcs"), ("dashboard-port", "dashboard"), ("metrics-export-port", "metrics")):
-            if key in told and str(names.get(name)) != str(told[key]):
-                place = f"spec.headGroupSpec.rayStartParams.{key}"
-                what = f"{told[key]}, and the container's port {name} is {names.get(name)}"
-                yield Complaint(where(item), place, what, "make them equal")
+        for path, group in _all_groups(item):
+            box = (((group.get("template") or {}).get("spec") or {}).get("containers") or [{}])[0]
+            names = {port.get("name"): port.get("containerPort") for port in box.get("ports") or []}
+            told = group.get("rayStartParams") or {}
+            for key, name in (("port", "gcs"), ("dashboard-port", "dashboard"), ("metrics-export-port", "metrics")):
+                if key in told and name in names and str(names[name]) != str(told[key]):
+                    place = f"{path}.rayStartParams.{key}"
+                    what = f"{told[key]}, and the container's port {name} is {names[name]}"
+                    yield Complaint(where(item), place, what, "make them equal")
 
 
 @functools.cache

@@ -7,21 +7,24 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.objects import (
     NAMESPACE_LABEL,
     Bundle,
     Complaint,
     Object,
     PodTemplate,
+    matches,
     namespace_of,
     selected,
     where,
 )
-from tests.deploy.manifests.program import files_of, started
+from tests.deploy.manifests.program import started
 
 ROUTER, HEAD, WORKER = "router", "head", "worker"
 NEEDED = (
     (ROUTER, ROUTER, "admin"),
+    (ROUTER, ROUTER, "peers"),
     (ROUTER, HEAD, "fleet"),
     (ROUTER, WORKER, "rpc"),
     (WORKER, HEAD, "gcs"),
@@ -53,7 +56,26 @@ def what_must_get_through_does(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def what_is_outside_is_reached(bundle: Bundle) -> Iterator[Complaint]:
-    """Redis by the head, and collectors of traces by all who send some."""
+    """Redis and the API server by the head, collectors by all who send traces; Prometheus reaches what it scrapes."""
+    yield from _kept_from_redis(bundle)
+    for item in bundle.of("ServiceMonitor", "PodMonitor"):
+        for pod, name, number in _scraped(bundle, item):
+            if not _others_may(bundle, pod, number):
+                what = f"policies let nobody of another namespace scrape {name} ({number})"
+                yield Complaint(pod.where, pod.path, f"{what}, as {where(item)} would", "open it in a NetworkPolicy")
+    scaled = {where(item) for item in bundle.of("RayCluster") if item["spec"].get("enableInTreeAutoscaling")}
+    for pod in bundle.pods:
+        if pod.where in scaled and pod.group == "head" and not any(_out(bundle, pod, one) for one in (443, 6443)):
+            what, todo = "the autoscaler does not reach the API server", "open 443 and 6443 in a NetworkPolicy"
+            yield Complaint(pod.where, pod.path, what, todo)
+    for pod, url in _collectors(bundle):
+        matched = re.fullmatch(r"https?://([^/:]+):(\d+)/?", url)
+        if matched and not _may_leave(bundle, pod, matched[1], int(matched[2])):
+            what = f"policies do not let {role_of(pod) or 'it'} reach {url}"
+            yield Complaint(pod.where, pod.path, what, "open the port, to that namespace, in a NetworkPolicy: Egress")
+
+
+def _kept_from_redis(bundle: Bundle) -> Iterator[Complaint]:
     for item in bundle.of("RayCluster"):
         address = str((item["spec"].get("gcsFaultToleranceOptions") or {}).get("redisAddress", ""))
         name, _, port = address.rpartition("/")[2].rpartition(":")
@@ -66,11 +88,6 @@ def what_is_outside_is_reached(bundle: Bundle) -> Iterator[Complaint]:
                     if wrong:
                         what = f"policies let the head not reach {target.where} at {port}: {wrong}"
                         yield Complaint(target.where, target.path, what, "open it in a NetworkPolicy, on both sides")
-    for pod, url in _collectors(bundle):
-        matched = re.fullmatch(r"https?://([^/:]+):(\d+)/?", url)
-        if matched and not _may_leave(bundle, pod, matched[1], int(matched[2])):
-            what = f"policies do not let {role_of(pod) or 'it'} reach {url}"
-            yield Complaint(pod.where, pod.path, what, "open the port, to that namespace, in a NetworkPolicy: Egress")
 
 
 def what_must_not_get_through_does_not(bundle: Bundle) -> Iterator[Complaint]:
@@ -194,6 +211,45 @@ def _may_leave(bundle: Bundle, pod: PodTemplate, host: str, number: int) -> bool
     return bundle.find("Service", parts[0], pod.namespace) is not None and len(parts) == 1
 
 
+def _scraped(bundle: Bundle, monitor: Object) -> Iterator[tuple[PodTemplate, str, int]]:
+    """(pod, port, number), of monitors that name ports of pods; Services name theirs alike."""
+    field = "endpoints" if monitor["kind"] == "ServiceMonitor" else "podMetricsEndpoints"
+    names = {str(one.get("port")) for one in monitor["spec"].get(field) or []}
+    chosen = monitor["spec"].get("selector")
+    for pod in bundle.pods:
+        services = [
+            one
+            for one in bundle.of("Service")
+            if namespace_of(one) == pod.namespace
+            and selected(chosen, one["metadata"].get("labels") or {})
+            and matches(one["spec"].get("selector") or {"": ""}, pod.labels)
+        ]
+        if services if monitor["kind"] == "ServiceMonitor" else selected(chosen, pod.labels):
+            for name in sorted(names):
+                yield from ((pod, name, number) for number in _numbers(pod, name)[:1])
+
+
+def _others_may(bundle: Bundle, pod: PodTemplate, number: int) -> bool:
+    return any(
+        _opens(rule or {}, number, pod)
+        and any(peer.get("namespaceSelector") is not None or peer.get("ipBlock") for peer in _from(rule or {}))
+        for rule in _rules(bundle, pod, "Ingress", "ingress")
+    )
+
+
+def _from(rule: Object) -> list[Object]:
+    return rule.get("from") or [{"namespaceSelector": {}}]
+
+
+def _out(bundle: Bundle, pod: PodTemplate, number: int) -> bool:
+    """To somewhere that is no pod of ours."""
+    return any(
+        _opens(rule or {}, number, pod)
+        and any(peer.get("podSelector") is None for peer in (rule or {}).get("to") or [{}])
+        for rule in _rules(bundle, pod, "Egress", "egress")
+    )
+
+
 def _collectors(bundle: Bundle) -> Iterator[tuple[PodTemplate, str]]:
     for pod in bundle.pods:
         for _path, args, _container in started(pod, hooks=False):
@@ -240,6 +296,8 @@ def _names(rule: Object, field: str, pod: PodTemplate, namespace: str) -> bool:
 def _opens(rule: Object, number: int, target: PodTemplate) -> bool:
     for port in rule.get("ports") or [{}]:
         wanted, last = port.get("port"), port.get("endPort")
+        if port.get("protocol", "TCP") != "TCP":
+            continue
         if wanted in (None, number) or (isinstance(wanted, str) and number in _numbers(target, wanted)):
             return True
         if isinstance(wanted, int) and isinstance(last, int) and wanted <= number <= last:

@@ -16,6 +16,7 @@ from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplat
 README = Path(__file__).parents[3] / "deploy" / "README.md"
 _TLS_KEYS = frozenset({"tls.crt", "tls.key", "ca.crt"})
 _BUILT_IN_ROLES = frozenset({"admin", "cluster-admin", "edit", "view"})
+_FILE_FLAGS = re.compile(r"--(file|token-file|api-keys|public-prefix|(cluster-)?tls-(cert|key|ca|client-ca))")
 OURS = "/etc/twostroke"
 """Files below it are always mounted: the image has none."""
 
@@ -235,6 +236,11 @@ def _of_monitor(item: Object) -> Iterator[Reference]:
     field = "endpoints" if item["kind"] == "ServiceMonitor" else "podMetricsEndpoints"
     for index, endpoint in enumerate((item.get("spec") or {}).get(field) or []):
         place = f"spec.{field}[{index}]"
+        basic = endpoint.get("basicAuth") or {}
+        for told in (basic.get("username"), basic.get("password"), endpoint.get("bearerTokenSecret")):
+            if told and told.get("name"):
+                name, keys = str(told["name"]), (str(told.get("key")),)
+                yield Reference(where(item), place, "Secret", name, namespace_of(item), keys)
         tls = endpoint.get("tlsConfig") or {}
         for part in ("ca", "cert", "keySecret"):
             told = tls.get(part) or {}
@@ -251,8 +257,8 @@ def _at(item: Object, path: str, kind: str, name: object, *keys: str) -> Referen
 def _files_named(container: Object) -> Iterator[tuple[str, str]]:
     for field in ("command", "args"):
         for index, word in enumerate(container.get(field) or []):
-            file = str(word).rpartition("=")[2]
-            if file.startswith(OURS):
+            flag, _, file = str(word).rpartition("=")
+            if file.startswith(OURS) or (_FILE_FLAGS.fullmatch(flag) and file.startswith("/")):
                 yield f"{field}[{index}]", file
     for index, variable in enumerate(container.get("env") or []):
         if str(variable.get("value", "")).startswith(OURS):

@@ -14,6 +14,12 @@ from tests.deploy.manifests.words import is_subdomain, quantity
 _DATA_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _MOST_BYTES = 1 << 20
 _MOST_MODE = 0o777
+_SECRET_KEYS = {
+    "kubernetes.io/tls": ("tls.crt", "tls.key"),
+    "kubernetes.io/dockerconfigjson": (".dockerconfigjson",),
+    "kubernetes.io/ssh-auth": ("ssh-privatekey",),
+}
+"""Types that the API server looks into."""
 _FIELDS = re.compile(
     r"metadata\.(name|namespace|uid|labels\['[^']+'\]|annotations\['[^']+'\])|spec\.(nodeName|serviceAccountName)"
     r"|status\.(hostIPs?|podIPs?)"
@@ -37,6 +43,9 @@ def data_is_well_formed(item: Object) -> Iterator[Complaint]:
             encoded = field == "binaryData" or (field == "data" and item["kind"] == "Secret")
             if encoded and not _is_base64(str(value)):
                 yield Complaint(where(item), place, "is no base64", "encode it, or write it into stringData")
+    for key in _SECRET_KEYS.get(str(item.get("type")), ()) if item["kind"] == "Secret" else ():
+        if key not in {**(item.get("data") or {}), **(item.get("stringData") or {})}:
+            yield Complaint(where(item), "data", f"type {item['type']} without {key}", f"add {key}")
     if size > _MOST_BYTES:
         yield Complaint(where(item), "data", f"{size} bytes", "at most a MiB")
 

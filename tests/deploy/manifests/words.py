@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from decimal import Decimal
 from typing import Any
@@ -20,6 +21,7 @@ _IMAGE = re.compile(
     r"([\w.-]+(:\d+)?/)?[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
 _CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+_ALMOST = 0.9
 MOST_PORT = 65535
 
 
@@ -41,6 +43,13 @@ def is_subdomain(name: Any) -> bool:
 
 def is_image(text: str) -> bool:
     return _IMAGE.fullmatch(text) is not None
+
+
+def is_slip(text: str, meant: str) -> bool:
+    """Nearly that word, or its last part alone."""
+    return text != meant and (
+        text == meant.rpartition("/")[2] or difflib.SequenceMatcher(None, text, meant).ratio() > _ALMOST
+    )
 
 
 def is_schedule(text: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -32,6 +33,8 @@ def selectors_match_templates(item: Object) -> Iterator[Complaint]:
 def updates_can_proceed(item: Object) -> Iterator[Complaint]:
     if item.get("kind") != "Deployment":
         return
+    if item["spec"].get("paused"):
+        yield Complaint(where(item), "spec.paused", "nothing would be rolled out", "leave it out")
     strategy = item["spec"].get("strategy") or {}
     rolling = strategy.get("rollingUpdate") or {}
     place = "spec.strategy.rollingUpdate"
@@ -128,7 +131,7 @@ def budgets_are_well_formed(item: Object) -> Iterator[Complaint]:
         yield Complaint(where(item), "spec", f"{len(given)} of minAvailable and maxUnavailable", "give exactly one")
     for field in given:
         number = share(spec[field])
-        if number is None or number < 0:
+        if number is None or number < 0 or (isinstance(spec[field], str) and number > 1):
             yield Complaint(where(item), f"spec.{field}", f"{spec[field]!r} is no count", "write an integer")
 
 
@@ -155,8 +158,18 @@ def budgets_allow_evictions(bundle: Bundle) -> Iterator[Complaint]:
         elif isinstance(spec.get("minAvailable"), int) and replicas == 1 and spec["minAvailable"] >= 1:
             what = "one pod, and it may never be evicted"
             yield Complaint(place, "spec.minAvailable", what, "minAvailable: 0, or a second replica")
-        elif spec.get("minAvailable") == "100%" or spec.get("maxUnavailable") in (0, "0%"):
-            yield Complaint(place, "spec", "nothing could ever be evicted", "allow one")
+        elif _kept(spec, replicas) >= replicas:
+            yield Complaint(place, "spec", f"of {replicas} pods nothing could ever be evicted", "allow one")
+
+
+def _kept(spec: Object, replicas: int) -> int:
+    """How many must stay, as the controller counts: shares are rounded up."""
+    field = "minAvailable" if spec.get("minAvailable") is not None else "maxUnavailable"
+    told = share(spec.get(field))
+    if told is None or (isinstance(spec[field], str) and told > 1):
+        return 0  # said by budgets_are_well_formed
+    number = math.ceil(told * replicas) if isinstance(spec[field], str) else int(told)
+    return number if field == "minAvailable" else replicas - number
 
 
 def budgets_do_not_overlap(bundle: Bundle) -> Iterator[Complaint]:
@@ -195,7 +208,12 @@ def autoscalers_have_a_target(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def autoscalers_have_bounds(item: Object) -> Iterator[Complaint]:
-    """KEDA's CRD has a rule for its own."""
+    """KEDA's CRD has a rule for most of its own."""
+    if item.get("kind") == "ScaledObject":
+        idle, fewest = item["spec"].get("idleReplicaCount"), item["spec"].get("minReplicaCount", 0)
+        if idle is not None and idle >= fewest:
+            what = f"{idle} is not below minReplicaCount {fewest}"
+            yield Complaint(where(item), "spec.idleReplicaCount", what, "leave it out")
     if item.get("kind") != "HorizontalPodAutoscaler":
         return
     fewest, most = item["spec"].get("minReplicas", 1), item["spec"].get("maxReplicas", 0)
