@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import state_file
+from cluster.checks import is_host_port
 from cluster.router_process import reachable
 from twostroke.errors import ConfigError
 from twostroke.rpc.server import TOKEN_KEY
@@ -41,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def access_from(args: argparse.Namespace) -> AdminAccess:
     """Raises ConfigError or NotFound that says what is missing."""
     if args.admin is not None:
+        if not is_host_port(args.admin):
+            raise ConfigError(
+                f"--admin must be HOST:PORT of a router's admin port, got {args.admin!r}", field="--admin"
+            )
         address = reachable(args.admin)
         return AdminAccess((address,), _metadata(_token_for(address)))
     return access_to(state_file.the_one_running(args.pid))

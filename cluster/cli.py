@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from twostroke.errors import ServeError
 
@@ -60,9 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class Parser(argparse.ArgumentParser):
+    """What is wrong is one line; all flags are a screenful."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}; see: {self.prog} --help\n")
+
+
 def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="twostroke", description="Serve a language model with prefill and decode on different workers."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

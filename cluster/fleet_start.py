@@ -9,7 +9,7 @@ from cluster import ray_session
 from cluster.announce import Announcer
 from cluster.placement import misfit
 from cluster.spec import FleetSpec
-from twostroke.config import ClusterConfig, Role
+from twostroke.config import ClusterConfig
 from twostroke.errors import ConfigError
 
 PAUSE_S = 1.0
@@ -53,7 +53,7 @@ class FleetStart:
             nodes = ray_session.living_nodes()
             found = [
                 (role, misfit(nodes, role, self._config.role(role), count))
-                for role, count in ((Role.PREFILL, self._config.prefill), (Role.DECODE, self._config.decode))
+                for role, count in self._config.counts
                 if count
             ]
             wrong = next(((role, each) for role, each in found if each is not None), None)

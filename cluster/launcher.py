@@ -9,7 +9,6 @@ a second signal               ->  everything is killed
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import secrets
 import signal
@@ -24,23 +23,17 @@ from cluster.flags.token import read as read_token
 from cluster.home import Home
 from cluster.ray_address import reachable
 from cluster.router_keeper import RouterKeeper
-from cluster.spec import LOOPBACK, fleet_spec, router_configs, router_ports
-from router.doorman import read_keys
-from twostroke.config import PACED_PREFIX, ClusterConfig, Role
-from twostroke.engine.cores import check_threads
+from cluster.spec import LOOPBACK, fleet_spec, router_configs
+from cluster.start_checks import check, check_machine, cpus
+from twostroke.config import PACED_PREFIX, ClusterConfig
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
-from twostroke.faults.injector import planned
-from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
-from twostroke.tls import check_certificates
-from twostroke.transfer.registry import check_names
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.attendant import Attendant
 
 INTERRUPTED = 130
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def serve(config: ClusterConfig) -> int:
@@ -63,22 +56,12 @@ class Manner:
 
 def _launch(config: ClusterConfig, manner: Manner) -> int:
     announcer = Announcer()
-    planned()  # refused here, in one line, and not by every process for itself
-    for router in router_ports(config):
-        for flag, port in router.by_flag().items():
-            is_metrics = flag == "--metrics-port"
-            ports.check((config.doors.metrics_host if is_metrics else None) or config.host, flag, port)
-    if config.doors.api_keys is not None:
-        read_keys(config.doors.api_keys)
-    if config.transports is not None:
-        check_names(config.transports)
-    check_certificates(config.tls, config.cluster_tls)
+    check(config)
+    check_machine(config)
     token = None if config.token_file is None else read_token(config.token_file)
-    if config.address is None:
-        if manner.keeps:
-            raise ConfigError("--keep needs --address: a local Ray ends with its launcher", field="--keep")
-        _check_local(config)
-    else:
+    if config.address is None and manner.keeps:
+        raise ConfigError("--keep needs --address: a local Ray ends with its launcher", field="--keep")
+    if config.address is not None:
         config = replace(config, address=reachable(config.address, config.ray_wait_s, announcer))
     config = _with_absolute_model(config)
     model_dir = _model_dir(config) if config.routers or config.address is None else ""
@@ -153,7 +136,7 @@ class _Launch:
             self._announcer.say("starting Ray" if is_local else f"joining Ray at {self._config.address}")
             try:
                 if self._config.address is None:
-                    ray_session.start_local(self._home.ray_dir, _cpus(self._config))
+                    ray_session.start_local(self._home.ray_dir, cpus(self._config))
                 else:
                     ray_session.join(self._config.address, self._config.ray_wait_s)
                 self._interrupts.check()
@@ -276,36 +259,3 @@ def _model_dir(config: ClusterConfig) -> str:
         PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
         return ""
     return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
-
-
-def _cpus(config: ClusterConfig) -> int:
-    """That a Ray of our own has to have for our workers."""
-    asked = config.prefill * config.prefill_role.num_cpus + config.decode * config.decode_role.num_cpus
-    return min(math.ceil(asked), os.cpu_count() or 1)
-
-
-def _check_local(config: ClusterConfig) -> None:
-    _check_memory(config)
-    for role in (Role.PREFILL, Role.DECODE):
-        if not config.model.is_paced:
-            check_threads(config.role(role).threads or config.threads)
-    if config.ports.are_fixed and config.prefill + config.decode > 1:
-        raise ConfigError(
-            f"fixed ports of workers are for one worker per node, and this machine would have "
-            f"{config.prefill + config.decode}; leave them out, or join nodes of a Ray cluster with --address",
-            field="ports",
-        )
-
-
-def _check_memory(config: ClusterConfig) -> None:
-    """Workers that start side by side would each find enough for itself, and none would be left for the last."""
-    if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
-        return  # their pages may lie on a GPU, which only they can look at
-    workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
-    wanted, available = workers * each_bytes, available_memory_bytes()
-    if wanted > available:
-        raise ConfigError(
-            f"--kv-cache-memory: {workers} workers with {each_bytes} bytes of pages each need "
-            f"{wanted}, but only {available} are available",
-            field="--kv-cache-memory",
-        )

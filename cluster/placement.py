@@ -121,6 +121,22 @@ def misfit(nodes: Sequence[Node], role: Role, asked: RoleConfig, count: int) -> 
     return None
 
 
+def first_misfit(nodes: Sequence[Node], asks: Sequence[tuple[Role, RoleConfig, int]]) -> tuple[Role, Misfit] | None:
+    """Why not all of these fit where no node will be added: one by one, or together."""
+    for role, asked, count in asks:
+        if count and (found := misfit(nodes, role, asked, count)) is not None:
+            return role, found
+    totals: dict[str, float] = {}
+    for role, asked, count in asks:
+        for name, amount in asked.resources.items():
+            totals[name] = totals.get(name, 0.0) + amount * count
+            there = sum(node.resources.get(name, 0.0) for node in nodes)
+            if totals[name] > there + ROUNDING:
+                why = f"all workers together ask for {totals[name]:g} {name}, and nodes have {there:g}"
+                return role, Misfit(f"resources.{_KEYS.get(name, name)}", why)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Misfit:
     key: str

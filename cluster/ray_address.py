@@ -18,11 +18,11 @@ CURRENT = Path("/tmp/ray/ray_current_cluster")
 """Written by `ray start`."""
 
 
-def reachable(address: str, wait_s: float, announcer: Announcer) -> str:
+def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
     """HOST:PORT, once somebody answers there. Raises ConfigError where nobody has after `wait_s`."""
     address = _here() if address == AUTO else address
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"--address must be HOST:PORT of a Ray head, or {AUTO}, got {address!r}", field="--address")
     until_s = time.monotonic() + wait_s
     while (error := _try(host, int(port))) is not None:
@@ -32,6 +32,7 @@ def reachable(address: str, wait_s: float, announcer: Announcer) -> str:
                 "is this its port?",
                 field="--address",
             ) from error
+        announcer = announcer or Announcer()
         announcer.say_once(f"waiting for Ray's head at {address}")
         time.sleep(PAUSE_S)
     return address
@@ -39,9 +40,11 @@ def reachable(address: str, wait_s: float, announcer: Announcer) -> str:
 
 def _try(host: str, port: int) -> OSError | None:
     try:
-        socket.create_connection((host, port), CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), port), CONNECT_S).close()
     except OSError as error:
         return error
+    except UnicodeError:  # a name that no name service is asked for
+        return OSError("no name of a host")
     return None
 
 

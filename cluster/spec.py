@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.planner import Counts, Promise
+from cluster.ports import check_distinct
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
-from twostroke.errors import ConfigError
 from twostroke.placement_config import RoleConfig
 from twostroke.scaling_config import Bounds, ScalingConfig
 from twostroke.tls_config import TlsConfig
@@ -87,7 +87,6 @@ class FleetSpec:
 def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     joined = config.address is not None
     host = NODE_ADDRESS if joined else LOOPBACK
-    counts = ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))
     # Which workers will share a GPU is not known here; one GPU for all is what must work.
     scaling = config.scaling
     most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
@@ -114,7 +113,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
             patience=config.patience,
             tracing=config.tracing,
         )
-        for role, count in counts
+        for role, count in config.counts
         for index in range(count)
     )
     return FleetSpec(
@@ -123,7 +122,7 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
         port=port,
         token=token,
         tls=config.cluster_tls,
-        roles={role: config.role(role) for role, _ in counts},
+        roles={role: config.role(role) for role, _ in config.counts},
         scaling=scaling,
         slo_ttft_s=config.slo_ttft_s,
     )
@@ -146,16 +145,15 @@ class RouterPorts:
 
 def router_ports(config: ClusterConfig) -> list[RouterPorts]:
     """Of each router: those of the first one counted up. Raises ConfigError where two are the same."""
-    doors, taken, of_routers = config.doors, dict[int, str](), []
+    doors, of_routers = config.doors, []
+    # On other machines the Fleet service may have the same port.
+    taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
     for index in range(config.routers):
         first = (config.http_port, config.grpc_port, doors.admin_port)
         http, grpc, admin = (port + index if port else 0 for port in first)
         metrics = doors.metrics_port + index if doors.metrics_port else doors.metrics_port
         ports = RouterPorts(http, grpc, admin, metrics)
-        for flag, port in ports.by_flag().items():
-            if port and port in taken:
-                raise ConfigError(f"{taken[port]} and {flag} are both {port}{_of_routers(config)}", field=flag)
-            taken[port] = flag
+        check_distinct(ports.by_flag(), taken, _of_routers(config))
         of_routers.append(ports)
     return of_routers
 

@@ -57,7 +57,10 @@ def read_keys(path: str) -> KeyFile:
         raise ConfigError(f"--api-keys {path}: {error.strerror}", field="--api-keys") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"--api-keys {path}: it is no text", field="--api-keys") from error
-    return parse_keys(text, f"--api-keys {path}")
+    try:
+        return parse_keys(text, f"--api-keys {path}")
+    except ConfigError as error:
+        raise ConfigError(error.message, field="--api-keys") from error
 
 
 class Doorman(Protocol):

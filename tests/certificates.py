@@ -63,6 +63,7 @@ class Authority:
         for path, content in ((issued.key, key.private_bytes(*pem)), (issued.cert, cert)):
             draft = path.with_suffix(".draft")
             draft.write_bytes(content)
+            draft.chmod(0o600)
             draft.replace(path)
         return issued
 

@@ -372,5 +372,9 @@ class ClusterConfig:
         self.schedule.check_budget()
         self.scaling.scales(self.prefill, self.decode)  # raises where a count lies outside its bounds
 
+    @property
+    def counts(self) -> tuple[tuple[Role, int], ...]:
+        return (Role.PREFILL, self.prefill), (Role.DECODE, self.decode)
+
     def role(self, role: Role) -> RoleConfig:
         return self.prefill_role if role is Role.PREFILL else self.decode_role

@@ -41,7 +41,9 @@ class RoleConfig:
         if self.num_gpus is not None:
             _check_amount("resources.num_gpus", self.num_gpus)
         if self.memory_bytes is not None and self.memory_bytes < 1:
-            raise ConfigError(f"memory must be more than 0, got {self.memory_bytes}", field="resources.memory")
+            raise ConfigError(
+                f"resources.memory must be more than 0, got {self.memory_bytes}", field="resources.memory"
+            )
         for name, amount in self.custom.items():
             _check_amount(f"resources.{name}", amount)
         for path, labels in (("labels", self.labels), ("prefer_labels", self.prefer_labels)):

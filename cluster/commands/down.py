@@ -9,6 +9,7 @@ import sys
 import time
 
 from cluster import ray_environment, state_file
+from cluster.ray_address import reachable
 from twostroke.errors import PeerLost
 
 POLL_S = 0.05
@@ -43,6 +44,7 @@ def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
 
 
 def _remove_fleet(address: str) -> int:
+    address = reachable(address)
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
     import ray

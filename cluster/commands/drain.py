@@ -6,9 +6,12 @@ import argparse
 from pathlib import Path
 
 from cluster import orders, ray_environment, state_file
+from cluster.ray_address import reachable
 from twostroke.errors import ConfigError, PeerLost
 
 DEADLINE_S = 30.0
+HEAD_S = 10.0
+"""A head that is begun again is there by then; whoever drains has this one chance."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,11 +64,12 @@ def _drain_node(args: argparse.Namespace) -> int:
     _check_deadline(args.deadline)
     if args.address is None or args.restart:
         raise ConfigError("--node needs --address HOST:PORT of Ray's head, and takes no --restart", field="--node")
+    address = reachable(args.address, min(args.deadline, HEAD_S))
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
     from cluster.node_drain import leave_node
 
-    moved = leave_node(args.address, args.node, args.deadline)
+    moved = leave_node(address, args.node, args.deadline)
     print(f"the node may end; moved away: {', '.join(moved) or 'nothing was on it'}")
     return 0
 
@@ -81,6 +85,7 @@ def folder(args: argparse.Namespace) -> Path:
 
 
 def _drain_at(address: str, worker: str, deadline_s: float, restart: bool) -> int:
+    address = reachable(address, min(deadline_s, HEAD_S))
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
     import ray

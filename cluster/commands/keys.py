@@ -49,14 +49,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _add(args: argparse.Namespace) -> None:
     drawn = draw_key()
-    entry = KeyEntry(
-        tenant=args.tenant,
-        sha256=drawn.sha256,
-        requests_per_minute=args.requests_per_minute,
-        tokens_per_minute=args.tokens_per_minute,
-        concurrency=args.concurrency,
-        expires=_when(args.expires),
-    )
+    try:
+        entry = KeyEntry(
+            tenant=args.tenant,
+            sha256=drawn.sha256,
+            requests_per_minute=args.requests_per_minute,
+            tokens_per_minute=args.tokens_per_minute,
+            concurrency=args.concurrency,
+            expires=_when(args.expires),
+        )
+    except ConfigError as error:
+        flag = f"--{str(error.field).replace('_', '-')}"
+        raise ConfigError(error.message.replace(str(error.field), flag, 1), field=flag) from error
+    if _state(entry, datetime.now(UTC).timestamp()) == "expired":
+        raise ConfigError(f"--expires {args.expires} is over: nobody could use the key", field="--expires")
     with _locked(args.file):
         file = _read(args.file) if args.file.exists() else KeyFile()
         _write(args.file, KeyFile(keys={**file.keys, drawn.id: entry}))
@@ -121,9 +127,12 @@ def _write(path: Path, file: KeyFile) -> None:
     }
     draft = path.with_name(f".{path.name}.draft")
     mode = path.stat().st_mode & 0o777 if path.exists() else 0o600
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as out:
-        yaml.safe_dump({"keys": keys}, out, sort_keys=False)
-    draft.replace(path)
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w") as out:
+            yaml.safe_dump({"keys": keys}, out, sort_keys=False)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(f"--file {path} cannot be written: {error.strerror}", field="--file") from error
 
 
 @contextlib.contextmanager

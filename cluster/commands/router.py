@@ -10,9 +10,11 @@ import argparse
 import socket
 from pathlib import Path
 
+from cluster import ports
 from cluster.announce import fetch_with_progress
 from cluster.flags import fleet, routing, security, tls, token, tracing
 from cluster.flags.defaults import with_default
+from cluster.spec import RouterPorts
 from router.__main__ import run as run_router
 from twostroke.config import ModelConfig, PatienceConfig, RouterConfig
 from twostroke.errors import ConfigError
@@ -72,18 +74,22 @@ def run(args: argparse.Namespace) -> int:
 def config_from(args: argparse.Namespace) -> RouterConfig:
     """Raises ConfigError that names the flag."""
     host, port = _host_and_port(args.fleet)
+    doors, own_tls, cluster_tls = security.doors_from(args), tls.doors_from(args), tls.cluster_from(args)
     if args.token_file is None:
         raise ConfigError(
             f"--token-file (or ${token.VARIABLE}) is missing: the file with the fleet's secret", field="--token-file"
         )
+    by_flag = RouterPorts(args.http_port, args.grpc_port, doors.admin_port, doors.metrics_port).by_flag()
+    ports.check_distinct({**by_flag, "--peer-port": args.peer_port}, {})
+    tls.check(own_tls, cluster_tls)
     model = ModelConfig(model=args.model, dtype=args.dtype, served_model_name=args.served_model_name)
-    return RouterConfig(
+    config = RouterConfig(
         host=args.host,
         http_port=args.http_port,
         grpc_port=args.grpc_port,
-        doors=security.doors_from(args),
-        tls=tls.doors_from(args),
-        cluster_tls=tls.cluster_from(args),
+        doors=doors,
+        tls=own_tls,
+        cluster_tls=cluster_tls,
         fleet_address=args.fleet,
         peer_host=args.peer_host or _own_address(args.host, host, port),
         cluster_token=token.read(args.token_file),
@@ -101,11 +107,13 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
         tracing=tracing.config_from(args),
         patience=PatienceConfig(suspect_after_s=args.suspect_after, dead_after_s=args.dead_after),
     )
+    ports.check_doors(config.host, doors.metrics_host, by_flag)
+    return config
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
     host, _colon, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"--fleet must be HOST:PORT of the Fleet service, got {address!r}", field="--fleet")
     return host.strip("[]"), int(port)
 

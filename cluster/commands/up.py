@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster.file.cluster import read
 from cluster.launcher import up
+from cluster.start_checks import check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,12 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave workers and supervisor running when told to end; the next `up` with this file goes on with them "
         "(default: they end, too)",
     )
-    parser.add_argument("--check", action="store_true", help="say whether the file is well, and end")
+    parser.add_argument(
+        "--check", action="store_true", help="say whether the file, and files that it names, are well; then end"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     file = read(args.file, args.address)
     if args.check:
+        with file.blamed():
+            check(file.config)
         print(
             f"{args.file}: {file.config.prefill} prefill, {file.config.decode} decode, {file.config.model.public_name}"
         )

@@ -122,7 +122,7 @@ def _converted(action: argparse.Action, entry: Entry, source: Source, path: str)
         return _size(entry, source, path)
     if action.type in (int, float):
         return _typed(entry, action.type, source, path)
-    if isinstance(entry.value, list):  # as in --transports shm,tcp
+    if isinstance(entry.value, list) and path in keys.LISTS:  # as in --transports shm,tcp
         return ",".join(_typed(item, str, source, path) for item in entry.value)
     text = _typed(entry, str, source, path)
     if action.choices is not None and text not in action.choices:
@@ -162,6 +162,9 @@ def _role(role: str, entry: Entry | None, source: Source) -> RoleConfig:
         values[key] = {name: _label(each, source, f"{role}.{key}.{name}") for name, each in below.items()}
     resources = _below(section, role, "resources", source)
     paths = {name: f"{role}.resources.{name}" for name in resources}
+    for name in resources:
+        if (meant := keys.fixed_resource_meant(name)) is not None:
+            raise source.error(paths[name], f"unknown key {paths[name]}; did you mean {role}.resources.{meant}?")
     custom = {
         name: _typed(each, float, source, paths[name])
         for name, each in resources.items()
@@ -175,10 +178,9 @@ def _role(role: str, entry: Entry | None, source: Source) -> RoleConfig:
     try:
         return RoleConfig(custom=custom, **values)
     except ConfigError as error:
-        path = f"{role}.{error.field}"
-        raise source.error(
-            path, error.message if error.message.startswith(path) else f"{role}: {error.message}"
-        ) from error
+        path, key = f"{role}.{error.field}", str(error.field)
+        why = error.message.removeprefix(f"{key} ")
+        raise source.error(path, f"{path} {why}" if why != error.message else f"{path}: {why}") from error
 
 
 def _below(section: Mapping[str, Entry], role: str, key: str, source: Source) -> dict[str, Entry]:

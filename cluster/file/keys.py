@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import re
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ ROLE_KEYS = ("count", "threads", "resources", "labels", "prefer_labels")
 """Of each role's section; `count` is a flag."""
 FIXED_RESOURCES = ("num_cpus", "num_gpus", "memory")
 """What Ray has names of its own for. Any other key there is a custom resource."""
+LISTS = ("workers.transports",)
+"""Keys whose flag takes several words with commas between them; in a file they may be a list."""
 
 _PATHS = {
     "prefill": "prefill.count",
@@ -43,6 +46,16 @@ def actions() -> Mapping[str, argparse.Action]:
         for action in parser._actions:
             found[_PATHS.get(action.dest, f"{section}.{action.dest}")] = action
     return found
+
+
+def fixed_resource_meant(name: str) -> str | None:
+    """`cpus`, `GPU` or `num_cpu` would be custom resources that no node has; Ray refuses some of them itself."""
+    if name in FIXED_RESOURCES:
+        return None
+    plain = name.lower().removesuffix("s")
+    named = {"cpu": "num_cpus", "gpu": "num_gpus"}
+    near = difflib.get_close_matches(name.lower(), FIXED_RESOURCES, n=1, cutoff=0.85)
+    return named.get(plain) or (near[0] if near else None)
 
 
 def known(prefix: str = "") -> list[str]:

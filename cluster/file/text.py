@@ -13,6 +13,10 @@ DEEPEST = 8
 """Sections in sections; deeper ones are an attack on the stack."""
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
 
+_MERGE = "tag:yaml.org,2002:merge"
+_SECOND = "but found another document"
+"""As PyYAML says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -62,7 +66,10 @@ def parse(text: str, name: str) -> Entry:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise ConfigError(f"{name}:{line}: not YAML: {error.problem or error.context}") from error
+        if error.problem == _SECOND:
+            raise ConfigError(f"{name}:{line}: a second document begins: write one file per cluster") from error
+        advice = "; quote text that begins with !" if error.context == "while scanning a tag" else ""
+        raise ConfigError(f"{name}:{line}: not YAML: {error.problem or error.context}{advice}") from error
     except yaml.YAMLError as error:  # a character that no text has
         raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
@@ -89,9 +96,12 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, depth: int) -> 
     entries: dict[str, Entry] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
+        if key_node.tag == _MERGE:
+            raise ConfigError(f"{name}:{line}: merge keys (<<) are not read here; write out what they stand for")
         key = loader.construct_object(key_node) if isinstance(key_node, yaml.ScalarNode) else None
         if not isinstance(key, str):
-            raise ConfigError(f"{name}:{line}: a key must be a word, got {key_node.value!r}")
+            got = repr(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "a list or a section"
+            raise ConfigError(f"{name}:{line}: a key must be a word, got {got}")
         if key in entries:
             raise ConfigError(f"{name}:{line}: {key} was said already, on line {entries[key].line}")
         entries[key] = _entry(loader, value_node, line, name, depth + 1)

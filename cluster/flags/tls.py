@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from cluster.flags.token import check_private
 from twostroke.errors import ConfigError
+from twostroke.tls import check_certificates
 from twostroke.tls_config import CLUSTER_NAME, TlsConfig
 
 
@@ -47,6 +49,14 @@ def cluster_from(args: argparse.Namespace) -> TlsConfig | None:
         there = " and ".join(flag for flag in given if flag not in missing)
         raise ConfigError(f"{there} needs {' and '.join(missing)}, too", field=missing[0])
     return _config(cert, key, ca, "--cluster-tls-cert", "--cluster-tls-key")
+
+
+def check(doors: TlsConfig | None, cluster: TlsConfig | None) -> None:
+    """Raises ConfigError where files cannot be used, or where a key is no secret."""
+    check_certificates(doors, cluster)
+    for flag, tls in (("--tls-key", doors), ("--cluster-tls-key", cluster)):
+        if tls is not None:
+            check_private(flag, tls.key)
 
 
 def _config(cert: str | None, key: str | None, ca: str | None, cert_flag: str, key_flag: str) -> TlsConfig | None:

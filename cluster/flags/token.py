@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import stat
 from pathlib import Path
 
 from twostroke.errors import ConfigError
@@ -11,6 +12,7 @@ from twostroke.errors import ConfigError
 VARIABLE = "TWOSTROKE_TOKEN_FILE"
 SHORTEST = 16
 """Characters: nobody guesses so many."""
+_MAKE = "(umask 077; openssl rand -hex 32 > FILE)"
 
 
 def add(parser: argparse._ActionsContainer) -> None:
@@ -23,20 +25,29 @@ def add(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def check_private(flag: str, path: str) -> None:
+    """Raises ConfigError where every user of this host may read a secret. Its group may: as in pods."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISREG(mode) and mode & stat.S_IROTH:
+        raise ConfigError(
+            f"{flag} {path} may be read by every user of this host: chmod 600 {path} (or 640, for a group)", field=flag
+        )
+
+
 def read(path: str) -> str:
     """Raises ConfigError that says what is wrong with the file, and nothing of what is in it."""
     try:
+        check_private("--token-file", path)
         token = Path(path).read_text(encoding="ascii").strip()
     except OSError as error:
         raise ConfigError(
-            f"--token-file {path}: {error.strerror}; make one with: openssl rand -hex 32", field="token_file"
+            f"--token-file {path}: {error.strerror}; make one with: {_MAKE}", field="token_file"
         ) from error
     except UnicodeDecodeError:
         token = ""
     if len(token) < SHORTEST or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"--token-file {path} must hold one word of at least {SHORTEST} characters; make one with: "
-            "openssl rand -hex 32",
+            f"--token-file {path} must hold one word of at least {SHORTEST} characters; make one with: {_MAKE}",
             field="token_file",
         )
     return token

@@ -25,6 +25,7 @@ PACED = ModelConfig(model="paced:step_ms=10,max_model_len=2048")
 
 @asynccontextmanager
 async def router(tmp_path: Path, fleet: str, *flags: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Path]]:
+    (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(TOKEN + "\n")
     with (tmp_path / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
@@ -110,13 +111,24 @@ async def test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_tok
         (["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--grace", "-1"], "--grace must be seconds"),
         (["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--http-port", "-1"], "--http-port must be"),
         (["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--host", "203.0.113.1"], "203.0.113.1"),
+        (
+            ["--fleet", "h:1", "--token-file", "TOKEN", "--http-port", "7001", "--admin-port", "7001"],
+            "--http-port and --admin-port are both 7001",
+        ),
+        (["--fleet", "h:1", "--token-file", "TOKEN", "--metrics-port", "70000"], "--metrics-port must be from 0 to"),
+        (["--fleet", "h:1", "--token-file", "OPEN"], "OPEN may be read by every user of this host: chmod 600"),
+        (["--fleet", "h:1", "--token-file", "TOKEN", "--tls-cert", "/c", "--tls-key", "/k"], "--tls-cert /c cannot be"),
     ],
 )
 def test_a_wrong_flag_is_one_line(
     flags: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(TOKEN)
-    told = [str(tmp_path / "token") if flag == "TOKEN" else flag for flag in flags]
+    (tmp_path / "OPEN").write_text(TOKEN)
+    (tmp_path / "OPEN").chmod(0o644)
+    files = {"TOKEN": "token", "OPEN": "OPEN"}
+    told = [str(tmp_path / files[flag]) if flag in files else flag for flag in flags]
     assert main(["router", *told]) == USAGE_ERROR
     said = capsys.readouterr().err.rstrip().splitlines()
     assert named in said[-1]

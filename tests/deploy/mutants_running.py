@@ -223,7 +223,7 @@ OURS = [
     Mutant("more workers than there will be pods", "cluster_files_fit_the_pods",
            swap("ConfigMap/cluster", FILE, "max_decode: 8", "max_decode: 16")),
     Mutant("a resource that no pod has", "cluster_files_fit_the_pods",
-           swap("ConfigMap/cluster", FILE, "num_cpus: 1", "num_cpus: 1, gpu: 1"), "dev-cpu"),
+           swap("ConfigMap/cluster", FILE, "num_cpus: 1", "num_cpus: 1, nvme: 1"), "dev-cpu"),
     Mutant("an image in capitals", "images_are_the_same", put(REDIS, f"{POD}.containers[redis].image", "Redis:7")),
 ]  # fmt: skip
 

@@ -74,7 +74,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
         f"{SERVE}::test_a_second_signal_does_not_wait",
         "one-machine.yaml",
     ),
-    "twostroke down --address HEAD:6379": (KEEP, '"down", "--address"'),
+    "twostroke down --address HEAD:6379": (KEEP, 'asked(owner, "down")'),
     "twostroke scale": (f"{SERVE}::test_how_many_workers_are_wanted_is_told", '"scale"'),
     "openssl rand -hex 32": (
         "tests/unit/cluster/test_cluster_file.py::test_a_secret_as_the_documents_make_it_is_one",

@@ -53,8 +53,10 @@ def test_a_key_is_shown_once_and_only_its_hash_is_kept(tmp_path: Path, capsys: p
     ("arguments", "named"),
     [
         (["add", "--tenant", "t", "--expires", "soon"], "expires must be a date"),
-        (["add", "--tenant", "t", "--concurrency", "0"], "concurrency must be positive"),
-        (["add", "--tenant", ""], "tenant must be printable"),
+        (["add", "--tenant", "t", "--expires", "2020-01-01"], "--expires 2020-01-01 is over"),
+        (["add", "--tenant", "t", "--concurrency", "0"], "--concurrency must be positive"),
+        (["add", "--tenant", "t", "--requests-per-minute", "nan"], "--requests-per-minute must be positive"),
+        (["add", "--tenant", ""], "--tenant must be printable"),
         (["revoke", "0123456789ab"], "has no key '0123456789ab'"),
         (["list"], "sha256 must be 64 hexadecimal digits"),
     ],
@@ -70,6 +72,14 @@ def test_what_cannot_be_is_one_line_and_changes_nothing(
     assert named in said
     assert said.count("\n") == 1
     assert file.read_text() == before
+
+
+@pytest.mark.parametrize("file", ["/proc/keys.yaml", "/dev/null/keys.yaml", "/"])
+def test_a_file_that_cannot_be_written_is_named(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    assert main(["keys", "add", "--tenant", "t", "--file", file]) == 2
+    told = capsys.readouterr()
+    assert told.err.startswith(f"twostroke: --file {file}")
+    assert (told.err.count("\n"), told.out) == (1, "")
 
 
 @pytest.mark.parametrize("action", [["list"], ["revoke", "a"], ["add", "--tenant", "t"]])

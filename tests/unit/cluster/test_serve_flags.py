@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import launcher
+from cluster import start_checks
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from
 from cluster.flags.memory import memory_bytes, size_text
@@ -197,7 +197,7 @@ def test_pools_that_fit_one_by_one_but_not_together_are_refused(
     has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pages of a paced model are in host memory, whatever else is in the machine."""
-    monkeypatch.setattr(launcher, "NVIDIA_DRIVER", Path("/" if has_gpu else "/nowhere"))
+    monkeypatch.setattr(start_checks, "NVIDIA_DRIVER", Path("/" if has_gpu else "/nowhere"))
     size_bytes = available_memory_bytes() * 3 // 4
     flags = ["--http-port", "0", "--grpc-port", "0", "--model", "paced:", "--kv-cache-memory", str(size_bytes)]
     assert main(["serve", *flags]) == USAGE_ERROR
@@ -215,10 +215,16 @@ def test_pools_that_fit_one_by_one_but_not_together_are_refused(
         ["--step-target-ms", "soon"],
     ],
 )
-def test_a_value_that_is_none_of_the_choices_is_refused_by_usage(flags: list[str]) -> None:
+def test_a_value_that_is_none_of_the_choices_is_refused_in_one_line(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", *flags])
     assert ended.value.code == USAGE_ERROR
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert flags[0] in said
+    assert said.endswith("; see: twostroke serve --help\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
