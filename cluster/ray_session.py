@@ -57,7 +57,11 @@ def join(address: str, wait_s: float = 0.0) -> None:
             break
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             if not isinstance(error, ConnectionError) or time.monotonic() >= until_s:
-                raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
+                raise ConfigError(
+                    f"cannot join the Ray cluster at {address}: {error}; does it have the same token "
+                    "(RAY_AUTH_TOKEN_PATH), TLS (RAY_USE_TLS) and version of Ray?",
+                    field="--address",
+                ) from error
         time.sleep(JOIN_PAUSE_S)
     _silence()
 
