@@ -36,18 +36,17 @@ def check_private(flag: str, path: str) -> None:
 
 def read(path: str) -> str:
     """Raises ConfigError that says what is wrong with the file, and nothing of what is in it."""
+    said = f"${VARIABLE}" if os.environ.get(VARIABLE) == path else "--token-file"
     try:
-        check_private("--token-file", path)
+        check_private(said, path)
         token = Path(path).read_text(encoding="ascii").strip()
     except OSError as error:
-        raise ConfigError(
-            f"--token-file {path}: {error.strerror}; make one with: {_MAKE}", field="token_file"
-        ) from error
+        raise ConfigError(f"{said} {path}: {error.strerror}; make one with: {_MAKE}", field="token_file") from error
     except UnicodeDecodeError:
         token = ""
     if len(token) < SHORTEST or not token.isprintable() or " " in token:
         raise ConfigError(
-            f"--token-file {path} must hold one word of at least {SHORTEST} characters; make one with: {_MAKE}",
+            f"{said} {path} must hold one word of at least {SHORTEST} characters; make one with: {_MAKE}",
             field="token_file",
         )
     return token

@@ -15,7 +15,7 @@ from cluster.commands import serve
 from cluster.file import keys
 from cluster.file.cluster import load
 from cluster.file.text import parse
-from cluster.flags.token import read
+from cluster.flags.token import VARIABLE, read
 from cluster.placement import Misfit, Node, first_misfit
 from tests.certificates import DAY, Authority
 from twostroke.config import ClusterConfig, Role
@@ -338,6 +338,14 @@ def test_a_secret_as_the_documents_make_it_is_one(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(made.stdout)
     (tmp_path / "token").chmod(0o600)
     assert len(read(str(tmp_path / "token"))) == 64
+
+
+def test_a_secret_that_the_environment_names_is_not_blamed_on_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "/no/such/secret")
+    assert main(["serve", "--http-port", "0", "--grpc-port", "0"]) == USAGE_ERROR
+    assert capsys.readouterr().err.startswith(f"twostroke: ${VARIABLE} /no/such/secret: No such file")
 
 
 def test_lines_are_those_of_keys() -> None:
