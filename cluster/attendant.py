@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -143,24 +144,25 @@ class Attendant:
             ended.cancel()
 
     async def restart_supervisor(self) -> None:
-        """Returns when its next life has found all workers."""
+        """Returns when its next life has found all workers that served; others may wait for room as before."""
         before, self._is_restarting = self._lives, True
+        served = {name for name, worker in self._known.items() if worker.observed.stage is Stage.SERVING}
         try:
             if self._supervisor is None:
                 raise PeerLost(AWAY)
             ray_session.restart(self._supervisor)
-            while self._lives == before or not await self._has_found_all():  # noqa: ASYNC110  # of another process
+            while self._lives == before or not await self._has_found(served):  # noqa: ASYNC110  # of another process
                 await asyncio.sleep(RETRY_S)
         finally:
             self._is_restarting = False
 
-    async def _has_found_all(self) -> bool:
+    async def _has_found(self, names: Collection[str]) -> bool:
         try:
             snapshot: Snapshot = await self._ask("snapshot")
         except PeerLost:
             return False
         settled = (Stage.SERVING, Stage.DRAINED, Stage.FAILED)
-        return all(worker.observed.stage in settled for worker in snapshot.workers)
+        return all(worker.observed.stage in settled for worker in snapshot.workers if worker.config.worker_id in names)
 
     async def until_all_serve(self) -> None:
         await self._all_serve.wait()

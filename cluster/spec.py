@@ -37,7 +37,7 @@ class FleetSpec:
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     slo_ttft_s: float | None = None
     roles: Mapping[Role, RoleConfig] = field(default_factory=dict)
-    """What workers ask of nodes; of roles that are missing here, nothing in particular."""
+    """What workers ask of nodes, and their threads; of roles that are missing here, nothing in particular."""
 
     @property
     def identity(self) -> str:
@@ -72,7 +72,10 @@ class FleetSpec:
     def worker(self, worker_id: str, role: Role) -> WorkerConfig:
         """Of a worker that is there at first, or of one more like those."""
         ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
-        return replace(ranked[0], worker_id=worker_id, role=role)
+        like, threads = ranked[0], ranked[0].threads
+        if worker_id != like.worker_id and role in self.roles:
+            threads = self.roles[role].threads or threads
+        return replace(like, worker_id=worker_id, role=role, threads=threads)
 
     def is_as(self, other: FleetSpec) -> bool:
         """Two launches of one configuration: they differ in the token and the port, which are drawn."""
@@ -122,7 +125,10 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
         port=port,
         token=token,
         tls=config.cluster_tls,
-        roles={role: config.role(role) for role, _ in config.counts},
+        roles={
+            role: replace(config.role(role), threads=config.role(role).threads or config.threads)
+            for role, _ in config.counts
+        },
         scaling=scaling,
         slo_ttft_s=config.slo_ttft_s,
     )

@@ -280,7 +280,8 @@ class RouterCore:
 
     def _worker_gone(self, member: Member, reason: str) -> None:
         if self._links is not None:
-            self._links.drop(member, reason)
+            has_left = self._fleet.member(member.worker) is not member  # else it may be heard again
+            self._links.drop(member, reason, for_good=has_left)
 
     def _worker_back(self, member: Member) -> None:
         if self._links is not None:

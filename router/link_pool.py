@@ -62,10 +62,14 @@ class LinkPool:
     def to_all(self, members: Iterable[Member]) -> list[WorkerLink]:
         return [self.to(member) for member in members]
 
-    def drop(self, member: Member, reason: str) -> None:
-        """That worker is gone: its answers fail now, so that they can go on elsewhere."""
+    def drop(self, member: Member, reason: str, *, for_good: bool = False) -> None:
+        """That worker is gone: its answers fail now, so that they can go on elsewhere. `for_good`: nothing is left to
+        be closed there later."""
+        if for_good:
+            self._owed.pop(member.worker, None)
         if member.worker in self._links:
             link, task = self._links.pop(member.worker)
+            link.is_over = for_good
             link.lose(reason)
             task.cancel()
 
@@ -100,6 +104,8 @@ class LinkPool:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _owe(self, link: WorkerLink, stream: AnswerStream) -> None:
+        if link.is_over:
+            return
         later = self._links.get(link.worker)
         if later is not None and later[0] is not link and (later[0].lost, later[0].epoch) == (None, link.epoch):
             self.close_later(later[0], stream)

@@ -70,6 +70,8 @@ class WorkerLink:
         self.worker = member.worker
         self.epoch = member.epoch
         self.lost: PeerLost | None = None
+        self.is_over = False
+        """That life is; else it may be reached again, though this link is lost."""
         self._router_id = router_id
         self._metrics = metrics
         self._channel = PeerChannel(member.address, us)

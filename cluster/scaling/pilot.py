@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cluster.plan import Resident, Stage
-from cluster.planner import Ability, Counts, Demand
+from cluster.planner import MOST_WORKERS, Ability, Counts, Demand
 from cluster.scaling.planner import REMEMBERED, Outlook, Planner, Seen
 from cluster.scaling.staff import Staff
 from cluster.scaling.standing import Standing
@@ -92,9 +92,11 @@ class Pilot:
             return
         now = self._staff.wanted
         wanted = Counts(now.prefill if prefill is None else prefill, now.decode if decode is None else decode)
-        if wanted.prefill < 0 or wanted.decode < 1:
+        if not (0 <= wanted.prefill <= MOST_WORKERS and 1 <= wanted.decode <= MOST_WORKERS):
             raise InvalidRequest(
-                f"a fleet needs 0 or more prefill workers and 1 or more decode workers, got {wanted}", field="--decode"
+                f"a fleet needs 0 or more prefill workers and 1 or more decode workers, of each {MOST_WORKERS} at "
+                f"most, got {wanted}",
+                field="--decode",
             )
         self._staff.scale(wanted, self._held(), is_automatic=False, reason=f"somebody asked for {wanted}")
 

@@ -90,16 +90,17 @@ class Outlook:
     requests_per_s: float = 0.0
     prefill_busy: float = 0.0
     """Prefill workers that the load keeps busy without a pause, with what waits."""
-    streams: float = 0.0
-    """On each decode worker, in equilibrium, with as many as are wanted."""
+    streams: float | None = 0.0
+    """On each decode worker, in equilibrium, with as many as are wanted; None where there are ever more."""
     why: str
 
     def __str__(self) -> str:
         if self.need is None:
             return self.why
+        streams = "ever more" if self.streams is None else f"{self.streams:.1f}"
         return (
             f"{self.wanted}: {self.why} ({self.requests_per_s:.2f} requests/s keep {self.prefill_busy:.2f} prefill "
-            f"workers busy and {self.streams:.1f} streams on each decode worker; needs {self.need})"
+            f"workers busy and {streams} streams on each decode worker; needs {self.need})"
         )
 
 
@@ -134,7 +135,7 @@ class Planner:
             need=needs.now,
             requests_per_s=rate,
             prefill_busy=_busy(load, seen.ability),
-            streams=math.inf if streams is None else streams,
+            streams=streams,
             why=why,
         )
 

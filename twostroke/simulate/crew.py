@@ -123,10 +123,22 @@ class Crew:
         return [w for w in self._begun_s if w not in self._lives.leaving and w.startswith(role.value)]
 
     def _come(self, role: Role, start_s: float) -> None:
-        worker = next(w for w in self._lives.known if w.startswith(role.value) and w not in self._begun_s)
+        free = (w for w in self._lives.known if w.startswith(role.value) and w not in self._begun_s)
+        worker = next(free, None)
+        if worker is None:
+            self._keep(role)
+            return
         self._begun_s[worker] = self._agenda.now_s
         self._starting.add(worker)
         self._agenda.after(start_s, lambda: self._serve(worker))
+
+    def _keep(self, role: Role) -> None:
+        """Of those that leave, one stays: there are no more workers than have names."""
+        worker = next(w for w in self._lives.leaving if w.startswith(role.value))
+        then = self._lives.leaving.pop(worker)
+        if then is not None:
+            self._switching[then] -= 1
+        self._join(self._lives.host(worker))
 
     def _serve(self, worker: WorkerId) -> None:
         if worker in self._starting:
@@ -136,6 +148,8 @@ class Crew:
     def _go(self, role: Role, then: Role | None) -> None:
         """One that still starts, or else the one with least to do."""
         staff = self._staff(role)
+        if not staff:
+            return  # they still are of the other role; the next look comes
         starting = [worker for worker in staff if worker in self._starting]
         if then is not None:
             self._switching[then] += 1

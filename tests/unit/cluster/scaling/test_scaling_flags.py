@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
 
 from cluster.commands import serve
 from cluster.spec import fleet_spec
-from twostroke.config import ClusterConfig
+from twostroke.config import ClusterConfig, Role
 from twostroke.errors import ConfigError
+from twostroke.placement_config import RoleConfig
 
 
 def config(*flags: str) -> ClusterConfig:
@@ -30,6 +32,15 @@ def test_room_for_both_roles_lets_workers_switch() -> None:
     both = fleet_spec(config("--max-decode", "3", "--max-prefill", "2"), token="t", port=0)
     assert both.flexible
     assert all(worker.flexible and worker.can_sample for worker in both.workers)
+
+
+def test_a_worker_that_is_added_is_like_those_of_its_role_and_one_that_switches_stays_what_its_process_is() -> None:
+    said = config("--prefill", "0", "--max-prefill", "1", "--max-decode", "2", "--threads", "4")
+    spec = fleet_spec(replace(said, decode_role=RoleConfig(threads=2)), token="t", port=0)
+    assert spec.worker("prefill-0", Role.PREFILL).threads == 4, "though none is there to be like"
+    assert spec.worker("decode-1", Role.DECODE).threads == 2
+    switched = spec.worker("decode-0", Role.PREFILL)
+    assert (switched.role, switched.threads) == (Role.PREFILL, 2)
 
 
 @pytest.mark.parametrize(

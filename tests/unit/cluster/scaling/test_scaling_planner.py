@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
@@ -100,6 +102,8 @@ def test_bounds_hold_whatever_comes() -> None:
     outlooks = play(planner(bounds, bounds), lambda at_s: 60.0 if at_s < 200 else 0.2, 500, begin=Counts(2, 2))
     counts = {count for each in outlooks for count in each.wanted.pair}
     assert counts == {2, 3}
+    assert "ever more streams" in str(outlooks[190])
+    json.loads(json.dumps(asdict(outlooks[190]), allow_nan=False))
 
 
 def test_longer_answers_are_the_decode_workers_business_and_prefill_workers_that_can_be_spared_help() -> None:

@@ -54,6 +54,14 @@ async def test_a_worker_switches_in_its_process_keeps_what_it_has_and_the_next_l
             await supervisor.assign_role("decode-7", "prefill")
 
 
+async def test_a_count_that_can_only_be_a_slip_is_refused() -> None:
+    async with supervising(Ground()) as supervisor:
+        for counts in ({"decode": 0}, {"prefill": -1}, {"prefill": 10**6}):
+            with pytest.raises(InvalidRequest, match="a fleet needs"):
+                await supervisor.scale(**counts)
+        assert len(supervisor.residents()) == 3
+
+
 async def test_watchers_hear_at_once_who_decides_though_nobody_comes_or_goes() -> None:
     async with supervising(Ground(), config(1, 1, max_decode=2)) as supervisor:
         assert supervisor._service._view().scaling.automatic
