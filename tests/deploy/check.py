@@ -1,6 +1,7 @@
 """`python -m tests.deploy.check PATH...`: one line per mistake in manifests; status 1 if there is one, 2 if unreadable.
 
-A path is an overlay (built with kustomize), a folder that has overlays, a folder of plain manifests, or a file.
+A path is an overlay (built with kustomize), a folder that has overlays, a folder of plain manifests, or a file, also
+`/dev/stdin`. A file or folder without a Namespace is taken for a part: what it names and has none of is not looked for.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.deploy.manifests.checks import Checker
-from tests.deploy.manifests.render import RenderError, overlays_below, read
+from tests.deploy.manifests.checks import Checker, kinds_elsewhere
+from tests.deploy.manifests.render import RenderError, is_overlay, overlays_below, read
 from tests.deploy.tools import HOW_TO_GET, find_tool
 
 
@@ -27,17 +28,26 @@ def main(arguments: list[str]) -> int:
             print(f"check: {path}: no such file or folder", file=sys.stderr)
             return 2
         try:
-            for overlay in overlays_below(path):
-                objects = read(overlay, kubectl)
-                findings = checker.findings(objects)
-                print(f"{overlay}: {len(objects)} objects, {len(findings)} findings")
-                for finding in findings:
-                    print(f"  {finding}")
-                count += len(findings)
+            count += sum(_look(checker, overlay, kubectl) for overlay in overlays_below(path))
         except RenderError as error:
-            print(f"{error}: [renders]")
+            print(f"{error} [renders]")
             count += 1
     return 1 if count else 0
+
+
+def _look(checker: Checker, path: Path, kubectl: Path) -> int:
+    """How many mistakes there are."""
+    objects, errors = read(path, kubectl)
+    findings = checker.findings(objects)
+    elsewhere = {} if is_overlay(path) else kinds_elsewhere(findings, objects)
+    told = [finding for finding in findings if finding not in elsewhere]
+    print(f"{path}: {len(objects)} objects, {len(told) + len(errors)} findings")
+    for line in (*(f"{error} [renders]" for error in errors), *told):
+        print(f"  {line}")
+    if elsewhere:
+        kinds = ", ".join(sorted(set(elsewhere.values())))
+        print(f"  (not looked at, as none is here: {kinds}; {len(elsewhere)} references)")
+    return len(told) + len(errors)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.deploy.manifests.objects import Object
 from tests.deploy.mutants_native import BOX, DECODE, HEAD, KEDA, POD, POLICY, PREFILL, RAY, ROUTER
 from tests.deploy.mutate import Mutant, add, both, drop, insert, put, swap, swap_in_list, without
 
@@ -13,6 +14,22 @@ HTTP, GATE, POOL = "HTTPRoute/twostroke", "Gateway/twostroke", "InferencePool/tw
 FILE = "data.cluster[.]yaml"
 ROUTERS = {"matchLabels": {"app.kubernetes.io/component": "router"}}
 NODE = "kubernetes.io/hostname"
+
+
+def _certificate(**changes: object) -> Object:
+    spec = {
+        "secretName": "twostroke-cluster-tls",
+        "dnsNames": ["twostroke.cluster"],
+        "usages": ["server auth", "client auth"],
+        "issuerRef": {"name": "ca", "kind": "ClusterIssuer"},
+    }
+    return {
+        "apiVersion": "cert-manager.io/v1",
+        "kind": "Certificate",
+        "metadata": {"name": "further", "namespace": "twostroke"},
+        "spec": {**spec, **changes},
+    }
+
 
 PLACES = [
     Mutant("no two routers on one node", "affinity_cannot_wedge", put(ROUTER, f"{POD}.affinity", {"podAntiAffinity": {
@@ -40,6 +57,22 @@ SECURITY = [
     Mutant("a Secret of certificates without a key", "data_is_well_formed", insert({
         "apiVersion": "v1", "kind": "Secret", "type": "kubernetes.io/tls", "data": {"tls.crt": "YQ=="},
         "metadata": {"name": "further", "namespace": "twostroke"}})),
+]  # fmt: skip
+
+CERTIFICATES = [
+    Mutant("a certificate for nobody", "certificates_are_complete",
+           insert(_certificate(secretName="further", dnsNames=[]))),
+    Mutant("a certificate with an unknown field", "certificates_are_complete", insert(_certificate(dnsName="a"))),
+    Mutant("a certificate for no usage", "certificates_are_complete",
+           insert(_certificate(usages=["server auth", "client auth", "server"]))),
+    Mutant("a certificate that is renewed before it is made", "certificates_are_complete",
+           insert(_certificate(duration="24h", renewBefore="48h"))),
+    Mutant("a certificate for another cluster", "cluster_certificates_fit",
+           insert(_certificate(dnsNames=["cluster.local"]))),
+    Mutant("a certificate for servers alone", "cluster_certificates_fit",
+           insert(_certificate(usages=["server auth"]))),
+    Mutant("a certificate by nobody", "issuers_exist",
+           insert(_certificate(issuerRef={"name": "ca", "kind": "Issuer"}))),
 ]  # fmt: skip
 
 LIVES = [
@@ -100,4 +133,4 @@ WAYS = [
         put(RAY, "spec.workerGroupSpecs[decode].labels.role", "prefill"))),
 ]  # fmt: skip
 
-STAYING_UP = [*PLACES, *SECURITY, *LIVES, *WAYS]
+STAYING_UP = [*PLACES, *SECURITY, *CERTIFICATES, *LIVES, *WAYS]

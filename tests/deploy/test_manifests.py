@@ -72,3 +72,32 @@ def test_the_command_says_where_a_mistake_is(tmp_path: Path, capsys: pytest.Capt
     assert check.main([str(tree / "overlays" / "dev-cpu")]) == 1
     assert "key 'kind' is there twice" in capsys.readouterr().out
     assert check.main([str(tmp_path / "nothing")]) == 2
+
+
+def test_a_part_is_looked_at_alone_and_a_file_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tool("kubectl")
+    services = (K8S / "base" / "services.yaml").read_text()
+    (tmp_path / "services.yaml").write_text(services)
+    assert check.main([str(tmp_path / "services.yaml")]) == 0
+    assert "not looked at, as none is here: pod" in capsys.readouterr().out
+    (tmp_path / "services.yaml").write_text(services.replace("clusterIP: None", "clusterIP: none", 1))
+    (tmp_path / "broken.yaml").write_text("a: [b")
+    assert check.main([str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert "broken.yaml: while parsing a flow sequence" in said
+    assert "Service/twostroke-router-headless: spec.clusterIP: 'none' is no address" in said
+    whole = (K8S / "base" / "namespace.yaml").read_text() + "---\n" + services
+    (tmp_path / "whole.yaml").write_text(whole)
+    assert check.main([str(tmp_path / "whole.yaml")]) == 1
+    assert "selects no pod" in capsys.readouterr().out
+
+
+def test_a_patch_of_what_is_not_there_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool("kubectl")
+    tree = Path(shutil.copytree(K8S, tmp_path / "k8s"))
+    file = tree / "overlays" / "dev-cpu" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("name: twostroke-prefill}", "name: twostroke-prefil}", 1))
+    assert check.main([str(file.parent)]) == 1
+    assert "no PodDisruptionBudget is named twostroke-prefil" in capsys.readouterr().out

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tests.deploy.manifests import (
     cel,
+    certificates,
     cluster_files,
     gateway,
     metadata,
@@ -55,6 +57,7 @@ OF_OBJECTS: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
     values.grants_are_well_formed,
     values.amounts_are_valid,
     gateway.listeners_are_complete,
+    certificates.certificates_are_complete,
     monitoring.rules_have_actions,
     monitoring.triggers_are_complete,
     monitoring.scrapes_can_succeed,
@@ -175,8 +178,12 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     staying_up.services_lead_to_ready_pods,
     staying_up.pods_are_let_go,
     staying_up.redis_is_one,
+    certificates.cluster_certificates_fit,
+    certificates.issuers_exist,
     staying_up.routers_are_counted_once,
 )
+_NAMES_SOMETHING = re.compile(r"\bno (?:headless )?([A-Z]\w+) is named|\bselects no (pod|Service)")
+"""How checks of references put it."""
 STUMBLES = (AttributeError, KeyError, TypeError, ValueError, IndexError, StopIteration, RuntimeError)
 
 
@@ -211,6 +218,20 @@ class Checker:
                 self._known[check.__name__, text] = _run(check, subject, thing)
             found += self._known[check.__name__, text]
         return found
+
+
+def kinds_elsewhere(findings: Iterable[Finding], objects: list[Object]) -> dict[Finding, str]:
+    """Of a part of a deployment (it brings no Namespace): what names, or selects, a kind of which nothing is here."""
+    bundle = Bundle([item for item in objects if _is_readable(item)])
+    if bundle.of("Namespace"):
+        return {}
+    found = {}
+    for finding in findings:
+        named = _NAMES_SOMETHING.search(finding.what)
+        kind = (named[1] or named[2]) if named else ""
+        if kind and not (bundle.pods if kind == "pod" else bundle.of(kind)):
+            found[finding] = kind
+    return found
 
 
 def all_checks() -> list[str]:

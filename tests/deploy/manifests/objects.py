@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 Object = dict[str, Any]
 CLUSTER_KINDS = frozenset({
     "Namespace", "ClusterRole", "ClusterRoleBinding", "PersistentVolume", "StorageClass", "PriorityClass",
-    "CustomResourceDefinition", "GatewayClass", "RuntimeClass",
+    "CustomResourceDefinition", "GatewayClass", "RuntimeClass", "ClusterIssuer",
 })  # fmt: skip
 """Kinds that live in no namespace."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"

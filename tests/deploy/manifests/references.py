@@ -111,6 +111,9 @@ def keys_of(bundle: Bundle, kind: str, name: str, namespace: str) -> frozenset[s
     item = bundle.find(kind, name, namespace)
     if item is not None:
         return frozenset({key for field in ("data", "stringData", "binaryData") for key in item.get(field) or {}})
+    for made in bundle.of("Certificate") if kind == "Secret" else ():
+        if (made["spec"].get("secretName"), namespace_of(made)) == (name, namespace):
+            return _TLS_KEYS
     return users_own().get((kind, name))
 
 
@@ -137,6 +140,9 @@ def _object(bundle: Bundle, reference: Reference) -> Object | None:
         return {}
     if reference.kind == "ClusterRole" and reference.name in _BUILT_IN_ROLES:
         return {}
+    for item in bundle.of("Certificate") if reference.kind == "Secret" else ():
+        if (item["spec"].get("secretName"), namespace_of(item)) == (reference.name, reference.namespace):
+            return item  # cert-manager makes it
     return bundle.find(reference.kind, reference.name, reference.namespace)
 
 

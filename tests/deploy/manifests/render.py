@@ -15,6 +15,7 @@ import yaml
 from tests.deploy.manifests.objects import Object, name_of
 
 PATIENCE_S = 120
+_ENDS = ("yaml", "yml", "json")
 
 
 class RenderError(Exception):
@@ -42,14 +43,15 @@ def load(text: str, origin: str) -> list[Object]:
     try:
         documents = list(yaml.load_all(text, Loader=StrictLoader))  # a subclass of the safe loader
     except yaml.YAMLError as error:
-        raise RenderError(f"{origin}: {' '.join(str(error).split())}") from error
+        raise RenderError(f"{origin}: {_said(error)}") from error
     objects: list[Object] = []
     for document in documents:
         if document is None:
             continue
         if not isinstance(document, dict) or "kind" not in document or "apiVersion" not in document:
-            raise RenderError(f"{origin}: a document without apiVersion and kind: {str(document)[:60]!r}")
-        objects += document.get("items", []) if document["kind"] == "List" else [document]
+            what = f"a document without apiVersion and kind: {str(document)[:60]!r}"
+            raise RenderError(f"{origin}: {what}: give it both, or leave it out")
+        objects += document.get("items") or [] if document["kind"] == "List" else [document]
     return objects
 
 
@@ -80,14 +82,23 @@ def build_with(overlay: Path, components: Iterable[str], kubectl: Path) -> list[
         return build(file.parent, kubectl)
 
 
-def read(path: Path, kubectl: Path) -> list[Object]:
-    """An overlay is built, a folder of plain manifests or a file is read as it is."""
+def read(path: Path, kubectl: Path | None) -> tuple[list[Object], list[RenderError]]:
+    """An overlay is built, a folder of plain manifests or a file is read as it is, as far as it can be read."""
     if is_overlay(path):
-        return build(path, kubectl)
-    files = [path] if path.is_file() else sorted([*path.rglob("*.yaml"), *path.rglob("*.yml"), *path.rglob("*.json")])
-    if not files:
-        raise RenderError(f"{path}: no manifests here")
-    return [item for file in files for item in load(file.read_text(), str(file))]
+        assert kubectl is not None
+        return build(path, kubectl), []
+    files = [path] if not path.is_dir() else sorted(file for end in _ENDS for file in path.rglob(f"*.{end}"))
+    objects: list[Object] = []
+    errors: list[RenderError] = []
+    for file in files:
+        try:
+            objects += load(file.read_text(), str(file))
+        except RenderError as error:
+            errors.append(error)
+    objects = [item for item in objects if not str(item.get("apiVersion", "")).startswith("kustomize.config.k8s.io")]
+    if not objects and not errors:
+        errors.append(RenderError(f"{path}: no manifests here: name an overlay, a folder or a file that has some"))
+    return objects, errors
 
 
 def overlays_below(path: Path) -> list[Path]:
@@ -109,7 +120,7 @@ def load_any(path: Path) -> list[Any]:
     try:
         return list(yaml.load_all(path.read_text(), Loader=StrictLoader))
     except yaml.YAMLError as error:
-        raise RenderError(f"{path}: {' '.join(str(error).split())}") from error
+        raise RenderError(f"{path}: {_said(error)}") from error
 
 
 def components_of(overlay: Path) -> set[Path]:
@@ -119,6 +130,10 @@ def components_of(overlay: Path) -> set[Path]:
         if part.is_dir():
             found |= {part.resolve()} | components_of(part)
     return found
+
+
+def _said(error: yaml.YAMLError) -> str:
+    return " ".join(str(error).replace('in "<unicode string>", ', "").split())
 
 
 def _error_of(said: str) -> str:
