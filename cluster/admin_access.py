@@ -9,12 +9,11 @@ from pathlib import Path
 
 from cluster import state_file
 from cluster.checks import is_host_port
+from cluster.flags.token import VARIABLE
 from cluster.router_process import reachable
 from twostroke.errors import ConfigError
 from twostroke.rpc.server import TOKEN_KEY
 
-TOKEN_FILE = "TWOSTROKE_TOKEN_FILE"
-"""Environment variable: where a cluster's token lies that this user's launcher did not start."""
 LOCAL_TOKEN = "token"
 """In the launcher's folder, for its user alone."""
 
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin",
         metavar="HOST:PORT",
-        help=f"admin port of one router, with the cluster's token in the file that {TOKEN_FILE} names (default: those "
+        help=f"admin port of one router, with the cluster's token in the file that {VARIABLE} names (default: those "
         "of this user's local server)",
     )
     parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
@@ -69,15 +68,15 @@ def read_token(path: Path) -> str:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"the cluster's token cannot be read from {path}: {reason}", field=TOKEN_FILE) from error
+        raise ConfigError(f"the cluster's token cannot be read from {path}: {reason}", field=VARIABLE) from error
     if not token:
-        raise ConfigError(f"{path} is empty; it must hold the cluster's token", field=TOKEN_FILE)
+        raise ConfigError(f"{path} is empty; it must hold the cluster's token", field=VARIABLE)
     return token
 
 
 def _token_for(address: str) -> str:
     """That of the environment, else of this user's server there: one cluster's token is not for others to see."""
-    if path := os.environ.get(TOKEN_FILE):
+    if path := os.environ.get(VARIABLE):
         return read_token(Path(path))
     for state in state_file.running():
         if address in (reachable(router.admin) for router in state.routers):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,15 @@ def path_of(pid: int) -> Path:
 
 
 def write(state: ServeState) -> None:
+    """Raises ConfigError where somebody else was there first: in a folder of theirs, a link could lead what is written
+    into any file of this user's."""
     folder().mkdir(mode=0o700, exist_ok=True)
+    found = folder().lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{folder()} must be a folder that only this user can write to; remove it, or set XDG_RUNTIME_DIR",
+            field="XDG_RUNTIME_DIR",
+        )
     path = path_of(state.pid)
     draft = path.with_suffix(".draft")
     draft.write_text(to_json(state))
@@ -68,11 +77,11 @@ def write(state: ServeState) -> None:
 def started_ticks(pid: int) -> int | None:
     """When a process started; None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        found = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     # The second field is the command in parentheses and may hold anything; what follows the last ")" is field 3.
-    fields = stat.rpartition(")")[2].split()
+    fields = found.rpartition(")")[2].split()
     return None if fields[0] == "Z" else int(fields[19])
 
 

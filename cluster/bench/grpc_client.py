@@ -12,6 +12,7 @@ from cluster.bench.load import PlannedRequest, Speller
 from cluster.bench.measure import Answer
 from cluster.bench.options import DEFAULT_VOCAB_SIZE, Target
 from cluster.clients.api_key import shown
+from cluster.clients.tls import door_of
 from twostroke.errors import PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -30,7 +31,7 @@ class GrpcClient(Client):
         self._target = target
         self._speller = speller
         self._clock = clock
-        self._channel = grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
+        self._channel = _open(target)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
         self._metadata = tuple(shown(target.api_key or "").items())
 
@@ -73,15 +74,23 @@ class GrpcClient(Client):
         return recorder.completed()
 
 
-async def served_vocab_size(address: str, api_key: str | None) -> int:
+async def served_vocab_size(target: Target) -> int:
     """What the server says of its model; the default where it does not say. Raises PeerLost."""
-    async with grpc.aio.insecure_channel(address, options=list(_OPTIONS)) as channel:
+    async with _open(target) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:
-            metadata = tuple(shown(api_key or "").items())
+            metadata = tuple(shown(target.api_key or "").items())
             info = await stub.GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return DEFAULT_VOCAB_SIZE
-            raise PeerLost(f"no server at {address}: {error.details()}", field="grpc") from error
+            raise PeerLost(f"no server at {target.grpc}: {error.details()}", field="grpc") from error
     return info.vocab_size or DEFAULT_VOCAB_SIZE
+
+
+def _open(target: Target) -> grpc.aio.Channel:
+    assert target.grpc is not None
+    if target.tls is None:
+        return grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
+    door = door_of(target.tls)
+    return grpc.aio.secure_channel(target.grpc, door.credentials, options=[*_OPTIONS, *door.options])

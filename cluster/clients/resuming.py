@@ -23,7 +23,8 @@ import grpc
 import grpc.aio
 
 from cluster.clients.api_key import shown
-from cluster.clients.tls import ClientTls
+from cluster.clients.tls import door_of
+from cluster.flags.client_tls import ClientTls
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, Overloaded, PeerLost, ServeError
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
@@ -69,7 +70,7 @@ class ResumingClient:
         self._patience_s = patience_s
         self._begin_s = begin_s
         self._tls = tls
-        self._grpc = [PeerChannel(address, "", None if tls is None else tls.door()) for address in grpc]
+        self._grpc = [PeerChannel(address, "", None if tls is None else door_of(tls)) for address in grpc]
         self._http = list(http)
         self._shown = shown(api_key)
         self._preferred = 0
@@ -168,7 +169,6 @@ class ResumingClient:
                 f"{'http' if self._tls is None else 'https'}://{address}{path}",
                 json=body,
                 headers={**self._shown, **headers, **resuming},
-                server_hostname=None if self._tls is None else self._tls.name,
             ) as got:
                 if got.status != HTTPStatus.OK:
                     raise _refusal(got.status, await got.json())

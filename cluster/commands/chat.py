@@ -9,9 +9,10 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 from cluster import state_file
-from cluster.clients import api_key, tls
+from cluster.clients import api_key
 from cluster.clients.resuming import ResumingClient
-from cluster.clients.tls import ClientTls
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
 from cluster.router_process import reachable
 from cluster.state_file import ServeState
 from twostroke.errors import ConfigError
@@ -37,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speak gRPC (default: to this user's local server)",
     )
     parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
-    tls.add_arguments(parser)
+    client_tls.add(parser)
+    parser.add_argument("--tls", action="store_true", help="TLS with the system's CAs; the flags above mean it, too")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of each answer (default: the server's)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
@@ -74,7 +76,7 @@ async def _turn(connect: Connect, ask: Ask, messages: list[Message], said: str) 
 
 
 def _http(args: argparse.Namespace) -> tuple[Connect, Ask]:
-    secure = tls.from_args(args)
+    secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
     routers = _addresses(args.http, "--http") or [reachable(router.http) for router in _own(args.pid, secure).routers]
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
     options = {name: value for name, value in options.items() if value is not None}
@@ -88,7 +90,7 @@ def _http(args: argparse.Namespace) -> tuple[Connect, Ask]:
 
 
 def _grpc(args: argparse.Namespace) -> tuple[Connect, Ask]:
-    secure = tls.from_args(args)
+    secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
     routers = _addresses(args.grpc, "--grpc") or [reachable(router.grpc) for router in _own(args.pid, secure).routers]
     sampling = inference_pb2.SamplingOptions(temperature=args.temperature, seed=args.seed)
     stop = inference_pb2.StopOptions(max_tokens=args.max_tokens)

@@ -11,10 +11,13 @@ from rich.console import Console
 
 from cluster import admin_access, state_file
 from cluster.admin_access import AdminAccess
+from cluster.clients.tls import door_of
 from cluster.doctor.diagnosis import Verdict, diagnose
 from cluster.doctor.doors import Door, GrpcDoor, HttpDoor
 from cluster.doctor.examine import examine, grpc_address_of
 from cluster.doctor.facts import Facts
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
 from cluster.router_process import reachable
 from twostroke.errors import ConfigError
 
@@ -26,6 +29,7 @@ MAX_SALTS = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc", metavar="HOST:PORT", help="send the chats here (default: where --admin says)")
     parser.add_argument("--url", metavar="URL", help="send the chats here, over HTTP (default: over gRPC)")
+    client_tls.add(parser)
     admin_access.add_arguments(parser)
     parser.add_argument(
         "--cache-salt",
@@ -40,11 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0 all that can be reused was, 1 not."""
     salts = _salts(args.cache_salt)
+    tls = client_tls.tls_from(args)
     admin = _admin(args)
     with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
         address = args.grpc or grpc_address_of(channel, admin)
-        with grpc.insecure_channel(reachable(address)) as clients:
-            door: Door = HttpDoor(args.url) if args.url is not None else GrpcDoor(clients, address)
+        with _channel(reachable(address), tls) as clients:
+            door: Door = HttpDoor(args.url, tls) if args.url is not None else GrpcDoor(clients, address)
             facts = examine(channel, admin, door, salts)
     verdict = diagnose(facts)
     if args.json:
@@ -52,6 +57,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(verdict, facts)
     return 0 if verdict.is_fine else 1
+
+
+def _channel(address: str, tls: ClientTls | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address)
+    door = door_of(tls)
+    return grpc.secure_channel(address, door.credentials, options=list(door.options))
 
 
 def _salts(given: list[str]) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import grpc
 from cluster.clients import api_key
 from cluster.commands.rpc import describe
 from cluster.doctor.facts import Canary
+from cluster.flags.client_tls import ClientTls
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -58,10 +59,14 @@ class GrpcDoor:
 
 
 class HttpDoor:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ClientTls | None = None) -> None:
+        """`tls`: for https; None: the system's CAs."""
+        self._context = None if tls is None else tls.context()
         self._url = url.rstrip("/").removesuffix("/v1")
         if not self._url.startswith(("http://", "https://")):
             raise ConfigError(f"--url must look like http://127.0.0.1:8000, got {url!r}", field="--url")
+        if tls is not None and self._url.startswith("http://"):
+            raise ConfigError(f"--url must begin with https:// where TLS is asked for, got {url!r}", field="--url")
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self._post("/tokenize", {"messages": _messages(text)}, "tokens"))
@@ -82,7 +87,7 @@ class HttpDoor:
         headers = {"Content-Type": "application/json", **api_key.shown(api_key.own())}
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_S, context=self._context) as answer:
                 told = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise PeerLost(f"{self._url}{path}: {error.code}: {error.read().decode(errors='replace')}") from error

@@ -15,8 +15,10 @@ import grpc.aio
 import psutil
 import pytest
 
+from cluster.cli import main
 from cluster.clients.resuming import ResumingClient
-from cluster.clients.tls import ClientTls
+from cluster.clients.tls import door_of
+from cluster.flags.client_tls import ClientTls
 from tests.certificates import DAY, Authority, Issued
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess, port_of, running_cluster
 from tests.fuzz.mutate import frame
@@ -69,7 +71,7 @@ async def sealed_cluster(world: World, **options: int) -> AsyncIterator[ProcessC
 
 async def asked_over_grpc(cluster: ProcessCluster, tls: ClientTls | None, seed: int) -> str:
     """ "served", or the status."""
-    client = Client(cluster.grpc, None if tls is None else tls.door())
+    client = Client(cluster.grpc, None if tls is None else door_of(tls))
     try:
         tokens = await client.tokens(prompt_of(200, seed=seed), max_tokens=4, ignore_eos=True)
         return "served" if len(tokens) == 4 else "cut"
@@ -111,7 +113,7 @@ def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token:
 
 async def told_by_worker(address: str, member: Membership | str, tls: ClientTls | None = None) -> str:
     """`tls`: shown instead of what `member` shows."""
-    peer = PeerChannel(address, member, None if tls is None else tls.door())
+    peer = PeerChannel(address, member, None if tls is None else door_of(tls))
     try:
         stub = control_pb2_grpc.ControlStub(peer.channel)
         request = control_pb2.GetServerInfoRequest()
@@ -122,7 +124,9 @@ async def told_by_worker(address: str, member: Membership | str, tls: ClientTls 
         await peer.close()
 
 
-async def test_who_has_the_right_certificate_is_served_and_nobody_else_is_heard(world: World) -> None:
+async def test_who_has_the_right_certificate_is_served_and_nobody_else_is_heard(
+    world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     expired = world.clients.issue("expired", lasts=-DAY)
     strangers = {
         "plain": None,
@@ -144,6 +148,27 @@ async def test_who_has_the_right_certificate_is_served_and_nobody_else_is_heard(
         assert cluster.metric("decode-0", "twostroke_pull_bytes_total") > 0, "pages came over TLS"
         await until_routers_hear_each_other(cluster)
         await between_processes(world, cluster)
+        await asyncio.to_thread(commands_come_in, world, cluster, monkeypatch, capfd)
+
+
+def commands_come_in(
+    world: World, cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    token = world.folder / "token"
+    token.write_text(TOKEN)
+    monkeypatch.setenv("TWOSTROKE_TOKEN_FILE", str(token))
+    monkeypatch.setenv("TWOSTROKE_TLS_NAME", "localhost")
+    trusted = ["--tls-ca", str(world.clients.file)]
+    shown = [*trusted, "--tls-cert", str(world.client.cert), "--tls-key", str(world.client.key)]
+    router = cluster.routers[0]
+    few = ["--num-requests", "2", "--prompt-tokens", "20", "--output-tokens", "2", "--vocab-size", "2000"]
+    for where in (["--url", f"https://{router.http}"], ["--grpc", router.grpc]):
+        assert main(["bench", *where, *few, *shown]) == 0
+        assert main(["bench", *where, *few, *trusted]) != 0
+        assert main(["doctor", *where, "--admin", cluster.admin, *shown]) in (0, 1), "it has come to a verdict"
+        assert main(["doctor", *where, "--admin", cluster.admin, *trusted]) != 0
+    assert main(["bench", "--url", f"http://{router.http}", *shown]) == 2
+    assert "must begin with https://" in capfd.readouterr().err
 
 
 async def until_routers_hear_each_other(cluster: ProcessCluster) -> None:

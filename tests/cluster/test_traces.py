@@ -13,8 +13,8 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from cluster.admin_access import TOKEN_FILE
 from cluster.cli import main
+from cluster.flags.token import VARIABLE
 from tests.cluster.collector import Collector, collecting, values_of
 from tests.cluster.processes import PATIENCE_S, SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from twostroke.config import ModelConfig, ScheduleConfig
@@ -43,7 +43,7 @@ async def test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "token"))
     async with (
         collecting() as collector,
         running_cluster(

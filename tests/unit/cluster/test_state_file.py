@@ -44,6 +44,25 @@ def test_its_folder_is_the_users_alone() -> None:
     assert state_file.folder().stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.parametrize("made", ["a link", "open to others", "somebody else's"])
+def test_nothing_is_written_into_a_folder_that_others_may_have_prepared(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    if made == "a link":
+        state_file.folder().symlink_to(theirs)
+    else:
+        state_file.folder().mkdir()
+        state_file.folder().chmod(0o777 if made == "open to others" else 0o700)
+    if made == "somebody else's":
+        own_id = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own_id + 1)
+    with pytest.raises(ConfigError, match="only this user can write to"):
+        state_file.write(own())
+    assert not list(theirs.iterdir())
+
+
 def test_no_server_is_said_plainly() -> None:
     with pytest.raises(NotFound, match="no twostroke serve is running"):
         state_file.the_one_running()

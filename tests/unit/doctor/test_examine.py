@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from zlib import crc32
 
 import grpc
 import pytest
@@ -53,7 +54,7 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         )
 
     def tokens_of(self, chat: str) -> list[int]:
-        tokens = [sum(word.encode()) % 4000 for word in chat.split()]
+        tokens = [crc32(word.encode()) % 4000 for word in chat.split()]
         if self.varies_at is not None:
             self.tokenized += 1
             tokens[self.varies_at] = 4001 + self.tokenized
