@@ -20,20 +20,16 @@ Options = tuple[tuple[str, int], ...]
 def server_credentials(certificates: Certificates | None) -> grpc.ServerCredentials:
     if certificates is None:
         return grpc.insecure_server_credentials()
-    served = certificates.pem
 
-    def renewed() -> grpc.ServerCertificateConfiguration | None:
-        """Called on a thread of gRPC's before each handshake; None: as before."""
-        nonlocal served
-        pem = certificates.pem
-        if pem is served:
-            return None
-        served = pem
-        return _configuration(pem)
+    def renewed() -> grpc.ServerCertificateConfiguration:
+        """Called on a thread of gRPC's before each handshake. A configuration of its own makes worthless what sessions
+        were given before: gRPC would let a client come back with them for days, whatever has become of its certificate.
+        """
+        return _configuration(certificates.pem)
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(served),
-        renewed,  # type: ignore[arg-type]  # the stubs know of no None
+        _configuration(certificates.pem),
+        renewed,
         certificates.asks_clients,
     )
 
