@@ -108,14 +108,18 @@ class Answer:
     def has_begun(self) -> bool:
         return bool(self._emitted)
 
+    def note_end(self) -> None:
+        """With its last token, or because its caller has what it wants: the next ones are expected to be like it."""
+        self._around.placer.answered(len(self._emitted))
+        self._around.demand.ends(len(self._request.prompt), self.cached_tokens, len(self._emitted))
+
     async def run(self) -> None:
         """Reports tokens and one finish, or one error. Only cancelling ends it without either."""
         outcome = "cancelled"
         try:
             reason = await self._until_deadline()
             outcome = reason.value
-            self._around.placer.answered(len(self._emitted))
-            self._around.demand.ends(len(self._request.prompt), self.cached_tokens, len(self._emitted))
+            self.note_end()
             self._report(FinishEvent(self.index, reason, self.cached_tokens))
         except ServeError as error:
             outcome = type(error).__name__

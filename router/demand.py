@@ -34,7 +34,7 @@ class Demand:
         self.arrived += 1
 
     def ends(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """With its last token; one that was cancelled or refused says nothing of what such answers take."""
+        """As its client wanted it; one that was cancelled or refused says nothing of what such answers take."""
         cached_tokens = min(cached_tokens, prompt_tokens)
         self.ended.append(
             fleet_pb2.EndedAnswer(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens)

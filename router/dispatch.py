@@ -316,6 +316,7 @@ class _OpenRequest:
         task = self._tasks[index]
         if not task.done() and not task.cancelling():
             task.cancel()
+            self._answers[index].note_end()
             self.events.put_nowait(FinishEvent(index, FinishReason.STOP, self._answers[index].cached_tokens))
 
     def leave(self, error: ServeError, *, always: bool = False) -> None:

@@ -17,14 +17,15 @@ def counts_of(roster: Roster) -> Counts:
 def revised(roster: Roster, wanted: Counts, held: Mapping[str, int], *, may_switch: bool) -> Roster:
     """The roster with as many of each role as are wanted.
 
-    A worker that one role can spare becomes the other one where that lacks some: that takes a second, a new one many.
-    Those go first that are not known to serve, then those that hold least (`held`: blocks), the youngest among equals.
+    A worker that one role can spare, and that serves, becomes the other one where that lacks some: that takes a second,
+    a new one many. Those go first that are not known to serve, then those that hold least (`held`: blocks), the youngest among equals.
     """
     now = counts_of(roster)
     lacking = {Role.PREFILL: wanted.prefill - now.prefill, Role.DECODE: wanted.decode - now.decode}
     for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
         if may_switch and lacking[role] > 0 and lacking[other] < 0:
-            switching = _leaving_first(roster.staff(other), held)[: min(lacking[role], -lacking[other])]
+            ranked = sorted(_leaving_first(roster.staff(other), held), key=lambda worker_id: worker_id not in held)
+            switching = ranked[: min(lacking[role], -lacking[other])]
             for worker_id in switching:
                 roster = roster.with_post(worker_id, Post(role))
             lacking[role] -= len(switching)

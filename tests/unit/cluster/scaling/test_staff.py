@@ -170,3 +170,5 @@ def test_who_does_not_serve_goes_before_one_that_serves_and_has_cached_nothing_y
     before = roster(prefill_0=Role.PREFILL, decode_0=Role.DECODE, decode_1=Role.DECODE)
     after = revised(before, Counts(1, 1), {"decode-1": 0}, may_switch=False)
     assert after.staff(Role.DECODE) == ["decode-1"]
+    switched = revised(before, Counts(2, 1), {"decode-1": 7}, may_switch=True)
+    assert switched.staff(Role.PREFILL) == ["prefill-0", "decode-1"], "but who does not serve cannot help out"
