@@ -18,7 +18,8 @@ def revised(roster: Roster, wanted: Counts, held: Mapping[str, int], *, may_swit
     """The roster with as many of each role as are wanted.
 
     A worker that one role can spare, and that serves, becomes the other one where that lacks some: that takes a second,
-    a new one many. Those go first that are not known to serve, then those that hold least (`held`: blocks), the youngest among equals.
+    a new one many. Those go first that are not known to serve, then those that hold least (`held`: blocks), the
+    youngest among equals.
     """
     now = counts_of(roster)
     lacking = {Role.PREFILL: wanted.prefill - now.prefill, Role.DECODE: wanted.decode - now.decode}
