@@ -39,6 +39,8 @@ SPARE = 1.25
 """Times the load that fewer workers must be enough for, before some go."""
 BUSY = 0.75
 """Share of their time that prefill workers compute, where no first token is promised, or none can be kept."""
+SILENCE_S = 10.0
+"""Without being shown anything: what was before says nothing of the time between."""
 CLEAR_S = 20.0
 """In which a queue that has grown shall be gone."""
 PATIENCE = 3.0
@@ -143,9 +145,9 @@ class Planner:
         self._demands.extend(seen.ended)
         if self._arrivals:
             at_s, arrived = self._arrivals[-1]
-            if seen.arrived < arrived or seen.at_s - at_s > self._pace.window_s:
+            if seen.arrived < arrived or seen.at_s - at_s > SILENCE_S:
                 self._arrivals.clear()  # counting began anew, or nobody knows who came meanwhile
-        if self._needs and seen.at_s - self._needs[-1].at_s > self._pace.window_s:
+        if self._needs and seen.at_s - self._needs[-1].at_s > SILENCE_S:
             self._needs.clear()  # what was needed in between is not known
         self._arrivals.append((seen.at_s, seen.arrived))
         while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._pace.window_s:
