@@ -10,7 +10,7 @@ import enum
 import logging
 import math
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -161,11 +161,13 @@ class RayGround:
         worker_count: int,
         roles: Mapping[Role, RoleConfig] | None = None,
         mounts: dict[Role, type[MountedWorker]] | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`roles`: what workers ask of nodes."""
+        """`roles`: what workers ask of nodes. `clock`: of the wall."""
         self._worker_count = worker_count
         self._roles = roles or {}
         self._mounts = mounts or MOUNTS
+        self._clock = clock
 
     def find(self, config: WorkerConfig) -> RayWorker | None:
         try:
@@ -191,7 +193,8 @@ class RayGround:
     def next_incarnation(self, worker_id: str) -> int:
         key = _incarnation_key(worker_id)
         last = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
-        incarnation = int(last or 0) + 1
+        # Routers may outlive a fleet, and Ray's store: what they remember of it must not outrank the first new life.
+        incarnation = int(last) + 1 if last else max(1, int(self._clock()))
         internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
         return incarnation
 

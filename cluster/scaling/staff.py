@@ -26,7 +26,7 @@ from twostroke.rpc.v1 import fleet_pb2
 
 log = logging.getLogger(__name__)
 
-GREETING_S = 2.0
+GREETING_S = 5.0
 """For a process that was found to say that it serves; one that starts does not so soon."""
 
 

@@ -98,7 +98,8 @@ def spec(**changes: Any) -> FleetSpec:
 
 @asynccontextmanager
 async def supervising(fleet: FleetSpec) -> AsyncIterator[Any]:
-    ground = RayGround(worker_count=2, mounts={Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker})
+    mounts: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}
+    ground = RayGround(worker_count=2, mounts=mounts, clock=lambda: 1.0)
     supervisor = (
         ray.remote(max_restarts=-1)(Supervisor)
         .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0)

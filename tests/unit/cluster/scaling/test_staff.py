@@ -131,15 +131,23 @@ async def test_a_switch_asks_for_no_other_room_than_the_worker_has() -> None:
         assert ground.asked == Counts(1, 3)
 
 
-def test_room_that_an_earlier_life_of_the_supervisor_asked_for_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Ray's."""
     store: dict[str, str] = {}
-    asked: list[object] = []
     monkeypatch.setattr(ground.internal_kv, "_internal_kv_put", lambda key, value, **_: store.update({key: value}))
     monkeypatch.setattr(ground.internal_kv, "_internal_kv_get", lambda key, **_: store.get(key))
     monkeypatch.setattr(ground.internal_kv, "_internal_kv_del", lambda key, **_: store.pop(key))
     monkeypatch.setattr(
         ground.internal_kv, "_internal_kv_list", lambda prefix, **_: [key for key in store if key.startswith(prefix)]
     )
+    return store
+
+
+def test_room_that_an_earlier_life_of_the_supervisor_asked_for_is_given_back(
+    store: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
     monkeypatch.setattr(ground, "request_resources", lambda bundles, **_: asked.append(bundles))
     needs = {Role.PREFILL: RoleConfig(num_cpus=2.0)}
     RayGround(worker_count=1, roles=needs).ask_for_room(Counts(1, 1))
@@ -147,6 +155,16 @@ def test_room_that_an_earlier_life_of_the_supervisor_asked_for_is_given_back(mon
     RayGround(worker_count=1, roles=needs).forget()
     assert asked == [[{"CPU": 2.0}], []]
     assert not store
+
+
+def test_lives_of_a_new_fleet_outrank_those_of_the_one_before_which_routers_may_remember(store: dict[str, str]) -> None:
+    now_s = 1000.0
+    subject = RayGround(worker_count=1, clock=lambda: now_s)
+    before = [subject.next_incarnation("decode-0") for _ in range(3)]
+    assert before == [1000, 1001, 1002]
+    subject.forget()
+    now_s += 60.0
+    assert subject.next_incarnation("decode-0") > before[-1]
 
 
 def roster(**posts: Role) -> Roster:
