@@ -27,6 +27,8 @@ Content = TypeVar("Content")
 
 RETRY_S = 1.0
 """Files that could not be used are read again after this time: one may be new before the other, or not valid yet."""
+READS = 3
+"""Of files that change meanwhile: whoever renews them writes one after the other, and is done."""
 _WHY = {
     10: "has expired: issue a new one",
     9: "is not valid yet: look at this machine's clock",
@@ -82,8 +84,7 @@ class Certificates:
         self._sockets = sockets
         self._lock = threading.Lock()
         self._retry_at_s = 0.0
-        self._stamp = self._look()
-        self._loaded = self._load()
+        self._stamp, self._loaded = self._read_in()
 
     @property
     def pem(self) -> Pem:
@@ -125,14 +126,22 @@ class Certificates:
         with self._lock:
             if time.monotonic() >= self._retry_at_s:
                 try:
-                    stamp = self._look()
-                    if stamp != self._stamp:
-                        self._loaded = self._load()
-                        self._stamp = stamp
+                    if self._look() != self._stamp:
+                        self._stamp, self._loaded = self._read_in()
                 except ConfigError as error:
                     self._retry_at_s = time.monotonic() + RETRY_S
                     log.warning("certificates not renewed, the ones before stay in use error=%s", error.message)
             return self._loaded
+
+    def _read_in(self) -> tuple[_Stamp, _Loaded]:
+        """All of one time: gRPC gets what was read, and OpenSSL reads for itself."""
+        for _ in range(READS):
+            stamp = self._look()
+            loaded = self._load()
+            if self._look() == stamp:
+                return stamp, loaded
+        flag, path = self._files()[0]
+        raise ConfigError(f"{flag} {path} and the files beside it change while they are read", field=flag)
 
     def _look(self) -> _Stamp:
         """Changes with the files; also where another file has taken a name, or a link leads elsewhere."""

@@ -68,6 +68,26 @@ def test_what_cannot_be_used_is_refused_by_flag_and_file(
     assert "\n" not in refused.value.message
 
 
+def test_files_that_change_while_they_are_read_are_never_mixed(ca: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = ca.issue("worker")
+    certificates = Certificates(ca.config(issued), Use.CLUSTER)
+    ca.issue("worker")
+    really, changes = Path.read_bytes, 0
+
+    def read_and_change(path: Path) -> bytes:
+        nonlocal changes
+        content = really(path)
+        if path == issued.cert and changes == 0:
+            changes += 1
+            ca.issue("worker")
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", read_and_change)
+    pem = certificates.pem
+    assert changes == 1
+    assert (pem.cert, pem.key) == (really(issued.cert), really(issued.key))
+
+
 def test_a_cluster_wants_its_own_ca_and_its_own_name(ca: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger").issue("from-elsewhere")
     with pytest.raises(ConfigError, match=r"--cluster-tls-cert .*elsewhere.crt does not come from the CA in .*ca.pem"):
