@@ -24,7 +24,6 @@ from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
 from twostroke.faults.plan import ENVIRONMENT, Fault, Guard
 from twostroke.faults.points import Process
 from twostroke.rpc.channel import PeerChannel, error_of
-from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import (
     control_pb2,
     control_pb2_grpc,
@@ -72,7 +71,7 @@ class Bed:
         model: str,
         journal: Path,
         workers: int,
-        member: Membership,
+        token: str,
         launcher: int | None = None,
         fleet_address: str | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class Bed:
         self._launcher = launcher
         self._journal = journal
         self._workers = workers
-        self._member = member
+        self._token = token
         self._fleet_address = fleet_address
 
     def head(self) -> process_table.Process:
@@ -148,9 +147,8 @@ class Bed:
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str) -> AsyncIterator[PeerChannel]:
-        """To one process, as another one of the cluster. What goes wrong there is raised as ServeError."""
-        is_plain = any(address == router.admin for router in self.routers)
-        channel = PeerChannel(address, Membership(self._member.token) if is_plain else self._member)
+        """To one process, with the cluster's token. What goes wrong there is raised as ServeError."""
+        channel = PeerChannel(address, self._token)
         try:
             yield channel
         except grpc.aio.AioRpcError as error:
@@ -297,7 +295,7 @@ async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str
             model=state.model,
             journal=journal,
             workers=counts[Role.PREFILL] + counts[Role.DECODE],
-            member=Membership(process_titled(HEAD_TITLE, state.pid).environment()[TOKEN_VARIABLE]),
+            token=process_titled(HEAD_TITLE, state.pid).environment()[TOKEN_VARIABLE],
             launcher=state.pid,
         )
         yield bed, Path(state.log_dir)

@@ -28,7 +28,6 @@ from cluster.hosts.site import Site
 from cluster.state_file import ServeState
 from twostroke.config import Role
 from twostroke.errors import ConfigError
-from twostroke.rpc.membership import Membership
 
 LOAD = Load(tokens=60, prompt_letters=320, long_tokens=700)
 QUICK_LOAD = Load(tokens=20, prompt_letters=160, long_tokens=300)
@@ -102,7 +101,7 @@ class _Session:
             model=state.model,
             journal=site.runtime_folder / "journal",
             workers=1 + DECODE_HOSTS,
-            member=Membership.of(site.fleet_token, site.cluster_tls),
+            token=site.fleet_token,
             fleet_address=site.fleet_address,
         )
         clients = Clients(routers=state.routers, model=state.model, patience_s=PATIENCE_S)

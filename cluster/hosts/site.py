@@ -21,7 +21,6 @@ from cluster import orders, state_file
 from cluster.hosts.network import Host, Network, Service
 from twostroke.config import Role
 from twostroke.errors import ConfigError, ServeError
-from twostroke.tls_config import CLUSTER_NAME, TlsConfig
 
 CHECKOUT = Path(cluster.__file__).parents[1]
 SCRIPTS = CHECKOUT / "deploy" / "ray"
@@ -44,7 +43,6 @@ prefill: {{count: 1, resources: {{num_cpus: 1}}, prefer_labels: {{role: prefill}
 decode: {{count: {decode}, resources: {{num_cpus: 1}}, prefer_labels: {{role: decode}}}}
 workers: {{transports: [tcp]}}
 routers: {{count: 2, host: {host}, admin_port: {admin}}}
-security: {{cluster_tls_cert: {tls.cert}, cluster_tls_key: {tls.key}, cluster_tls_ca: {tls.ca}}}
 # All prompts travel: nobody weighs whether that is worth it.
 routing: {{policy: round-robin}}
 cache: {{kv_cache_memory: 4M}}
@@ -63,7 +61,6 @@ class Site:
         self.ray_token = self._secret("ray.token", secrets.token_hex(32))
         self._fleet_token_path = self._secret("fleet.token", self.fleet_token)
         self._authority = Authority(self.folder / "tls")
-        self.cluster_tls = self._authority.of_cluster()
         self.head = network.host("head")
         self.client = network.host("client")
         self.head.services.append(Service("ray-head", [str(SCRIPTS / "start-head.sh")], self._head(head_takes)))
@@ -151,12 +148,7 @@ class Site:
         file = self.folder / "cluster.yaml"
         file.write_text(
             CLUSTER.format(
-                head=self.head_address,
-                host=self.head.address,
-                port=FLEET_PORT,
-                admin=ADMIN_PORT,
-                decode=decode,
-                tls=self.cluster_tls,
+                head=self.head_address, host=self.head.address, port=FLEET_PORT, admin=ADMIN_PORT, decode=decode
             )
         )
         self.head.begin(Service("up", [sys.executable, "-P", "-m", "cluster.cli", "up", "-f", str(file)], environment))
@@ -207,7 +199,7 @@ class Site:
 
 
 class Authority:
-    """Signs a certificate for every host, and one for the cluster."""
+    """Signs a certificate for every host."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -216,20 +208,16 @@ class Authority:
 
     def variables(self, host: Host) -> dict[str, str]:
         """For Ray."""
-        tls = self._issued(host.name, f"IP:{host.address},IP:127.0.0.1,DNS:localhost")
-        return {"RAY_TLS_SERVER_CERT": tls.cert, "RAY_TLS_SERVER_KEY": tls.key, "RAY_TLS_CA_CERT": str(tls.ca)}
-
-    def of_cluster(self) -> TlsConfig:
-        """For our own processes, on all hosts the same."""
-        return self._issued("cluster", f"DNS:{CLUSTER_NAME}")
-
-    def _issued(self, name: str, names: str) -> TlsConfig:
-        crt, key, ca = (str(self.folder / file) for file in (f"{name}.crt", f"{name}.key", "ca.crt"))
-        tls = TlsConfig(cert=crt, key=key, ca=ca)
-        if not Path(tls.cert).exists():
-            signed_by = ("-CA", str(tls.ca), "-CAkey", str(self.folder / "ca.key"))
-            _openssl("-subj", f"/CN={name}", *signed_by, "-addext", f"subjectAltName={names}", *self._files(name))
-        return tls
+        name = host.name
+        if not (self.folder / f"{name}.crt").exists():
+            signed_by = ("-CA", str(self.folder / "ca.crt"), "-CAkey", str(self.folder / "ca.key"))
+            names = f"subjectAltName=IP:{host.address},IP:127.0.0.1,DNS:localhost"
+            _openssl("-subj", f"/CN={name}", *signed_by, "-addext", names, *self._files(name))
+        return {
+            "RAY_TLS_SERVER_CERT": str(self.folder / f"{name}.crt"),
+            "RAY_TLS_SERVER_KEY": str(self.folder / f"{name}.key"),
+            "RAY_TLS_CA_CERT": str(self.folder / "ca.crt"),
+        }
 
     def _files(self, name: str) -> tuple[str, ...]:
         return ("-keyout", str(self.folder / f"{name}.key"), "-out", str(self.folder / f"{name}.crt"))

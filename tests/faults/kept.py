@@ -14,7 +14,6 @@ from tests.cluster.processes import TOKEN, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.faults.injector import BY_CALL, JOURNAL
 from twostroke.faults.plan import ENVIRONMENT
-from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2
 
 MODEL = ModelConfig(model="paced:step_ms=6,prefill_tokens_per_s=12000,max_model_len=2048,page_bytes=128")
@@ -49,7 +48,7 @@ async def kept_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode:
             model=MODEL.public_name,
             journal=journal,
             workers=len(cluster.workers),
-            member=Membership(TOKEN),
+            token=TOKEN,
             fleet_address=cluster.fleet_address,
         )
         for task in tasks:
