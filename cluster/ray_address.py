@@ -7,6 +7,7 @@ import socket
 import time
 from pathlib import Path
 
+from cluster import ray_credentials
 from cluster.announce import Announcer
 from twostroke.errors import ConfigError
 
@@ -19,11 +20,12 @@ CURRENT = Path("/tmp/ray/ray_current_cluster")
 
 
 def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
-    """HOST:PORT, once somebody answers there. Raises ConfigError where nobody has after `wait_s`."""
+    """HOST:PORT, once somebody answers there. Raises ConfigError where nobody has after `wait_s`, or refuses us."""
     address = _here() if address == AUTO else address
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(f"--address must be HOST:PORT of a Ray head, or {AUTO}, got {address!r}", field="--address")
+    context = ray_credentials.check()
     until_s = time.monotonic() + wait_s
     while (error := _try(host, int(port))) is not None:
         if time.monotonic() >= until_s:
@@ -35,6 +37,7 @@ def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = N
         announcer = announcer or Announcer()
         announcer.say_once(f"waiting for Ray's head at {address}")
         time.sleep(PAUSE_S)
+    ray_credentials.check_head(host, int(port), context)
     return address
 
 
