@@ -217,7 +217,7 @@ async def test_connections_over_tls_leave_no_garbage(tmp_path: Path) -> None:
             silent.transport.abort()
             cut_off.transport.abort()
             async with asyncio.timeout(20):
-                while any(isinstance(each, SSLProtocol) and each._server_side for each in gc.get_objects()):  # type: ignore[attr-defined]
+                while any(type(each) is SSLProtocol and each._server_side for each in gc.get_objects()):  # type: ignore[attr-defined]
                     await asyncio.sleep(0.05)
         finally:
             gc.enable()
