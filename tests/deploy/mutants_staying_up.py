@@ -13,6 +13,7 @@ MONITOR, PODS_MONITOR = "ServiceMonitor/twostroke-router", "PodMonitor/twostroke
 HTTP, GATE, POOL = "HTTPRoute/twostroke", "Gateway/twostroke", "InferencePool/twostroke"
 FILE = "data.cluster[.]yaml"
 ROUTERS = {"matchLabels": {"app.kubernetes.io/component": "router"}}
+LAUNCHER = f"{HEAD}.initContainers[launcher]"
 NODE = "kubernetes.io/hostname"
 
 
@@ -95,12 +96,12 @@ LIVES = [
     Mutant("more in memory than there is", "memory_volumes_fit",
            put(RAY, f"{HEAD}.volumes[shared-mem].emptyDir.sizeLimit", "128Gi")),
     Mutant("a volume of root's", "volumes_can_be_written", drop(REDIS, f"{POD}.securityContext.fsGroup")),
-    Mutant("three memories", "redis_is_one", put(REDIS, "spec.replicas", 3)),
+    Mutant("three memories", "redis_remembers", put(REDIS, "spec.replicas", 3)),
     Mutant("routers in two places", "routers_are_counted_once",
            swap("ConfigMap/cluster", FILE, "routers:\n  count: 0", "routers:\n  count: 2")),
     Mutant("a limit below none", "commands_parse", add(ROUTER, f"{BOX}.args", "--max-held=-1")),
-    Mutant("keys where nothing is mounted", "paths_of_the_program_are_mounted",
-           swap_in_list(ROUTER, f"{BOX}.args", "/etc/twostroke/api-keys/keys.yaml", "/run/keys.yaml")),
+    Mutant("a prompt where nothing is mounted", "paths_of_the_program_are_mounted",
+           add(ROUTER, f"{BOX}.args", "--public-prefix=/run/prefix.txt")),
 ]  # fmt: skip
 
 WAYS = [
@@ -133,4 +134,53 @@ WAYS = [
         put(RAY, "spec.workerGroupSpecs[decode].labels.role", "prefill"))),
 ]  # fmt: skip
 
-STAYING_UP = [*PLACES, *SECURITY, *CERTIFICATES, *LIVES, *WAYS]
+LAUNCHERS = [
+    Mutant("a launcher with a Ray of its own", "launchers_join_their_pod",
+           drop(RAY, f"{LAUNCHER}.args[1]")),
+    Mutant("a launcher that takes its workers along", "launchers_join_their_pod",
+           drop(RAY, f"{LAUNCHER}.args[2]")),
+    Mutant("a launcher that sees no process", "launchers_join_their_pod", drop(RAY, f"{HEAD}.shareProcessNamespace")),
+    Mutant("a launcher with other files than Ray's", "launchers_join_their_pod",
+           drop(RAY, f"{LAUNCHER}.volumeMounts[ray-logs]")),
+    Mutant("a launcher without the certificates", "files_of_cluster_files_are_mounted",
+           put(RAY, f"{LAUNCHER}.volumeMounts[cluster-tls].mountPath", "/etc/tls")),
+    Mutant("a worker with other settings than the head", "settings_of_ray_agree", drop(RAY, f"{DECODE}.envFrom")),
+    Mutant("a worker without a home", "homes_are_told", drop(RAY, f"{DECODE}.env[HOME]")),
+    Mutant("keys that nobody asks for", "secrets_are_used",
+           swap_in_list(ROUTER, f"{BOX}.args", "--api-keys=/etc/twostroke/api-keys/keys.yaml", "--max-held=9")),
+    Mutant("a hook without a command", "commands_are_given", drop(RAY, f"{DECODE}.lifecycle.preStop.exec.command")),
+    Mutant("a hook of a program that the image has not", "commands_parse",
+           put(RAY, f"{DECODE}.lifecycle.preStop.exec.command[0]", "twostrokes")),
+    Mutant("a variable without a value", "environment_is_well_formed",
+           drop(ROUTER, f"{BOX}.env[POD_IP].valueFrom")),
+    Mutant("room for two workers with one port", "cluster_files_fit_the_pods",
+           put(RAY, "spec.workerGroupSpecs[prefill].rayStartParams.num-cpus", "4"), "dev-cpu"),
+    Mutant("an admin port of the kernel's choice", "ports_of_flags_are_declared",
+           swap_in_list(ROUTER, f"{BOX}.args", "--admin-port=50055", "--max-held=9")),
+    Mutant("a start that waits for workers", "probes_ask_what_is_answered",
+           put(ROUTER, f"{BOX}.startupProbe.grpc.service", "ready")),
+    Mutant("a worker of which nobody knows whether it serves", "pods_are_let_go",
+           drop(RAY, f"{DECODE}.readinessProbe")),
+    Mutant("a password that the head does not know", "redis_remembers",
+           drop(RAY, "spec.gcsFaultToleranceOptions.redisPassword")),
+    Mutant("a Redis for routers too", "what_must_not_get_through_does_not", put(
+        "NetworkPolicy/redis", "spec.ingress[0].from[0].podSelector",
+        {"matchLabels": {"app.kubernetes.io/part-of": "twostroke"}})),
+    Mutant("an admin port for the namespace", "what_must_not_get_through_does_not",
+           put("NetworkPolicy/router", "spec.ingress[1].from", [{"podSelector": {}}])),
+    Mutant("a selector of everybody's pods", "selectors_are_apart",
+           put(ROUTER, "spec.selector.matchLabels", {"app.kubernetes.io/part-of": "twostroke"})),
+    Mutant("a spread that counts everybody's pods", "selectors_are_apart",
+           put(ROUTER, f"{POD}.topologySpreadConstraints[0].labelSelector",
+               {"matchLabels": {"app.kubernetes.io/part-of": "twostroke"}})),
+    Mutant("a label's value that no pod has", "expressions_name_pods",
+           add("NetworkPolicy/monitoring", "spec.podSelector.matchExpressions[0].values", "workers")),
+    Mutant("a rollout that takes all away", "updates_can_proceed",
+           put(ROUTER, "spec.strategy.rollingUpdate.maxUnavailable", 2), "dev-cpu"),
+    Mutant("a taint that is misspelt", "tolerations_are_well_formed",
+           put(RAY, f"{PREFILL}.tolerations[0].key", "nvidia.com/gpus")),
+    Mutant("an object without a name", "names_are_valid", insert({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "spec": {"minAvailable": 1}})),
+]  # fmt: skip
+
+STAYING_UP = [*LAUNCHERS, *PLACES, *SECURITY, *CERTIFICATES, *LIVES, *WAYS]

@@ -95,6 +95,7 @@ OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
     pods.memory_volumes_fit,
     pods.probes_have_one_handler,
     pods.probe_numbers_are_valid,
+    pods.commands_are_given,
     pods.probe_ports_are_declared,
     pods.init_containers_end,
     pods.environment_is_well_formed,
@@ -117,6 +118,7 @@ OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
     staying_up.routers_are_probed,
     staying_up.probes_ask_this_pod,
     staying_up.volumes_can_be_written,
+    staying_up.launchers_join_their_pod,
     staying_up.secrets_are_no_text,
 )
 OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
@@ -177,7 +179,12 @@ OF_BUNDLES: tuple[Callable[[Bundle], Iterator[Complaint]], ...] = (
     process.memory_has_room_for_pages,
     staying_up.services_lead_to_ready_pods,
     staying_up.pods_are_let_go,
-    staying_up.redis_is_one,
+    staying_up.redis_remembers,
+    staying_up.secrets_are_used,
+    staying_up.settings_of_ray_agree,
+    staying_up.homes_are_told,
+    workloads.selectors_are_apart,
+    metadata.expressions_name_pods,
     certificates.cluster_certificates_fit,
     certificates.issuers_exist,
     staying_up.routers_are_counted_once,
@@ -195,6 +202,7 @@ class Checker:
 
     def findings(self, objects: list[Object]) -> list[Finding]:
         malformed = [finding for item in objects for finding in self._about(SHAPES, item, _where(item))]
+        malformed += [_nameless(item) for item in objects if not _is_readable(item)]
         readable = [item for item in objects if _is_readable(item)]
         bundle = Bundle([*readable, *(cluster_of(item) for item in readable if item.get("kind") == "RayService")])
         wrong = {finding.where for finding in malformed}
@@ -249,6 +257,11 @@ def _run(check: Callable[[Any], Iterator[Complaint]], subject: Any, thing: str) 
 
 def _is_readable(item: Object) -> bool:
     return isinstance(item.get("metadata"), dict) and isinstance(item.get("spec", {}), dict) and bool(name_of(item))
+
+
+def _nameless(item: Object) -> Finding:
+    what, todo = "no name, or metadata or spec that are no maps", "give it metadata.name"
+    return Finding(metadata.names_are_valid.__name__, _where(item), "metadata.name", what, todo)
 
 
 def _where(item: Object) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 from cluster.file.cluster import ClusterFile
@@ -41,13 +43,13 @@ def files_of_cluster_files_are_mounted(bundle: Bundle) -> Iterator[Complaint]:
     for item, key in cluster_files_of(bundle):
         for file in sorted(set(re.findall(r"/etc/twostroke/[\w./-]+", item["data"][key]))):
             for pod in bundle.pods:
-                if pod.owner != "RayCluster":
-                    continue
-                container = (pod.spec.get("containers") or [{}])[0]
-                wrong = file_complaint(bundle, pod, container, file)
-                if wrong:
-                    what = f"{file}, on pods of group {pod.group}: {wrong[0]}"
-                    yield Complaint(where(item), f"data.{key}", what, wrong[1])
+                boxes = (pod.spec.get("containers") or [{}])[:1]
+                boxes += [box for box in pod.spec.get("initContainers") or [] if "up" in (box.get("command") or [])]
+                for container in boxes if pod.owner == "RayCluster" else ():
+                    wrong = file_complaint(bundle, pod, container, file)
+                    if wrong:
+                        what = f"{file}, in {container.get('name')} of group {pod.group}: {wrong[0]}"
+                        yield Complaint(where(item), f"data.{key}", what, wrong[1])
 
 
 @functools.lru_cache(maxsize=64)
@@ -128,9 +130,23 @@ def _misfits_of_group(
         yield f"{role}.resources.{name}", what, "num_cpus, num_gpus, memory, or what rayStartParams.resources names"
     limits = ((pod.spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
     gpus = quantity(told.get("num-gpus", limits.get("nvidia.com/gpu", 0))) or 0
+    room = _room(cpus, pod, wanted, gpus)
+    if any(ports.values()) and room > 1:
+        what = f"a pod of group {pod.group} has room for {room} workers, and ports for one"
+        yield f"{role}.resources", what, 'num-cpus: "1" in its rayStartParams, and num_cpus: 1 here'
     if (wanted.num_gpus or 0) > gpus:
         what = f"{wanted.num_gpus:g}, a pod of group {pod.group} has {gpus:g}"
         yield f"{role}.resources.num_gpus", what, "add nvidia.com/gpu to its limits"
+
+
+def _room(cpus: Decimal | None, pod: PodTemplate, wanted: Any, gpus: Decimal | int) -> int:
+    """Where nothing tells Ray, KubeRay does: the container's limit or request, rounded up."""
+    resources = ((pod.spec.get("containers") or [{}])[0].get("resources")) or {}
+    told = (resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu")
+    has = cpus if cpus is not None else Decimal(math.ceil(quantity(told) or 0))
+    shares = [has / Decimal(str(wanted.num_cpus))] if wanted.num_cpus else []
+    shares += [Decimal(gpus) / Decimal(str(wanted.num_gpus))] if wanted.num_gpus else []
+    return int(min(shares)) if shares else 1
 
 
 def _custom_resources(start_params: Object) -> list[str]:

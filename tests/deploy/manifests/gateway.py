@@ -250,7 +250,7 @@ def _seconds(text: str) -> float:
 def _protocol_complaints(item: Object, path: str, port: Object) -> Iterator[Complaint]:
     """A gateway speaks HTTP/1.1 to a port that does not say otherwise, and gRPC needs HTTP/2."""
     protocol = port.get("appProtocol", "")
-    if item["kind"] == "GRPCRoute" and "h2c" not in protocol and protocol != "grpc":
+    if item["kind"] == "GRPCRoute" and protocol not in ("kubernetes.io/h2c", "grpc"):
         what = f"port {port.get('port')} does not say that it speaks HTTP/2"
         yield Complaint(where(item), f"{path}.port", what, "lead to the gRPC port, with appProtocol kubernetes.io/h2c")
     if item["kind"] == "HTTPRoute" and ("h2c" in protocol or protocol == "grpc"):

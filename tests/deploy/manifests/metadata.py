@@ -55,6 +55,18 @@ def selectors_are_well_formed(item: Object) -> Iterator[Complaint]:
             yield Complaint(where(item), path, what, "In and NotIn have values, Exists and DoesNotExist have none")
 
 
+def expressions_name_pods(bundle: Bundle) -> Iterator[Complaint]:
+    """Each value that a selector of pods lists is one that some pod has."""
+    for item in bundle.of("PodMonitor", "NetworkPolicy", "PodDisruptionBudget"):
+        for path, expression in _expressions(item.get("spec"), "spec"):
+            known = {pod.labels.get(str(expression.get("key"))) for pod in bundle.pods} - {None}
+            listed = expression.get("values") or [] if expression.get("operator") == "In" else []
+            for value in listed if known & set(listed) else []:
+                if value not in known:
+                    what, todo = f"no pod has {expression['key']}={value}", f"use {', '.join(sorted(map(str, known)))}"
+                    yield Complaint(where(item), path, what, todo)
+
+
 def ray_group_labels_match(pod: PodTemplate) -> Iterator[Complaint]:
     """A group's `labels` become labels of Ray's nodes and of pods; the template must not say something else."""
     for key, value in ((pod.metadata.get("labels") or {}) if pod.owner == "RayCluster" else {}).items():

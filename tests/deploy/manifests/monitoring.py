@@ -58,6 +58,12 @@ def monitors_find_their_targets(bundle: Bundle) -> Iterator[Complaint]:
         pods = [pod for pod in pods if _covers(item, {"metadata": {"namespace": pod.namespace}})]
         if not pods:
             yield Complaint(where(item), "spec.selector", "selects no pod", "use labels of the pods")
+        names = {str(one["port"]) for one in item["spec"].get("podMetricsEndpoints") or [] if one.get("port")}
+        for pod in pods if names else []:
+            own = {str(port.get("name")) for _, container in pod.containers for port in container.get("ports") or []}
+            if not names & own:
+                what = f"pods of {pod.where} {pod.group} have none of its ports"
+                yield Complaint(where(item), "spec.podMetricsEndpoints", what, f"use one of: {', '.join(sorted(own))}")
         for index, endpoint in enumerate(item["spec"].get("podMetricsEndpoints") or []):
             ports = [port for pod in pods for _, container in pod.containers for port in container.get("ports") or []]
             number = endpoint.get("portNumber")
@@ -92,6 +98,8 @@ def scrapes_can_succeed(item: Object) -> Iterator[Complaint]:
         if interval and timeout and _seconds(timeout) > _seconds(interval):
             what = f"{timeout} is longer than the interval of {interval}"
             yield Complaint(where(item), f"{place}.scrapeTimeout", what, "make it shorter: the operator refuses it")
+        if not any(endpoint.get(one) for one in ("port", "portNumber", "targetPort")):
+            yield Complaint(where(item), f"{place}.port", "none", "name the port that has metrics")
         if endpoint.get("scheme") in ("https", "HTTPS") and not endpoint.get("tlsConfig"):
             yield Complaint(where(item), f"{place}.scheme", "metrics are served without TLS", "leave it out")
 
@@ -180,7 +188,7 @@ def triggers_are_complete(item: Object) -> Iterator[Complaint]:
 
 def _prometheus_complaints(item: Object, place: str, told: Object) -> Iterator[Complaint]:
     address, query = told.get("serverAddress"), str(told.get("query") or "")
-    if address and not re.match(r"https?://[^/]+", str(address)):
+    if address and not re.fullmatch(r"https?://[^/:]+(:\d+)?(/.*)?", str(address)):
         yield Complaint(where(item), f"{place}.serverAddress", f"{address} is no URL", "write http://HOST:PORT")
     if re.fullmatch(r"\s*[a-zA-Z_:][\w:]*\s*(\{.*\})?\s*", query):
         what = "as many numbers as there are processes, and KEDA takes one"

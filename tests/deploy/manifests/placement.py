@@ -55,7 +55,11 @@ _OBJECT_WORDS: dict[str, dict[str, tuple[str, ...]]] = {
         r"spec\.(ingress|egress)\.ports\.protocol": ("TCP", "UDP", "SCTP"),
     },
     "PersistentVolumeClaim": {r"spec\.volumeMode": ("Filesystem", "Block")},
-    "ScaledObject": {r"spec\.triggers\.metricType": ("AverageValue", "Value", "Utilization")},
+    "ScaledObject": {
+        r"spec\.triggers\.metricType": ("AverageValue", "Value", "Utilization"),
+        r"spec\.advanced\..*\.selectPolicy": ("Max", "Min", "Disabled"),
+        r"spec\.advanced\..*\.policies\.type": ("Pods", "Percent"),
+    },
     "HorizontalPodAutoscaler": {
         r"spec\.metrics\.type": ("Resource", "Pods", "Object", "External", "ContainerResource"),
         r"spec\.metrics\.\w+\.target\.type": ("Utilization", "Value", "AverageValue"),
@@ -141,6 +145,10 @@ def spread_counts_its_own_pods(pod: PodTemplate) -> Iterator[Complaint]:
 def tolerations_are_well_formed(pod: PodTemplate) -> Iterator[Complaint]:
     for index, toleration in enumerate(pod.spec.get("tolerations") or []):
         place, exists = f"{pod.path}.spec.tolerations[{index}]", toleration.get("operator") == "Exists"
+        devices = {name for _, box in pod.containers for name in (box.get("resources") or {}).get("limits") or {}}
+        near = [name for name in sorted(devices) if "/" in name and is_slip(str(toleration.get("key", "")), name)]
+        if near:
+            yield Complaint(pod.where, f"{place}.key", f"{toleration['key']} taints no node", f"use {near[0]}")
         if exists and toleration.get("value"):
             yield Complaint(pod.where, f"{place}.value", "Exists takes no value", "leave out the value or use Equal")
         if not toleration.get("key") and not exists:

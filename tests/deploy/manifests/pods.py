@@ -89,6 +89,8 @@ def volumes_are_mounted(pod: PodTemplate) -> Iterator[Complaint]:
         if volume.get("name") not in mounted:
             place, what = f"{pod.path}.spec.volumes[{index}]", f"no container mounts {volume.get('name')}"
             yield Complaint(pod.where, place, what, "mount it or leave it out")
+    for name in sorted(set(pod.claims) - mounted):
+        yield Complaint(pod.where, "spec.volumeClaimTemplates", f"no container mounts {name}", "mount it")
 
 
 def mount_paths_are_unique(pod: PodTemplate) -> Iterator[Complaint]:
@@ -184,6 +186,14 @@ def probes_have_one_handler(pod: PodTemplate) -> Iterator[Complaint]:
             yield Complaint(pod.where, f"{path}.lifecycle.{hook}", f"{len(handlers)} handlers {handlers}", todo)
 
 
+def commands_are_given(pod: PodTemplate) -> Iterator[Complaint]:
+    told = [(path, name, probe) for path, name, probe in _probes(pod)]
+    told += [(path, f"lifecycle.{hook}", handler) for path, hook, handler in _hooks(pod)]
+    for path, name, holder in told:
+        if holder.get("exec") is not None and not holder["exec"].get("command"):
+            yield Complaint(pod.where, f"{path}.{name}.exec.command", "none", "say what is to be run")
+
+
 def probe_numbers_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
     least = {"initialDelaySeconds": 0, "periodSeconds": 1, "timeoutSeconds": 1, "failureThreshold": 1}
     for path, name, probe in _probes(pod):
@@ -241,6 +251,8 @@ def environment_is_well_formed(pod: PodTemplate) -> Iterator[Complaint]:
             if "valueFrom" in variable and (variable.get("value") or len(sources) != 1):
                 what = f"{name} has a value and {len(sources)} sources"
                 yield Complaint(pod.where, place, what, "give it a value or exactly one source")
+            if "value" not in variable and not sources:
+                yield Complaint(pod.where, place, f"{name} has neither a value nor a source", "give it one")
             if not name or "=" in name or name in seen:
                 yield Complaint(pod.where, f"{place}.name", f"{name!r} is taken or no name", "set each variable once")
             seen.add(name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import ipaddress
 import mmap
 import re
 from collections.abc import Iterator
@@ -35,13 +37,16 @@ def variables_are_read(bundle: Bundle) -> Iterator[Complaint]:
         setting = re.fullmatch(r"RAY_([a-z][a-z0-9_]*)", name)
         if setting and not is_setting_of_ray(setting[1]):
             yield Complaint(thing, path, f"Ray reads no {name}", "see ray_config_def.h of Ray for its name")
-        elif setting and name.endswith(("_ms", "_s", "_threshold", "_niceness")) and not re.fullmatch(r"-?\d+", value):
+        elif setting and re.search(r"_(ms|s|threshold|niceness)(_|$)", name) and not re.fullmatch(r"-?\d+", value):
             yield Complaint(thing, path, f"{value!r} is no number", "write digits, without a unit")
 
 
 def servers_listen_outside(pod: PodTemplate) -> Iterator[Complaint]:
     for path, args, container in started(pod, hooks=False):
-        if getattr(args, "host", None) in _LOOPBACK and container.get("ports"):
+        host = getattr(args, "host", None)
+        if host and not _is_address(host.strip("[]")):
+            yield Complaint(pod.where, path, f"--host {host} is no address", "use 0.0.0.0")
+        if host in _LOOPBACK and container.get("ports"):
             what = f"--host {args.host}: nobody outside the pod reaches its ports"
             yield Complaint(pod.where, path, what, "use 0.0.0.0")
 
@@ -61,7 +66,7 @@ def secrets_are_given(bundle: Bundle) -> Iterator[Complaint]:
     guarded = {where(item) for item in bundle.of("RayCluster") if item["spec"].get("authOptions")}
     for pod in bundle.pods:
         for path, args, container in started(pod, hooks=False):
-            known = {str(one.get("name")) for one in container.get("env") or []}
+            known = {str(one["name"]) for one in container.get("env") or [] if one.get("value") or one.get("valueFrom")}
             command = args.command
             told = "TWOSTROKE_TOKEN_FILE" in known or "--token-file" in " ".join(map(str, container.get("args") or []))
             if not (told or (command == "up" and own)) and command in ("router", "up"):
@@ -219,6 +224,12 @@ def _unmounted(
     wrong = file_complaint(bundle, pod, container, model) if model and model.startswith("/") else None
     if wrong is not None:
         yield Complaint(pod.where, path, f"model {model}: {wrong[0]}", wrong[1])
+
+
+def _is_address(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return text == "localhost" or bool(ipaddress.ip_address(text))
+    return False
 
 
 def _speech(secured: bool) -> str:

@@ -59,6 +59,11 @@ def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
         first = str((container.get("command") or [PROGRAM])[0])
         if _is_ours(container) and first not in (PROGRAM, *_SHELLS):
             yield Complaint(pod.where, f"{path}.command", f"the image has no program {first}", f"use {PROGRAM}")
+        for hook, handler in (container.get("lifecycle") or {}).items():
+            words = ((handler or {}).get("exec") or {}).get("command") or [PROGRAM]
+            if _is_ours(container) and PROGRAM in str(words[0]) and words[0].rpartition("/")[2] != PROGRAM:
+                place = f"{path}.lifecycle.{hook}.exec.command"
+                yield Complaint(pod.where, place, f"the image has no program {words[0]}", f"use {PROGRAM}")
 
 
 def variables_are_defined(pod: PodTemplate) -> Iterator[Complaint]:
@@ -82,7 +87,7 @@ def ports_of_flags_are_declared(pod: PodTemplate) -> Iterator[Complaint]:
         declared = {port.get("name"): port.get("containerPort") for port in container.get("ports") or []}
         for flag, name in _PORT_NAMES.items():
             told = getattr(args, flag, None)
-            if told and declared.get(name) != told:
+            if (told or (name in declared and args.command == "router")) and declared.get(name) != told:
                 what = f"--{flag.replace('_', '-')} is {told}, the container's port {name} is {declared.get(name)}"
                 yield Complaint(pod.where, path, what, "make them equal")
 
@@ -102,7 +107,7 @@ def probes_ask_what_is_answered(pod: PodTemplate) -> Iterator[Complaint]:
             if handler.get("service", "") not in _HEALTH:
                 what = f"no health service is named {handler['service']}"
                 yield Complaint(pod.where, f"{place}.service", what, 'use "live" or "ready"')
-            elif name == "livenessProbe" and handler.get("service") == "ready":
+            elif name != "readinessProbe" and handler.get("service", "") in ("", "ready"):
                 what = "who is not ready would be killed"
                 yield Complaint(pod.where, f"{place}.service", what, "use live")
             if answering and _declared(container, handler.get("port")) and handler.get("port") not in answering:
@@ -264,10 +269,8 @@ def _address_complaint(bundle: Bundle, pod: PodTemplate, address: str) -> str:
     for cluster in bundle.of("RayCluster"):
         if name == f"{name_of(cluster)}-head-svc":
             head = next(pod for pod in bundle.pods if pod.where == where(cluster) and pod.group == "head")
-            ports = {
-                one.get("containerPort") for _, container in head.containers for one in container.get("ports") or []
-            }
-            return "" if int(port) in ports else f"the head has no port {port}"
+            ports = {str(one.get("containerPort")) for _, box in head.containers for one in box.get("ports") or []}
+            return "" if port in ports else f"the head has no port {port}"
     service = bundle.find("Service", name, namespace)
     if service is None:
         return f"no Service is named {name}"

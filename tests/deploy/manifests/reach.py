@@ -98,8 +98,14 @@ def what_must_not_get_through_does_not(bundle: Bundle) -> Iterator[Complaint]:
         if _invited(bundle, source, target, number):
             what = f"{role_of(source)} reaches {role_of(target)} at {name} ({number})"
             yield Complaint(target.where, target.path, what, "name the port, or other pods, in the NetworkPolicy")
+    for target in _redis(bundle):
+        for source in bundle.pods:
+            for port in _declared(target) if source.group != "head" and source.where != target.where else ():
+                if _invited(bundle, source, target, int(port)):
+                    what = f"{role_of(source) or source.where} reaches Redis ({port}), which is the head's"
+                    yield Complaint(target.where, target.path, what, "name the head in the NetworkPolicy")
     for pod, name, number in _doors(bundle):
-        if not dict(CLIENTS)[name] and _anyone_may(bundle, pod, number):
+        if not dict(CLIENTS)[name] and _strangers_may(bundle, pod, number):
             what = f"anyone reaches port {name} ({number})"
             yield Complaint(pod.where, pod.path, what, "name in the NetworkPolicy who may")
 
@@ -155,6 +161,17 @@ def _doors(bundle: Bundle) -> Iterator[tuple[PodTemplate, str, int]]:
         for name, _ in CLIENTS:
             for number in _numbers(pod, name) if role_of(pod) == ROUTER else ():
                 yield pod, name, number
+
+
+def _redis(bundle: Bundle) -> list[PodTemplate]:
+    """Pods that keep what a RayCluster's head knows."""
+    found = []
+    for item in bundle.of("RayCluster"):
+        address = str((item["spec"].get("gcsFaultToleranceOptions") or {}).get("redisAddress", ""))
+        name = address.rpartition("/")[2].rpartition(":")[0].partition(".")[0]
+        service = bundle.find("Service", name, namespace_of(item)) or {}
+        found += bundle.pods_with((service.get("spec") or {}).get("selector") or {"": ""}, namespace_of(item))
+    return found
 
 
 def _declared(pod: PodTemplate) -> set[str]:
@@ -265,6 +282,18 @@ def _anyone_may(bundle: Bundle, pod: PodTemplate, number: int) -> bool:
         _opens(rule or {}, number, pod) and not (rule or {}).get("from")
         for rule in _rules(bundle, pod, "Ingress", "ingress")
     )
+
+
+def _strangers_may(bundle: Bundle, pod: PodTemplate, number: int) -> bool:
+    return any(
+        _opens(rule or {}, number, pod) and any(not _chooses(peer) for peer in (rule or {}).get("from") or [{}])
+        for rule in _rules(bundle, pod, "Ingress", "ingress")
+    )
+
+
+def _chooses(peer: Object) -> bool:
+    """An empty selector takes in whoever comes."""
+    return bool(peer.get("ipBlock") or peer.get("namespaceSelector") or peer.get("podSelector"))
 
 
 def _rules(bundle: Bundle, pod: PodTemplate, kind: str, field: str) -> list[Any]:

@@ -287,4 +287,5 @@ def _files_of(bundle: Bundle, pod: PodTemplate, volume_name: str) -> frozenset[s
             if known is None:
                 return None
             files |= known
-    return frozenset(files) if files else None
+    told = any(source in volume for source in ("configMap", "secret", "projected"))
+    return frozenset(files) if told else None

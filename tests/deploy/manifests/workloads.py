@@ -30,6 +30,23 @@ def selectors_match_templates(item: Object) -> Iterator[Complaint]:
         yield Complaint(where(item), "spec.selector", what, "make them equal")
 
 
+def selectors_are_apart(bundle: Bundle) -> Iterator[Complaint]:
+    """What counts, or spreads, the pods of others counts wrongly."""
+    for pod in bundle.pods:
+        others = [one for one in bundle.pods if one.namespace == pod.namespace and one.where != pod.where]
+        for index, rule in enumerate(pod.spec.get("topologySpreadConstraints") or []):
+            taken = [one.where for one in others if selected(rule.get("labelSelector"), one.labels)]
+            if taken:
+                place = f"{pod.path}.spec.topologySpreadConstraints[{index}].labelSelector"
+                yield Complaint(pod.where, place, f"counts pods of {taken[0]} too", "name what is these pods' own")
+    for item in bundle.of("Deployment", "StatefulSet", "DaemonSet"):
+        for pod in bundle.pods:
+            foreign = pod.namespace == namespace_of(item) and pod.where != where(item)
+            if foreign and selected(item["spec"].get("selector"), pod.labels):
+                what = f"selects pods of {pod.where} too"
+                yield Complaint(where(item), "spec.selector", what, "name what is these pods' own")
+
+
 def updates_can_proceed(item: Object) -> Iterator[Complaint]:
     if item.get("kind") != "Deployment":
         return
@@ -45,6 +62,9 @@ def updates_can_proceed(item: Object) -> Iterator[Complaint]:
         yield Complaint(where(item), place, f"{rolling}: neither numbers nor percentages", 'write 1 or "25%"')
     elif surge == 0 and missing == 0:
         yield Complaint(where(item), place, "maxSurge and maxUnavailable are both 0", "allow one of them")
+    elif isinstance(rolling.get("maxUnavailable"), int) and missing >= item["spec"].get("replicas", missing + 1) > 1:
+        what = f"of {item['spec']['replicas']} pods {rolling['maxUnavailable']} may be away at once"
+        yield Complaint(where(item), f"{place}.maxUnavailable", what, "keep some: 0 or 1")
     elif surge < 0 or missing < 0 or (isinstance(rolling.get("maxUnavailable"), str) and missing > 1):
         yield Complaint(where(item), place, f"{rolling} is out of bounds", "use 0 or more, at most 100%")
 
