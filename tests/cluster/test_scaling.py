@@ -14,8 +14,8 @@ from twostroke.config import CacheConfig, ClusterConfig
 from twostroke.scaling_config import ScalingConfig
 
 PROMPT, ANSWER = 240, 8
-LOW, HIGH = 1.6, 4.8
-"""Requests per second; the first takes 0.32 of a prefill worker, the second 0.96, where three quarters are enough."""
+LOW, HIGH = 2.4, 4.8
+"""Requests per second; the first takes 0.48 of a prefill worker, the second 0.96, where three quarters are enough."""
 QUICK = ScalingConfig(max_prefill=2, tick_s=0.25, up_s=1.0, down_s=4.0, window_s=2.5)
 
 
@@ -72,7 +72,7 @@ async def play(pace: ScalingConfig) -> tuple[float, float]:
         load.rate, doubled_s = HIGH, time.monotonic()
         said = await serving(cluster, 2)
         assert "more prefill workers are needed" in str(said["reason"])
-        load.rate, halved_s = LOW / 2, time.monotonic()
+        load.rate, halved_s = LOW, time.monotonic()
         said = await serving(cluster, 1)
         assert "fewer would have done" in str(said["reason"])
         back_s = time.monotonic() - halved_s
