@@ -114,10 +114,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         for queue in self.streams.values():
             queue.put_nowait(None)
 
-    def break_events(self, *, for_good: bool = False) -> None:
-        """`for_good`: until `may_subscribe` is set."""
-        if for_good:
-            self.may_subscribe.clear()
+    def break_events(self) -> None:
         for queue in self.subscribers:
             queue.put_nowait(None)
 

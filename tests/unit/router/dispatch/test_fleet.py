@@ -34,7 +34,8 @@ async def test_a_router_needs_a_fleet_address_and_a_known_policy():
 async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, standing, soon):
     first, second = await fleet.add("decode-0"), await fleet.add("decode-1")
     core = await fleet.core()
-    first.break_events(for_good=True)
+    first.may_subscribe.clear()
+    first.break_events()
     await soon(lambda: standing(core)["decode-0"] == "suspect")
     for number in range(6):
         await ask(core, prompt=range(number, 50)).task
@@ -50,7 +51,8 @@ async def test_streams_of_a_suspect_worker_go_on(fleet, ask, standing, soon):
     core = await fleet.core()
     answer = ask(core)
     await answer.has(5)
-    worker.break_events(for_good=True)
+    worker.may_subscribe.clear()
+    worker.break_events()
     await soon(lambda: standing(core)["decode-0"] == "suspect")
     worker.hold_at = None
     assert (await answer.task).is_right
