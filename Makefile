@@ -9,7 +9,7 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test image manifests pods .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests pods rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -19,6 +19,7 @@ help:
 	@echo "make scaling           a load that doubles, with the planner's own times, some minutes"
 	@echo "make manifests         of the gate: Kubernetes manifests, checked offline"
 	@echo "make pods              the pods of overlay dev-cpu on this machine, out of namespaces (root)"
+	@echo "make rayup             ray up, ray job, ray down at hosts with sshd, out of namespaces (root, sshd, rsync, minutes)"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
@@ -73,6 +74,16 @@ manifests: .tools
 
 pods: .tools
 	$(BIN)/python -m tests.pods.play dev-cpu
+
+# The rest of ray[default] in a venv over ours: the gate must not change with it.
+$(VENV)/nodes/.installed: $(VENV)/.dev
+	$(BIN)/python -m venv --without-pip $(VENV)/nodes
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VENV)/nodes/lib/python*/site-packages)/main.pth
+	$(BIN)/pip --python $(VENV)/nodes/bin/python install --quiet --disable-pip-version-check "ray[default]==2.60.0"
+	touch $@
+
+rayup: $(VENV)/nodes/.installed
+	$(BIN)/python -m pytest tests/rayup -m slow
 
 test: lint proto-check .tools
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -22,5 +22,7 @@ export RAY_API_SERVER_ADDRESS=${RAY_API_SERVER_ADDRESS:-http://127.0.0.1:8265}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 cp "$file" "$folder/cluster.yaml"
-"$RAY" job submit --no-wait --submission-id "${JOB:=twostroke}" --working-dir "$folder" -- \
+# A name is taken until its job has ended and is deleted; what it logged stays, and the next one's follows.
+"$RAY" job delete "${JOB:=twostroke}" >/dev/null 2>&1 || true
+"$RAY" job submit --no-wait --submission-id "$JOB" --working-dir "$folder" -- \
     twostroke up --file cluster.yaml --address auto --keep "$@"

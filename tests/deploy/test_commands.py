@@ -85,7 +85,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
     "deploy/ray/start-head.sh": (OF_A_NODE, "ROLE"),
     "RAY=/opt/twostroke/.venv/bin/ray RAY_AUTH_TOKEN_PATH=/etc/twostroke/ray.token ROLE=prefill HEAD=HEAD:6379 "
     "deploy/ray/start-worker.sh": (OF_A_NODE, "ROLE"),
-    "RAY_AUTH_TOKEN_PATH=~/.twostroke/ray.token deploy/ray/job.sh deploy/examples/hosts.yaml": (
+    "deploy/ray/job.sh deploy/examples/hosts.yaml": (
         "tests/deploy/test_ray_up.py::test_a_job_brings_its_file_and_goes_on_with_the_fleet",
         "job.sh",
     ),
@@ -113,6 +113,20 @@ RUN_BY: dict[str, tuple[str, str]] = {
 }
 """Command -> (FILE::FUNCTION that runs it, or one like it at another port, on another folder or with a smaller model;
 words of that function that do)."""
+RAYUP = "tests/rayup/test_rayup.py::test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it"
+LOCAL = "deploy/ray/cluster.local.yaml"
+RUN_BY_HAND: dict[str, tuple[str, str, str]] = {
+    f"ray up {LOCAL}": ("rayup", RAYUP, "ray up --yes {CLUSTER}"),
+    f"ray dashboard {LOCAL}": ("rayup", RAYUP, "ray dashboard {CLUSTER}"),
+    "export RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265 RAY_AUTH_MODE=token "
+    "RAY_AUTH_TOKEN_PATH=~/.twostroke/ray.token": ("rayup", RAYUP, "{EXPORT}"),
+    "ray job logs --follow twostroke": ("rayup", RAYUP, "ray job logs --follow twostroke"),
+    "ray job stop twostroke": ("rayup", RAYUP, "ray job stop twostroke"),
+    f"ray exec {LOCAL} 'twostroke down --address auto'": ("rayup", RAYUP, "ray exec {CLUSTER}"),
+    f"ray down {LOCAL}": ("rayup", RAYUP, "ray down --yes {CLUSTER}"),
+    "ray stop": ("rayup", RAYUP, "ray down --yes {CLUSTER}"),
+}
+"""Command -> (target of the Makefile, FILE::FUNCTION, words): as `RUN_BY`, by a test that is too slow for the gate."""
 
 
 @functools.cache
@@ -121,7 +135,7 @@ def told() -> list[Command]:
 
 
 def is_settled(command: Command) -> bool:
-    return command.text in RUN_BY or command.excuse is not None
+    return command.text in RUN_BY or command.text in RUN_BY_HAND or command.excuse is not None
 
 
 def names(command: Command, other: Command) -> bool:
@@ -138,12 +152,15 @@ def test_every_command_of_the_readmes_is_run_by_a_test_or_says_why_not() -> None
         for command in told()
         if not is_settled(command) and not any(names(command, other) for other in settled)
     ]
-    assert not open_ones, "neither in RUN_BY nor said to be `not run: REASON`:\n" + "\n".join(open_ones)
+    assert not open_ones, "neither in RUN_BY, or RUN_BY_HAND, nor said to be `not run: REASON`:\n" + "\n".join(
+        open_ones
+    )
 
 
 def test_a_command_that_is_run_is_told_and_is_not_said_to_be_not_run() -> None:
-    assert RUN_BY.keys() <= {command.text for command in told()}
-    assert not [str(command) for command in told() if command.is_excused_beside and command.text in RUN_BY]
+    run = RUN_BY.keys() | RUN_BY_HAND.keys()
+    assert run <= {command.text for command in told()}
+    assert not [str(command) for command in told() if command.is_excused_beside and command.text in run]
 
 
 @pytest.mark.parametrize("command", RUN_BY)
@@ -156,6 +173,18 @@ def test_the_test_that_runs_a_command_is_there_and_part_of_the_gate(command: str
     source = source_of(ROOT / file, function)
     assert words in source, f"{where} does not say {words}"
     assert "mark.slow" not in source
+
+
+@pytest.mark.parametrize("command", RUN_BY_HAND)
+def test_the_target_whose_test_runs_a_command_is_there(command: str) -> None:
+    target, where, words = RUN_BY_HAND[command]
+    file, _, function = where.partition("::")
+    source = source_of(ROOT / file, function)
+    assert words in source, f"{where} does not say {words}"
+    assert "mark.slow" in source
+    assert target in makefile().keys() - made_by_the_gate()
+    assert f"make {target} " in (ROOT / "Makefile").read_text()
+    assert f"pytest {Path(file).parent} -m slow" in (ROOT / "Makefile").read_text()
 
 
 def test_kubectl_takes_the_commands_that_make_objects(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def test_nodes_are_started_by_scripts_that_are_there_with_variables_that_they_re
             assert re.search(rf"\b{variable}\b", read_there), variable
 
 
+def test_a_login_shell_of_a_node_that_is_set_up_finds_the_commands(cluster: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / ".twostroke").mkdir()
+    (tmp_path / ".twostroke/ray.token").touch()
+    login = 'source ~/.bashrc; echo "${PATH%%:*} $RAY_AUTH_MODE"; wc -l < ~/.bashrc'
+    line = "; ".join([*cluster["setup_commands"] * 2, login])  # `ray up` may be repeated
+    environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("/opt/twostroke/.venv/bin token\n1\n", "")
+
+
 def test_groups_of_nodes_are_labelled_with_the_roles_of_workers() -> None:
     groups = yaml.safe_load((ROOT / "deploy/ray/cluster.aws.yaml").read_text())["available_node_types"]
     assert {name: group.get("labels", {}).get("role") for name, group in groups.items()} == {
@@ -85,12 +95,13 @@ def test_a_job_without_a_file_or_a_token_is_refused_in_one_line(tmp_path: Path) 
 def test_a_job_brings_its_file_and_goes_on_with_the_fleet(tmp_path: Path) -> None:
     """Ray is played."""
     ray, token = tmp_path / "ray", tmp_path / "token"
-    ray.write_text('#!/bin/bash\necho "$*"; cat "$7/cluster.yaml"\n')
+    ray.write_text('#!/bin/bash\necho "$2" >> "${0%/*}/calls"; echo "$*"; cat "$7/cluster.yaml"\n')
     ray.chmod(0o755)
     token.write_text("x")
     environment = os.environ | {"RAY": str(ray), "RAY_AUTH_TOKEN_PATH": str(token)}
     job = [ROOT / "deploy/ray/job.sh", ROOT / "deploy/examples/hosts.yaml"]
     done = subprocess.run(job, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "calls").read_text().split() == ["delete", "submit"]
     asked, _, brought = done.stdout.partition("\n")
     assert asked.startswith("job submit --no-wait --submission-id twostroke --working-dir ")
     (arguments,) = re.findall(r" -- twostroke (.*)$", asked)

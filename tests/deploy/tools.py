@@ -16,6 +16,8 @@ HOW_TO_GET = {
     "prometheus": "`make .tools`, or Debian's package prometheus",
     "buildah": "Debian's package buildah",
     "nft": "Debian's package nftables",
+    "rsync": "Debian's package rsync",
+    "sshd": "Debian's package openssh-server (it need not run)",
 }
 
 
