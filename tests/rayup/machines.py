@@ -1,4 +1,4 @@
-"""Hosts that `ray up` reaches: each with an sshd, and with /root, /etc, /opt, /tmp and /var/log that are its own.
+"""Hosts that `ray up` reaches: each with an sshd, a user `twostroke`, and a /home, /etc, /opt and so on of its own.
 
 Hosts out of namespaces (`cluster.hosts.network`) see this machine's files. Here each has an overlay over those that are
 written to, so that nothing of the machine changes, and this checkout in /opt/twostroke. Whoever types the commands sits
@@ -19,8 +19,6 @@ from cluster.hosts.network import Host, Network, Service
 from tests.deploy.tools import ROOT
 
 OPT = Path("/opt/twostroke")
-USER = "root"
-"""The only one whose Python this machine surely lets run."""
 EXTRA = Path(sys.prefix) / "nodes"
 """A venv over ours, with the rest of `ray[default]`: `make .venv/nodes/.installed`."""
 PATIENCE_S = 900
@@ -31,6 +29,8 @@ SETTINGS = {
     "START_TIMEOUT_S": "400",
     "RAY_raylet_start_wait_time_s": "300",
     "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "300",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_failure_threshold": "10",
 }
 """What whoever comes in over ssh finds in the environment."""
 ENVIRONMENT = {
@@ -40,14 +40,14 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
-"""Of whoever has logged in."""
+"""Of whoever types the commands."""
 BECOME = r"""
 set -e
 files=$1 names=$2 checkout=$3
 shift 3
 if [ ! -e /run/prepared ]; then
     mount -t tmpfs tmpfs /run
-    for place in root etc opt tmp var/log; do
+    for place in root home etc opt tmp var/log; do
         own=/run/layers/$place
         mkdir -p "$own/upper" "$own/work"
         mount -t overlay overlay -o "lowerdir=/$place,upperdir=$own/upper,workdir=$own/work" "/$place"
@@ -59,7 +59,9 @@ if [ ! -e /run/prepared ]; then
     mount -t tmpfs tmpfs /tmp/ray
     mount --bind "$checkout" /opt/twostroke
     rm -rf /root/.ray
-    (umask 077; cp -rT "$files/root" /root; cd /root; chmod 644 .bashrc .profile)
+    chmod 711 /root  # this machine's Python may lie below it
+    useradd --create-home --shell /bin/bash --password '*' twostroke
+    (umask 077; cp -rT "$files/root" /root)
     mkdir -p /etc/twostroke
     cp -rT "$files/etc" /etc/twostroke
     touch /run/prepared
@@ -76,13 +78,13 @@ class Machines:
         self._network = network
         self.folder = network.folder
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key"))
-        self.token = secrets.token_hex(32)
+        self.folder.chmod(0o711)  # sshd reads who may come in as the user who wants to
         self.head = self._machine("head")
         self.nodes = {role: self._machine(role, role) for role in ("prefill", "decode")}
         self.client = Client(network.host("client"))
         self._prepare(self.client.host, ["sleep", "infinity"])
         self._place("client", "root/.ssh/id_ed25519", (self.folder / "key").read_text())
-        self._place("client", "root/.twostroke/ray.token", self.token)
+        self._place("client", "root/.twostroke/ray.token", secrets.token_hex(32))
 
     def boot(self) -> None:
         hosts = (self.head, *self.nodes.values(), self.client.host)
@@ -102,7 +104,7 @@ class Machines:
         config = self.folder / f"{name}.sshd"
         config.write_text(
             f"ListenAddress {host.address}\nHostKey {self.folder}/{name}.host-key\n"
-            f"AuthorizedKeysFile {self.folder}/key.pub\nStrictModes no\nPermitRootLogin prohibit-password\n"
+            f"AuthorizedKeysFile {self.folder}/key.pub\nStrictModes no\nPermitRootLogin no\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\nPidFile none\nMaxStartups 50\n"
             f"SetEnv {' '.join(f'{key}={value}' for key, value in SETTINGS.items())}\n"
         )
@@ -112,8 +114,8 @@ class Machines:
         return host
 
     def _prepare(self, host: Host, command: Sequence[str]) -> None:
-        for path in ("root/.bashrc", "root/.profile", "etc/.keep"):  # as on a new machine: not this one's
-            self._place(host.name, path, "")
+        for place in ("root", "etc"):
+            (self.folder / f"{host.name}.files" / place).mkdir(parents=True, exist_ok=True)
         files = self.folder / f"{host.name}.files"
         become = ["bash", "-c", BECOME, "become", str(files), str(self._network.names), str(ROOT), *command]
         host.services.append(Service(f"system-{host.name}", become))
@@ -132,7 +134,9 @@ class Client:
 
     def tried(self, command: str) -> subprocess.CompletedProcess[str]:
         """A line of a shell, to its end."""
-        return shell_on(self.host, command)
+        settings = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
+        patience = ("timeout", str(PATIENCE_S))
+        return self.host.run("env", "-i", *settings, *patience, "bash", "-c", f"cd {OPT}; {command}")
 
     def __call__(self, command: str) -> str:
         """What it printed. It must have worked."""
@@ -140,12 +144,6 @@ class Client:
         said = f"{done.stdout}\n{done.stderr}"
         assert done.returncode == 0, f"{command}: {done.returncode}\n{said[-6000:]}"
         return said
-
-
-def shell_on(host: Host, command: str) -> subprocess.CompletedProcess[str]:
-    """As by somebody who has logged in there."""
-    settings = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
-    return host.run("env", "-i", *settings, "timeout", str(PATIENCE_S), "bash", "-c", f"cd {OPT}; {command}")
 
 
 def processes(host: Host, *titles: str) -> set[int]:

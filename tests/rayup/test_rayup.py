@@ -19,11 +19,9 @@ from tests.rayup.machines import (
     ENVIRONMENT,
     EXTRA,
     PATIENCE_S,
-    USER,
     Client,
     Machines,
     processes,
-    shell_on,
     until,
 )
 
@@ -65,7 +63,7 @@ def machines() -> Iterator[Machines]:
 
 
 def cluster_file(machines: Machines) -> str:
-    """deploy/ray/cluster.local.yaml, with other addresses and another user."""
+    """deploy/ray/cluster.local.yaml, with other addresses."""
     text = (ROOT / "deploy/ray/cluster.local.yaml").read_text()
     nodes = ", ".join(node.address for node in machines.nodes.values())
     return replaced(
@@ -73,7 +71,6 @@ def cluster_file(machines: Machines) -> str:
         {
             "10.0.0.10\n": f"{machines.head.address}\n",
             "[10.0.0.11, 10.0.0.12, 10.0.0.13]": f"[{nodes}]",
-            "ssh_user: twostroke": f"ssh_user: {USER}",
         },
     )
 
@@ -130,10 +127,10 @@ def test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it(machines: Machi
 
 def assert_all_have_joined(machines: Machines) -> None:
     script = NODES.replace("COUNT", str(1 + len(machines.nodes)))
-    done = shell_on(machines.head, f"{EXPORT}; python -c {shlex.quote(script)}")
-    assert done.returncode == 0, done.stderr
+    said = machines.client(f"ray exec {CLUSTER} {shlex.quote(f'python -c {shlex.quote(script)}')}")
+    (joined,) = re.findall(r"^{.*}", said, re.MULTILINE)
     roles = {node.address: role for role, node in machines.nodes.items()}
-    assert json.loads(done.stdout.splitlines()[-1]) == {machines.head.address: None, **roles}, machines.told()
+    assert json.loads(joined) == {machines.head.address: None, **roles}, f"{joined}\n{machines.told()}"
 
 
 def forward(machines: Machines, command: str) -> None:
