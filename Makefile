@@ -9,14 +9,20 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test rolling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests pods rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
+	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
+	@echo "make scaling           a load that doubles, with the planner's own times, some minutes"
+	@echo "make manifests         of the gate: Kubernetes manifests, checked offline"
+	@echo "make pods              the pods of overlay dev-cpu on this machine, out of namespaces (root)"
+	@echo "make rayup             ray up, ray job, ray down at hosts with sshd, out of namespaces (root, sshd, rsync, minutes)"
 	@echo "make lint              of the gate: format, lint, types, contracts"
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
+	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
@@ -54,15 +60,46 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint proto-check
+# kubectl and promtool for tests/deploy, where they are not on PATH: Debian's, unpacked, not installed. Never fails: what
+# cannot be had is printed, and its tests are skipped.
+.tools: $(VENV)/.dev
+	$(BIN)/python -m tests.deploy.fetch_tools
+
+image: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/deploy/test_image.py -m slow
+
+manifests: .tools
+	$(BIN)/python -m tests.deploy.check deploy/k8s
+	$(BIN)/python -m pytest tests/deploy/test_manifests.py
+
+pods: .tools
+	$(BIN)/python -m tests.pods.play dev-cpu
+
+# The rest of ray[default] in a venv over ours: the gate must not change with it.
+$(VENV)/nodes/.installed: $(VENV)/.dev
+	$(BIN)/python -m venv --without-pip $(VENV)/nodes
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VENV)/nodes/lib/python*/site-packages)/main.pth
+	$(BIN)/pip --python $(VENV)/nodes/bin/python install --quiet --disable-pip-version-check "ray[default]==2.60.0"
+	touch $@
+
+rayup: $(VENV)/nodes/.installed
+	$(BIN)/python -m pytest tests/rayup -m slow
+
+test: lint proto-check .tools
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: $(VENV)/.dev
 	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
 	$(BIN)/twostroke faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
 
+hosts: $(VENV)/.dev
+	$(BIN)/python -P -m cluster.hosts --runs 2 --write docs/multi-host.md $(ARGS)
+
 rolling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
+
+scaling: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/cluster/test_scaling.py -m slow -s
 
 soak: $(VENV)/.dev
 	$(BIN)/twostroke soak --write docs/faults.md $(ARGS)
@@ -90,4 +127,4 @@ gpu:
 	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -23,6 +23,7 @@ from twostroke.telemetry import configure_logging
 
 if TYPE_CHECKING:  # loads torch
     from twostroke.worker.host import ReadyInfo
+    from twostroke.worker.plant import Plant
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,16 @@ class Serving:
     epoch: str
     fingerprint: str
     metrics_address: str
+    role: Role
+    """Of this life."""
 
 
 class PlainWorker(Protocol):
-    """What prefill and decode workers have in common."""
+    """What prefill and decode workers have in common. One object is one life."""
+
+    @property
+    def plant(self) -> Plant | None:
+        """What it has loaded, for the next life in this process."""
 
     async def run(self, incarnation: int) -> None: ...
     async def ready(self) -> ReadyInfo: ...
@@ -55,49 +62,78 @@ class PlainWorker(Protocol):
 
 
 class MountedWorker:
-    """One worker process under Ray. A restart by Ray reruns `__init__` only; lives are begun by the supervisor."""
+    """One worker process under Ray. A restart by Ray reruns `__init__` only; lives are begun by the supervisor.
+
+    A flexible worker has one life after the other in its process, each of them in one role; others have one.
+    """
 
     def __init__(self, config: WorkerConfig) -> None:
         configure_logging(config.worker_id)
         if config.host == NODE_ADDRESS:
             config = replace(config, host=ray.util.get_node_ip_address())
         self._config = config
-        self._worker = self._load(config)
+        self._worker = self._load(config, None)
+        self._role = config.role
         self._life: asyncio.Task[None] | None = None
         self._has_served = False
+        self._heard = 0
+        """The highest incarnation that `run` was called with."""
+        self._called = asyncio.Event()
 
-    def _load(self, config: WorkerConfig) -> PlainWorker:
-        raise NotImplementedError
+    def _load(self, config: WorkerConfig, plant: Plant | None) -> PlainWorker:
+        """Imported here, where the actor lives."""
+        if config.role is Role.PREFILL:
+            from prefill_worker.worker import PrefillWorker as Prefill
+
+            return Prefill(config, plant)
+        from decode_worker.worker import DecodeWorker as Decode
+
+        return Decode(config, plant)
 
     async def place(self) -> Place:
         log_path = ray._private.worker.global_worker.get_err_file_path()
         return Place(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "")
 
-    async def run(self, incarnation: int) -> None:
-        """Serve until shutdown. A restarted supervisor calls it again and joins the life that is under way."""
-        if self._life is None:
-            self._life = asyncio.create_task(self._live(incarnation))
+    async def run(self, incarnation: int, role: Role) -> None:
+        """Serve until shutdown. A restarted supervisor calls it again and joins the life that is under way, in whatever
+        role that is."""
+        if self._life is None or (self._config.flexible and self._life.done() and not self._life.exception()):
+            self._begin(incarnation, role)
+        assert self._life is not None
+        self._heard = max(self._heard, incarnation)
+        self._called.set()
+        self._called = asyncio.Event()
         try:
             await asyncio.shield(self._life)
         except Exception as error:
             log.exception("worker failed")
             raise _as_serve_error(error) from None
 
-    async def _live(self, incarnation: int) -> None:
+    def _begin(self, incarnation: int, role: Role) -> None:
+        if self._life is not None or role is not self._role:
+            self._worker = self._load(replace(self._config, role=role), self._worker.plant)
+        self._role, self._has_served = role, False
+        self._life = asyncio.create_task(self._live(self._worker, incarnation))
+
+    async def _live(self, worker: PlainWorker, incarnation: int) -> None:
         model = self._config.model
         if not model.is_paced and locate(model.model, model.dtype) is None:
             # A node that has joined may lack what the launcher's machine has.
             await asyncio.to_thread(fetch, model.model, model.dtype, _log_progress)
-        await self._worker.run(incarnation)
+        await worker.run(incarnation)
 
-    async def ready(self) -> Serving:
+    async def ready(self, incarnation: int) -> Serving:
+        """Of the life that `run` began, or joined, with that incarnation: Ray keeps no order among the two calls."""
+        while self._heard < incarnation:
+            await self._called.wait()
         info = await self._worker.ready()
         self._has_served = True
         collector.keep_out_of_the_way()
-        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address)
+        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address, self._role)
 
     async def shutdown(self) -> None:
-        """Returns when what serves has tidied up: the supervisor kills the process next. A start is not waited for."""
+        """Returns when what serves has tidied up: the supervisor kills the process next, or begins the next life. A
+        start is not waited for."""
         await self._worker.shutdown()
         if self._life is not None and self._has_served:
             await asyncio.wait((self._life,))
@@ -116,17 +152,11 @@ def _as_serve_error(error: BaseException) -> ServeError:
 
 
 class PrefillWorker(MountedWorker):
-    def _load(self, config: WorkerConfig) -> PlainWorker:
-        from prefill_worker.worker import PrefillWorker as Plain
-
-        return Plain(config)
+    """Ray names processes after their classes: a flexible worker keeps the name of its first role."""
 
 
 class DecodeWorker(MountedWorker):
-    def _load(self, config: WorkerConfig) -> PlainWorker:
-        from decode_worker.worker import DecodeWorker as Plain
-
-        return Plain(config)
+    """As the other one."""
 
 
 MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}

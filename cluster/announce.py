@@ -14,7 +14,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from cluster.router_process import Addresses, reachable
+from cluster.router_process import reachable
+from router.addresses import Addresses
 from twostroke.config import ClusterConfig
 from twostroke.models.fetch import fetch
 
@@ -29,6 +30,7 @@ class Announcer:
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._started_s = time.monotonic()
+        self._said_last = ""
 
     @property
     def elapsed_s(self) -> float:
@@ -37,6 +39,12 @@ class Announcer:
     def say(self, text: str) -> None:
         self._print(text, style=None)
 
+    def say_once(self, text: str) -> None:
+        """Not again while nothing else is said."""
+        if text != self._said_last:
+            self.say(text)
+            self._said_last = text
+
     def warn(self, text: str) -> None:
         self._print(text, style="yellow")
 
@@ -44,14 +52,22 @@ class Announcer:
         workers = (
             f"{config.prefill} prefill, {config.decode} decode" if config.prefill else f"{config.decode} colocated"
         )
+        head = f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s"
+        end = "Ctrl-C ends it."
+        if not routers:
+            print(f"{head}\n  routers       elsewhere: twostroke router\n  logs          {folder}\n\n{end}", flush=True)
+            return
+        scheme = "http" if config.tls is None else "https"
         print(
-            f"\ntwostroke serves {config.model.public_name} ({workers}), ready after {self.elapsed_s:.1f} s\n"
-            f"  OpenAI HTTP   {'  '.join(f'http://{router.http}/v1' for router in routers)}\n"
+            f"{head}\n"
+            f"  OpenAI HTTP   {'  '.join(f'{scheme}://{router.http}/v1' for router in routers)}\n"
             f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
+            f"  admin         {'  '.join(router.admin for router in routers)}\n"
+            f"  metrics       {'  '.join(metrics_url(router, scheme) for router in routers)}\n"
             f"  logs          {folder}\n\n"
-            f"{curl_line(routers[0].http, config.model.public_name)}\n\n"
+            f"{curl_line(routers[0].http, config.model.public_name, scheme)}\n\n"
             f"{grpc_line(routers[0].grpc)}\n\n"
-            "Ctrl-C ends it.",
+            f"{end}",
             flush=True,
         )
 
@@ -59,9 +75,14 @@ class Announcer:
         self._console.print(f"[{self.elapsed_s:5.1f} s] {text}", style=style, markup=False)
 
 
-def curl_line(http: str, model: str) -> str:
+def metrics_url(router: Addresses, scheme: str) -> str:
+    """A port of their own takes no TLS."""
+    return f"{scheme if router.metrics == router.http else 'http'}://{router.metrics}/metrics"
+
+
+def curl_line(http: str, model: str, scheme: str) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
-    url = f"http://{reachable(http)}/v1/chat/completions"
+    url = f"{scheme}://{reachable(http)}/v1/chat/completions"
     return f"curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,24 @@ from cluster import ray_session
 from cluster.announce import Announcer
 from cluster.plan import Stage, backoff_s
 from cluster.router_process import tail_of
-from cluster.supervisor import SHUTDOWN_S, Snapshot, Worker
+from cluster.supervisor import SHUTDOWN_S
+from cluster.view import Snapshot, Worker
 from twostroke.errors import ConfigError, PeerLost, ServeError
 
 CRASHES_TO_GIVE_UP = 3
 """A worker that died this often without ever having served will not serve by trying again."""
 RETRY_S = 0.2
+REJOIN_S = 1.0
+AWAY = "Ray's node of this host is away; try again when it is back"
 
 
 class Attendant:
-    def __init__(self, supervisor: Any, announcer: Announcer) -> None:
+    def __init__(self, supervisor: Any, announcer: Announcer, address: str | None = None) -> None:
+        """`address`: of a Ray that was joined, and is joined again where its node of this host ends; routers go on."""
         self._supervisor = supervisor
         self._announcer = announcer
+        self._address = address
+        self._node_ended = asyncio.Event()
         self._known: dict[str, Worker] = {}
         self._all_serve = asyncio.Event()
         self._is_gone = False
@@ -31,8 +38,45 @@ class Attendant:
         self._lives = 1
         """Of the supervisor."""
 
-    async def keep_supervisor(self) -> None:
+    async def attend(self) -> None:
         """Ends only by failure: the fleet's own, or because somebody else took it down."""
+        while True:
+            ended = asyncio.create_task(self._until_node_ends())
+            tasks = (ended, asyncio.create_task(self._keep_supervisor()), asyncio.create_task(self._follow_fleet()))
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    await asyncio.gather(*(task for task in tasks if task.done()))
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            await self._join_again()
+
+    async def _until_node_ends(self) -> None:
+        if self._address is None:  # ours: it ends us
+            await asyncio.Event().wait()
+        await ray_session.until_node_ends()
+        self._node_ended.set()
+
+    async def _join_again(self) -> None:
+        assert self._address is not None, "only what was joined"
+        self._announcer.warn("Ray's node of this host has ended; joining Ray again as soon as it is back")
+        self._supervisor = None
+        while self._supervisor is None:
+            try:
+                self._supervisor = await asyncio.to_thread(ray_session.rejoin, self._address)
+            except ConfigError as error:
+                self._announcer.say_once(f"not yet: {error.message}")
+                await asyncio.sleep(REJOIN_S)
+            except PeerLost:
+                self._is_gone = True
+                raise
+        self._node_ended = asyncio.Event()
+        self._lives += 1
+        self._announcer.say("joined Ray again")
+
+    async def _keep_supervisor(self) -> None:
         try:
             while not await self._has_ended():
                 if self._is_restarting:
@@ -57,44 +101,74 @@ class Attendant:
         return True
 
     async def fleet_address(self) -> str:
-        return str(await self._supervisor.address.options(max_task_retries=-1).remote())
+        return str(await self._ask("address", retries=-1))
 
     async def workers(self) -> list[str]:
-        snapshot: Snapshot = await self._supervisor.snapshot.remote()
+        snapshot: Snapshot = await self._ask("snapshot")
         return [worker.config.worker_id for worker in snapshot.workers]
 
     async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
-        """See `Supervisor.drain`. Raises PeerLost where the supervisor dies meanwhile: the next one goes on."""
+        """See `Supervisor.drain`."""
+        return int(await self._ask("drain", worker_id=worker_id, deadline_s=deadline_s, restart=restart))
+
+    async def assign_role(self, worker_id: str, role: str) -> None:
+        """See `Supervisor.assign_role`."""
+        await self._ask("assign_role", worker_id=worker_id, role=role)
+
+    async def scale(self, **wanted: Any) -> Any:
+        """See `Supervisor.scale`."""
+        return await self._ask("scale", **wanted)
+
+    async def scaling(self) -> Any:
+        """See `Supervisor.scaling`."""
+        return await self._ask("scaling")
+
+    async def _ask(self, method: str, *, retries: int = 0, **arguments: Any) -> Any:
+        """Raises PeerLost where the supervisor dies meanwhile, or Ray is away."""
+        if self._supervisor is None:
+            raise PeerLost(AWAY)
+        called = getattr(self._supervisor, method).options(max_task_retries=retries)
+        answer = asyncio.ensure_future(called.remote(**arguments))
+        ended = asyncio.create_task(self._node_ended.wait())
         try:
-            return int(await self._supervisor.drain.remote(worker_id, deadline_s, restart))
+            await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise PeerLost("Ray's node of this host has ended meanwhile; the fleet goes on with what it had begun")
+            return answer.result()
         except ray.exceptions.RayTaskError as error:
             raise _cause(error) from None
         except ray.exceptions.RayActorError as error:
             raise PeerLost("the supervisor died; its next life goes on with what it had begun") from error
+        finally:
+            answer.cancel()
+            ended.cancel()
 
     async def restart_supervisor(self) -> None:
-        """Returns when its next life has found all workers."""
+        """Returns when its next life has found all workers that served; others may wait for room as before."""
         before, self._is_restarting = self._lives, True
+        served = {name for name, worker in self._known.items() if worker.observed.stage is Stage.SERVING}
         try:
+            if self._supervisor is None:
+                raise PeerLost(AWAY)
             ray_session.restart(self._supervisor)
-            while self._lives == before or not await self._has_found_all():  # noqa: ASYNC110  # of another process
+            while self._lives == before or not await self._has_found(served):  # noqa: ASYNC110  # of another process
                 await asyncio.sleep(RETRY_S)
         finally:
             self._is_restarting = False
 
-    async def _has_found_all(self) -> bool:
+    async def _has_found(self, names: Collection[str]) -> bool:
         try:
-            snapshot: Snapshot = await self._supervisor.snapshot.remote()
-        except ray.exceptions.RayActorError:
+            snapshot: Snapshot = await self._ask("snapshot")
+        except PeerLost:
             return False
         settled = (Stage.SERVING, Stage.DRAINED, Stage.FAILED)
-        return all(worker.observed.stage in settled for worker in snapshot.workers)
+        return all(worker.observed.stage in settled for worker in snapshot.workers if worker.config.worker_id in names)
 
     async def until_all_serve(self) -> None:
         await self._all_serve.wait()
 
-    async def follow_fleet(self) -> None:
-        """Tell what changes. Ends only by failure: a worker that cannot start is the end of the start."""
+    async def _follow_fleet(self) -> None:
+        """Tell what changes. A worker that cannot start is the end of the start."""
         version = -1
         while True:
             try:
@@ -113,6 +187,11 @@ class Attendant:
         """Workers end, then the supervisor."""
         if self._is_gone:
             return
+        if self._supervisor is None:
+            self._announcer.warn(
+                f"the fleet goes on: Ray is away; end it later with: twostroke down --address {self._address}"
+            )
+            return
         try:
             await asyncio.wait_for(self._supervisor.stop.remote(), SHUTDOWN_S + 2.0)
         except (TimeoutError, ray.exceptions.RayError) as error:
@@ -125,6 +204,9 @@ class Attendant:
         self._known[worker_id] = worker
         if observed.stage is Stage.FAILED:
             assert worker.last_error is not None
+            if self._all_serve.is_set():  # one that was added: those that serve go on
+                self._announcer.warn(f"{worker_id} cannot start: {worker.last_error.message}")
+                return
             raise type(worker.last_error)(f"{worker_id}: {worker.last_error.message}", field=worker.last_error.field)
         if observed.stage is Stage.SERVING and (known is None or known.serving != worker.serving):
             assert worker.serving is not None
@@ -141,7 +223,8 @@ class Attendant:
         log_path = Path(worker.place.log_path) if worker.place else None
         tail = tail_of(log_path) if log_path and log_path.exists() else "    (its log is on its own machine)"
         happened = f"{worker.config.worker_id} died: {worker.last_error}\n{tail}"
-        if worker.observed.crashes >= CRASHES_TO_GIVE_UP and not worker.observed.has_served:
+        is_start = not self._all_serve.is_set()
+        if is_start and worker.observed.crashes >= CRASHES_TO_GIVE_UP and not worker.observed.has_served:
             raise ConfigError(f"given up after {worker.observed.crashes} tries: {happened}")
         self._announcer.warn(f"{happened}\n    it is started again in {backoff_s(worker.observed.crashes):.1f} s")
 

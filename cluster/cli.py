@@ -1,4 +1,4 @@
-"""`twostroke serve | status | chat | doctor | simulate | bench | faults | soak | model | drain | restart | down`."""
+"""`twostroke COMMAND`: see `COMMANDS`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from twostroke.errors import ServeError
 
@@ -22,15 +22,21 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "serve": Command("cluster.commands.serve", "start workers and router, serve until Ctrl-C"),
+    "up": Command("cluster.commands.up", "serve from a cluster file; goes on with a fleet that runs already"),
+    "router": Command("cluster.commands.router", "serve as one more router of a fleet that runs elsewhere"),
     "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
     "chat": Command("cluster.commands.chat", "talk to a running server"),
     "doctor": Command("cluster.commands.doctor", "send a chat twice and say why its prompt was reused, or was not"),
+    "trace": Command("cluster.commands.trace", "show where the time of one request went, by its id"),
     "simulate": Command("cluster.commands.simulate", "play a trace against policies and fleets in virtual time"),
     "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
     "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
     "soak": Command("cluster.soak", "load and random faults for as long as it is told: nothing may be lost or grow"),
+    "keys": Command("cluster.commands.keys", "add, list and revoke the API keys of clients"),
     "model": Command("cluster.commands.model", "fetch models ahead of time"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
+    "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),
+    "role": Command("cluster.commands.role", "let a worker become the other role without loading its model again"),
     "restart": Command("cluster.commands.restart", "begin new lives of processes, one by one, while they are used"),
     "down": Command("cluster.commands.down", "stop a running server"),
 }
@@ -54,9 +60,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
+class Parser(argparse.ArgumentParser):
+    """What is wrong is one line; all flags are a screenful."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}; see: {self.prog} --help\n")
+
+
 def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="twostroke", description="Serve a language model with prefill and decode on different workers."
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -19,12 +19,16 @@ from twostroke.errors import PeerLost, ServeError
 from twostroke.faults import reach
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 DEADLINE_S = 30.0
 """For a drain whose caller is not known any more."""
+SWITCH_S = 3.0
+"""For a worker that becomes the other role to hand over what it has; what is left then goes on elsewhere all the same.
+"""
 END_S = 2.0
 """For the supervisor to hear of the end of a worker that has shut down or died; after that it is killed."""
 ANSWER_S = 5.0
@@ -47,16 +51,22 @@ class Fleet(Protocol):
     def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
         """Others of its role that serve."""
 
+    def shall_switch(self, worker_id: str) -> bool:
+        """It serves in another role than it shall."""
+
     def handle(self, worker_id: str) -> WorkerHandle: ...
+
+    def wake(self) -> None:
+        """Something is to be done: look at everybody."""
 
 
 class Drains:
     """Those under way, each a task of `tasks`."""
 
-    def __init__(self, fleet: Fleet, ground: Ground, token: str, shutdown_s: float) -> None:
+    def __init__(self, fleet: Fleet, ground: Ground, us: Membership, shutdown_s: float) -> None:
         self._fleet = fleet
         self._ground = ground
-        self._token = token
+        self._us = us
         self._shutdown_s = shutdown_s
         self._running: dict[str, asyncio.Task[int]] = {}
 
@@ -65,8 +75,8 @@ class Drains:
 
         Raises NotFound, or PeerLost where the worker does not serve.
         """
-        while self._fleet.stage(worker_id) is Stage.SERVING and worker_id in self._running:
-            await asyncio.wait([self._running[worker_id]])  # of the life before, and about to end
+        if self._fleet.stage(worker_id) is Stage.SERVING:
+            await self.until_over(worker_id)
         stage = self._fleet.stage(worker_id)
         if stage is Stage.DRAINED:
             if restart:
@@ -76,6 +86,24 @@ class Drains:
             raise PeerLost(f"{worker_id} is {stage}: only a worker that serves can be drained; try again later")
         self._ground.set_departure(worker_id, Departure.BACK if restart else Departure.AWAY)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
+
+    async def switch(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> int:
+        """How much was cut off, once the worker serves in the role that it shall have, in the same process if it can.
+
+        What it has cached stays with it. Raises NotFound, or PeerLost where the worker does not serve.
+        """
+        if self._fleet.stage(worker_id) is not Stage.SERVING or worker_id in self._running:
+            raise PeerLost(f"{worker_id} is {self._fleet.stage(worker_id)}: only a worker that serves can switch")
+        self._ground.set_departure(worker_id, Departure.SWITCH)
+        return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
+
+    def lingers(self, worker_id: str) -> bool:
+        """A drain has not ended; where the worker serves, it is of the life before."""
+        return worker_id in self._running
+
+    async def until_over(self, worker_id: str) -> None:
+        while worker_id in self._running:
+            await asyncio.wait([self._running[worker_id]])
 
     def move(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> None:
         """A worker that serves drains from now on, and its next life begins where Ray then puts it.
@@ -88,8 +116,11 @@ class Drains:
 
     def resume(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         """The worker serves, as far as its process says: an earlier life of the supervisor may have begun a drain."""
-        if self._ground.departure(worker_id) is not None:
-            self._begin(worker_id, DEADLINE_S, tasks)
+        departure = self._ground.departure(worker_id)
+        if departure is Departure.SWITCH and not self._fleet.shall_switch(worker_id):
+            self._ground.set_departure(worker_id, None)  # it has
+        elif departure is not None:
+            self._begin(worker_id, SWITCH_S if departure is Departure.SWITCH else DEADLINE_S, tasks)
 
     def ended(self, worker_id: str) -> bool:
         """A life is over, or there is none. True where none shall follow."""
@@ -98,8 +129,12 @@ class Drains:
         self._ground.set_departure(worker_id, None)
         return False
 
+    def switches(self, worker_id: str) -> bool:
+        """The next life begins in the same process."""
+        return self._ground.departure(worker_id) is Departure.SWITCH
+
     def returns(self, worker_id: str) -> bool:
-        """It drains, and a new life follows."""
+        """It drains, and a new life of the same role follows."""
         return self._ground.departure(worker_id) is Departure.BACK
 
     def _begin(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> asyncio.Task[int]:
@@ -109,8 +144,12 @@ class Drains:
             # Now: by the time the task begins, this life may be over.
             address = self._fleet.serving(worker_id).address
             running = self._running[worker_id] = tasks.create_task(self._drain(worker_id, address, deadline_s))
-            running.add_done_callback(lambda _: self._running.pop(worker_id))
+            running.add_done_callback(lambda _: self._over(worker_id))
         return running
+
+    def _over(self, worker_id: str) -> None:
+        del self._running[worker_id]
+        self._fleet.wake()
 
     async def _bring_back(self, worker_id: str) -> None:
         self._ground.set_departure(worker_id, None)
@@ -143,8 +182,9 @@ class Drains:
             await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
 
     async def _ask(self, worker_id: str, address: str, deadline_s: float) -> int:
-        peer = PeerChannel(address, self._token)
-        request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=self._fleet.heirs(worker_id))
+        peer = PeerChannel(address, self._us)
+        heirs = [] if self.switches(worker_id) else self._fleet.heirs(worker_id)
+        request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=heirs)
         try:
             answer = await control_pb2_grpc.ControlStub(peer.channel).Drain(
                 request, metadata=peer.metadata, timeout=deadline_s + ANSWER_S

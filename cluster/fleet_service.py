@@ -24,6 +24,7 @@ QUEUE_VIEWS = 64
 
 DrainWorker = Callable[[str, float, bool], Awaitable[int]]
 """Worker, seconds from now, whether a new life begins afterwards -> what was cut off."""
+TakeReport = Callable[[fleet_pb2.ReportRequest], None]
 _Queue = asyncio.Queue[fleet_pb2.FleetView]
 
 
@@ -34,8 +35,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     them, so that a restarted supervisor learns of them by their watching again.
     """
 
-    def __init__(self, drain: DrainWorker | None = None) -> None:
+    def __init__(self, drain: DrainWorker | None = None, report: TakeReport | None = None) -> None:
         self._drain = drain
+        self._take_report = report
         self._members = fleet_pb2.FleetView()
         self._watchers: dict[_Queue, fleet_pb2.RouterMember | None] = {}
         """None: not a router."""
@@ -79,6 +81,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise InvalidRequest(f"deadline_s must be seconds, 0 or more, got {request.deadline_s}", field="deadline_s")
         left = await self._drain(request.worker_id, request.deadline_s, request.restart)
         return fleet_pb2.DrainWorkerResponse(open_requests=left)
+
+    async def Report(  # noqa: N802
+        self, request: fleet_pb2.ReportRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> fleet_pb2.ReportResponse:
+        if self._take_report is not None:
+            self._take_report(request)
+        return fleet_pb2.ReportResponse()
 
     def _view(self) -> fleet_pb2.FleetView:
         view = fleet_pb2.FleetView()

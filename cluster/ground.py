@@ -10,19 +10,25 @@ import enum
 import logging
 import math
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import ray
 import ray.exceptions
+from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
 
 from cluster.actors import MOUNTS, MountedWorker, Place, Serving
 from cluster.placement import nodes_from_ray, worker_options
+from cluster.planner import Counts
+from cluster.scaling.nodes import room_for
+from cluster.scaling.roster import Roster
 from cluster.spec import NAMESPACE
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import InternalError, PeerLost, ServeError
+from twostroke.json_values import from_json, to_json
+from twostroke.placement_config import RoleConfig
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +40,10 @@ NODES_S = 2.0
 """For Ray's head to say which nodes leave."""
 KV_NAMESPACE = "twostroke"
 """Of Ray's internal key-value store."""
+ROSTER_KEY = "roster"
+ROOM_KEY = "room"
+"""There where room was asked for: Ray's autoscaler keeps it, over all lives of a supervisor, until somebody asks for
+something else."""
 
 
 class Departure(enum.StrEnum):
@@ -43,6 +53,8 @@ class Departure(enum.StrEnum):
     """A new life begins."""
     AWAY = "away"
     """It stays away until it is asked back."""
+    SWITCH = "switch"
+    """A new life begins in the same process, in another role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +77,11 @@ class WorkerHandle(Protocol):
     async def place(self) -> Place:
         """Where its process is; waits until there is one."""
 
-    async def run(self, incarnation: int) -> None:
+    async def run(self, incarnation: int, role: Role) -> None:
         """The death watch: ends when the life does, with WorkerDied if the process died."""
 
-    async def ready(self) -> Serving: ...
+    async def ready(self, incarnation: int) -> Serving:
+        """Once what `run` began, or joined, with that incarnation serves, whichever of the two calls arrives first."""
 
     async def shutdown(self) -> None: ...
 
@@ -90,6 +103,15 @@ class Ground(Protocol):
     def departure(self, worker_id: str) -> Departure | None: ...
 
     def set_departure(self, worker_id: str, departure: Departure | None) -> None: ...
+
+    def roster(self) -> Roster | None:
+        """As it was written down last."""
+
+    def set_roster(self, roster: Roster) -> None: ...
+
+    def ask_for_room(self, placed: Counts) -> None:
+        """Let there be nodes for so many workers, if somebody can start some; those that stay idle, that one ends. By
+        the role in which they were asked for."""
 
     async def nodes(self) -> Nodes:
         """Raises PeerLost where nobody answers."""
@@ -115,11 +137,11 @@ class RayWorker:
         # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
         return await _answer(self._actor.place.options(max_task_retries=-1).remote())
 
-    async def run(self, incarnation: int) -> None:
-        await _answer(self._actor.run.remote(incarnation))
+    async def run(self, incarnation: int, role: Role) -> None:
+        await _answer(self._actor.run.remote(incarnation, role))
 
-    async def ready(self) -> Serving:
-        return await _answer(self._actor.ready.remote())
+    async def ready(self, incarnation: int) -> Serving:
+        return await _answer(self._actor.ready.remote(incarnation))
 
     async def shutdown(self) -> None:
         await _answer(self._actor.shutdown.remote())
@@ -133,9 +155,19 @@ class RayWorker:
 
 
 class RayGround:
-    def __init__(self, *, worker_count: int, mounts: dict[Role, type[MountedWorker]] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        worker_count: int,
+        roles: Mapping[Role, RoleConfig] | None = None,
+        mounts: dict[Role, type[MountedWorker]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`roles`: what workers ask of nodes. `clock`: of the wall."""
         self._worker_count = worker_count
+        self._roles = roles or {}
         self._mounts = mounts or MOUNTS
+        self._clock = clock
 
     def find(self, config: WorkerConfig) -> RayWorker | None:
         try:
@@ -147,6 +179,7 @@ class RayGround:
         options = worker_options(
             nodes_from_ray(ray.nodes()),
             config.role,
+            self._roles.get(config.role, RoleConfig()),
             worker_count=self._worker_count,
             wants_gpu=not config.model.is_paced,
         )
@@ -160,7 +193,8 @@ class RayGround:
     def next_incarnation(self, worker_id: str) -> int:
         key = _incarnation_key(worker_id)
         last = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
-        incarnation = int(last or 0) + 1
+        # Routers may outlive a fleet, and Ray's store: what they remember of it must not outrank the first new life.
+        incarnation = int(last) + 1 if last else max(1, int(self._clock()))
         internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
         return incarnation
 
@@ -175,6 +209,19 @@ class RayGround:
         else:
             internal_kv._internal_kv_put(key, departure.value, overwrite=True, namespace=KV_NAMESPACE)
 
+    def roster(self) -> Roster | None:
+        value = internal_kv._internal_kv_get(ROSTER_KEY, namespace=KV_NAMESPACE)
+        return from_json(Roster, value.decode()) if value else None
+
+    def set_roster(self, roster: Roster) -> None:
+        internal_kv._internal_kv_put(ROSTER_KEY, to_json(roster), overwrite=True, namespace=KV_NAMESPACE)
+
+    def ask_for_room(self, placed: Counts) -> None:
+        room = room_for(placed, self._roles)
+        if room.bundles:
+            internal_kv._internal_kv_put(ROOM_KEY, "asked", overwrite=True, namespace=KV_NAMESPACE)
+            request_resources(bundles=room.bundles, bundle_label_selectors=room.selectors)
+
     async def nodes(self) -> Nodes:
         try:
             return await asyncio.to_thread(_nodes_now)
@@ -182,7 +229,9 @@ class RayGround:
             raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
 
     def forget(self) -> None:
-        for prefix in (_incarnation_key(""), _departure_key("")):
+        if internal_kv._internal_kv_get(ROOM_KEY, namespace=KV_NAMESPACE):
+            request_resources(bundles=[])
+        for prefix in (_incarnation_key(""), _departure_key(""), ROSTER_KEY, ROOM_KEY):
             for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
                 internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
 

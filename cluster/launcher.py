@@ -12,55 +12,63 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cluster import orders, ports, ray_environment, state_file
+from cluster import admin_access, orders, ports, ray_environment, state_file
 from cluster.announce import Announcer, fetch_with_progress
+from cluster.flags.token import read as read_token
 from cluster.home import Home
+from cluster.ray_address import reachable
 from cluster.router_keeper import RouterKeeper
-from cluster.spec import LOOPBACK, fleet_spec, router_configs, router_ports
+from cluster.spec import LOOPBACK, fleet_spec, router_configs
+from cluster.start_checks import check, check_machine, cpus
 from twostroke.config import PACED_PREFIX, ClusterConfig
-from twostroke.engine.cores import check_threads
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
-from twostroke.faults.injector import planned
-from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.models.catalog import locate
-from twostroke.transfer.registry import check_names
 
 if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
     from cluster.attendant import Attendant
 
 INTERRUPTED = 130
-CONNECT_S = 5.0
-NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def serve(config: ClusterConfig) -> int:
     """Serve until a signal comes. Raises ServeError if it cannot be; then nothing was left running."""
+    return _launch(config, Manner())
+
+
+def up(config: ClusterConfig, *, keeps: bool) -> int:
+    """The same, but for a fleet that runs already with this configuration: that one is taken over."""
+    return _launch(config, Manner(takes_over=True, keeps=keeps))
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    takes_over: bool = False
+    """A fleet that runs already is gone on with, where it was started with the same configuration."""
+    keeps: bool = False
+    """Workers and supervisor go on when the launcher ends."""
+
+
+def _launch(config: ClusterConfig, manner: Manner) -> int:
     announcer = Announcer()
-    planned()  # refused here, in one line, and not by every process for itself
-    for http_port, grpc_port in router_ports(config):
-        ports.check(config.host, "--http-port", http_port)
-        ports.check(config.host, "--grpc-port", grpc_port)
-    if config.transports is not None:
-        check_names(config.transports)
-    if config.address is None:
-        _check_memory(config)
-        if not config.model.is_paced:
-            check_threads(config.threads)
-    else:
-        _check_reachable(config.address)
+    check(config)
+    check_machine(config)
+    token = None if config.token_file is None else read_token(config.token_file)
+    if config.address is None and manner.keeps:
+        raise ConfigError("--keep needs --address: a local Ray ends with its launcher", field="--keep")
+    if config.address is not None:
+        config = replace(config, address=reachable(config.address, config.ray_wait_s, announcer))
     config = _with_absolute_model(config)
-    model_dir = _model_dir(config)
+    model_dir = _model_dir(config) if config.routers or config.address is None else ""
     interrupts = Interrupts()
     try:
         with Home() as home:
-            return _Launch(config, model_dir, home, announcer, interrupts).run()
+            return _Launch(config, manner, token, model_dir, home, announcer, interrupts).run()
     except (KeyboardInterrupt, SystemExit):
         announcer.say("interrupted while starting")
         return INTERRUPTED
@@ -86,57 +94,79 @@ class Interrupts:
 
 class _Launch:
     def __init__(
-        self, config: ClusterConfig, model_dir: str, home: Home, announcer: Announcer, interrupts: Interrupts
+        self,
+        config: ClusterConfig,
+        manner: Manner,
+        token: str | None,
+        model_dir: str,
+        home: Home,
+        announcer: Announcer,
+        interrupts: Interrupts,
     ) -> None:
         self._config = config
+        self._manner = manner
+        self._given_token = token
+        self._model_dir = model_dir
         self._interrupts = interrupts
         self._home = home
         self._announcer = announcer
-        self._token = secrets.token_hex(32)
-        self._fleet_port = ports.fleet_port(LOOPBACK)
-        fleet_address = f"{LOOPBACK}:{self._fleet_port}"
-        routers = router_configs(config, token=self._token, fleet_address=fleet_address, model_dir=model_dir)
-        self._routers = [RouterKeeper(i, each, home.log_dir, announcer) for i, each in enumerate(routers)]
+        self._routers: list[RouterKeeper] = []
         self._is_ready = asyncio.Event()
 
     def run(self) -> int:
         is_local = self._config.address is None
+        spec = fleet_spec(
+            self._config,
+            token=self._given_token or secrets.token_hex(32),
+            port=self._config.fleet_port or ports.fleet_port(LOOPBACK),
+        )
         if is_local:
-            ray_environment.for_local_cluster(self._token)
+            ray_environment.for_local_cluster(spec.token)
             # Routers need seconds to start and so does Ray: side by side. They find the fleet when there is one.
+            self._make_routers(spec.token, f"{LOOPBACK}:{spec.port}")
             for router in self._routers:
                 router.start()
         else:
-            ray_environment.for_joined_cluster()
+            ray_environment.for_joined_cluster(outlives_node=True)
         try:
             # Only now: Ray reads its environment when it is imported.
-            from cluster import ray_session
+            from cluster import fleet_start, ray_session
             from cluster.attendant import Attendant
 
             self._announcer.say("starting Ray" if is_local else f"joining Ray at {self._config.address}")
             try:
                 if self._config.address is None:
-                    ray_session.start_local(self._home.ray_dir)
+                    ray_session.start_local(self._home.ray_dir, cpus(self._config))
                 else:
-                    ray_session.join(self._config.address)
+                    ray_session.join(self._config.address, self._config.ray_wait_s)
                 self._interrupts.check()
-                self._announcer.say("starting workers")
-                spec = fleet_spec(self._config, token=self._token, port=self._fleet_port)
-                attendant = Attendant(ray_session.create_supervisor(spec), self._announcer)
-                return asyncio.run(self._attend(attendant))
+                start = fleet_start.FleetStart(self._config, spec, self._announcer)
+                supervisor, token = start.run(
+                    takes_over=self._manner.takes_over, has_token=self._given_token is not None
+                )
+                if not is_local:
+                    self._make_routers(token, "")
+                return asyncio.run(self._attend(Attendant(supervisor, self._announcer, self._config.address)))
             finally:
                 ray_session.leave()
         finally:
             for router in self._routers:
                 router.kill()
 
+    def _make_routers(self, token: str, fleet_address: str) -> None:
+        """`fleet_address`: where it is known already."""
+        admin_access.write_token(self._home.folder, token)
+        configs = router_configs(self._config, token=token, fleet_address=fleet_address, model_dir=self._model_dir)
+        self._routers = [
+            RouterKeeper(index, config, self._home.log_dir, self._announcer) for index, config in enumerate(configs)
+        ]
+
     async def _attend(self, attendant: Attendant) -> int:
         stop = self._stop_on_signal()
         if self._interrupts.came:
             stop.set()
         tasks = [
-            asyncio.create_task(attendant.keep_supervisor()),
-            asyncio.create_task(attendant.follow_fleet()),
+            asyncio.create_task(attendant.attend()),
             *(asyncio.create_task(self._keep_router(router, attendant)) for router in self._routers),
             asyncio.create_task(self._announce_when_ready(attendant)),
             asyncio.create_task(self._take_orders(attendant)),
@@ -148,12 +178,13 @@ class _Launch:
                 task.result()  # raises what went wrong
             return 0 if self._is_ready.is_set() else INTERRUPTED
         finally:
-            self._announcer.say("stopping")
+            self._announcer.say("leaving the fleet to itself" if self._manner.keeps else "stopping")
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
             await asyncio.gather(*(router.stop() for router in self._routers))
-            await attendant.stop_fleet()
+            if not self._manner.keeps:
+                await attendant.stop_fleet()
 
     async def _keep_router(self, router: RouterKeeper, attendant: Attendant) -> None:
         """Ends only by cancellation or failure."""
@@ -173,6 +204,9 @@ class _Launch:
         known: dict[str, orders.Order] = {
             "processes": processes,
             "drain": attendant.drain,
+            "assign_role": attendant.assign_role,
+            "scale": attendant.scale,
+            "scaling": attendant.scaling,
             "restart_router": restart_router,
             "restart_supervisor": attendant.restart_supervisor,
         }
@@ -183,7 +217,13 @@ class _Launch:
         """Ends only by cancellation or failure."""
         await attendant.until_all_serve()
         addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
-        state_file.write(state_file.own(addresses, self._config.model.public_name, str(self._home.folder)))
+        own = state_file.own(
+            addresses,
+            self._config.model.public_name,
+            str(self._home.folder),
+            has_tls=self._config.tls is not None,
+        )
+        state_file.write(own)
         self._announcer.ready(self._config, addresses, self._home.folder)
         self._is_ready.set()
         await asyncio.Event().wait()
@@ -219,27 +259,3 @@ def _model_dir(config: ClusterConfig) -> str:
         PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
         return ""
     return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
-
-
-def _check_memory(config: ClusterConfig) -> None:
-    """Workers that start side by side would each find enough for itself, and none would be left for the last."""
-    if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
-        return  # their pages may lie on a GPU, which only they can look at
-    workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
-    wanted, available = workers * each_bytes, available_memory_bytes()
-    if wanted > available:
-        raise ConfigError(
-            f"--kv-cache-memory: {workers} workers with {each_bytes} bytes of pages each need "
-            f"{wanted}, but only {available} are available",
-            field="--kv-cache-memory",
-        )
-
-
-def _check_reachable(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"--address must be HOST:PORT of a Ray head, got {address!r}", field="--address")
-    try:
-        socket.create_connection((host, int(port)), CONNECT_S).close()
-    except OSError as error:
-        raise ConfigError(f"--address {address}: nothing answers there: {error}", field="--address") from error

@@ -80,6 +80,10 @@ class Counts:
     def total(self) -> int:
         return self.prefill + self.decode
 
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.prefill, self.decode
+
     def __str__(self) -> str:
         return f"{self.prefill} prefill + {self.decode} decode"
 

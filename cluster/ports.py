@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Mapping
 
 from twostroke.errors import ConfigError
 
@@ -34,6 +35,20 @@ def check(host: str, flag: str, port: int) -> None:
         raise ConfigError(f"--host {host} is not an address of this machine", field="--host")
     if not is_free(host, port):
         raise ConfigError(f"{flag} {port} is in use on {host}; choose another or stop what listens there", field=flag)
+
+
+def check_doors(host: str, metrics_host: str | None, by_flag: Mapping[str, int]) -> None:
+    """Of one router."""
+    for flag, port in by_flag.items():
+        check((metrics_host if flag == "--metrics-port" else None) or host, flag, port)
+
+
+def check_distinct(by_flag: Mapping[str, int], taken: dict[int, str], said: str = "") -> None:
+    """Raises ConfigError where two flags want one port; `taken` has those of before, and gets these. 0 is any."""
+    for flag, port in by_flag.items():
+        if port and port in taken:
+            raise ConfigError(f"{taken[port]} and {flag} are both {port}{said}", field=flag)
+        taken[port] = flag
 
 
 def fleet_port(host: str) -> int:

@@ -11,6 +11,11 @@ _ALWAYS = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_OUTLIVING = {
+    # Ray ends a driver that lost its node where its parent is process 1, as under systemd, unless it watches another.
+    "RAY_RAYLET_PID": str(os.getpid()),
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "1000000",
+}
 
 
 def for_local_cluster(token: str) -> None:
@@ -30,13 +35,18 @@ def for_local_cluster(token: str) -> None:
     )
 
 
-def for_joined_cluster() -> None:
-    """Authentication as the environment says, but said explicitly: left unset, Ray would choose by itself."""
+def for_joined_cluster(*, outlives_node: bool = False) -> None:
+    """Authentication as the environment says, but said explicitly: left unset, Ray would choose by itself.
+
+    `outlives_node`: the process goes on where Ray's node of this host ends, or its head is away for long.
+    """
     has_token = (
         any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
         or Path.home().joinpath(".ray/auth_token").exists()
     )
     mode = os.environ.get("RAY_AUTH_MODE") or ("token" if has_token else "disabled")
+    if outlives_node:
+        _set(_OUTLIVING, without=())
     # Tries, a second apart: a head that answers but refuses us will not change its mind in the default 20.
     _set(_ALWAYS | {"RAY_AUTH_MODE": mode, "RAY_NUM_REDIS_GET_RETRIES": "3"}, without=("RAY_ADDRESS", "RAY_NAMESPACE"))
 

@@ -5,29 +5,37 @@ Import it after a function of `ray_environment` was called.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 import ray
 import ray.exceptions
 
-from cluster.placement import head_of, nodes_from_ray
+from cluster.placement import HEAD_RESOURCE, HEAD_RESOURCE_SHARE, Node, nodes_from_ray
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec
-from cluster.supervisor import Supervisor
-from twostroke.errors import ConfigError, NotFound
+from cluster.supervisor import SupervisorActor
+from twostroke.errors import ConfigError, NotFound, PeerLost
 
+JOIN_PAUSE_S = 1.0
+SPEC_S = 60.0
+"""For a supervisor that is being restarted to answer."""
 OBJECT_STORE_BYTES = 80_000_000
 """Ray carries neither tokens nor pages; its default would take 30 % of the memory."""
 
 
-def start_local(folder: Path) -> None:
-    """A Ray cluster of our own, with all its files below `folder`. Its processes die with this process."""
-    # No CPUs: our actors ask for none, and Ray starts an idle process for each one that it has.
+def start_local(folder: Path, num_cpus: int = 0) -> None:
+    """A Ray cluster of our own, with all its files below `folder`. Its processes die with this process.
+
+    `num_cpus`: what our actors ask for, which usually is none. Ray starts an idle process for each one that it has.
+    """
     try:
         ray.init(
             address="local",
-            num_cpus=0,
+            num_cpus=num_cpus,
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             namespace=NAMESPACE,
@@ -40,12 +48,42 @@ def start_local(folder: Path) -> None:
     _silence()
 
 
-def join(address: str) -> None:
-    try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-        raise ConfigError(f"cannot join the Ray cluster at {address}: {error}", field="--address") from error
+def join(address: str, wait_s: float = 0.0) -> None:
+    """A head's port answers before its node is there to be joined: then it is tried again for `wait_s`."""
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+            break
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            if not isinstance(error, ConnectionError) or time.monotonic() >= until_s:
+                raise ConfigError(
+                    f"cannot join the Ray cluster at {address}: {error}; does it have the same token "
+                    "(RAY_AUTH_TOKEN_PATH), TLS (RAY_USE_TLS) and version of Ray?",
+                    field="--address",
+                ) from error
+        time.sleep(JOIN_PAUSE_S)
     _silence()
+
+
+async def until_node_ends() -> None:
+    """Ray's node of this host, through which everything goes. Where it began again, it is another one: see `rejoin`."""
+    reader, writer = await asyncio.open_unix_connection(ray._private.worker.global_worker.node.raylet_socket_name)
+    try:
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)  # it never says anything
+    finally:
+        writer.close()
+
+
+def rejoin(address: str) -> Any:
+    """The supervisor, through another node. Raises ConfigError where there is none yet, PeerLost where it is gone."""
+    ray.shutdown()
+    join(address)
+    supervisor = running_supervisor()
+    if supervisor is None:
+        raise PeerLost("the fleet is gone: Ray's head has forgotten it, or somebody else took it down")
+    return supervisor
 
 
 def leave() -> None:
@@ -55,31 +93,45 @@ def leave() -> None:
 
 def create_supervisor(spec: FleetSpec) -> Any:
     """The named supervisor's actor, on the head node."""
-    try:
-        ray.get_actor(SUPERVISOR, namespace=NAMESPACE)
-    except ValueError:
-        pass
-    else:
+    if running_supervisor() is not None:
         raise ConfigError(
             "this Ray cluster already has a twostroke fleet; end it with: twostroke down --address", field="--address"
         )
-    head = head_of(nodes_from_ray(ray.nodes()))
-    options: dict[str, Any] = {}
-    if head is not None:
-        # Routers know its address, and without the head node there is no cluster anyway: so nowhere else.
-        options["label_selector"] = {"ray.io/node-id": head.node_id}
+    # Routers know its address, and without the head node there is no cluster anyway: so nowhere else. A head that was
+    # restarted is another node for Ray, with this resource all the same.
+    on_head = {HEAD_RESOURCE: HEAD_RESOURCE_SHARE}
     return (
-        ray.remote(max_restarts=-1, max_task_retries=0)(Supervisor)
-        .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0, **options)
+        ray.remote(max_restarts=-1, max_task_retries=0)(SupervisorActor)
+        .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0, resources=on_head)
         .remote(spec)
     )
 
 
-def find_supervisor() -> Any:
+def running_supervisor() -> Any | None:
     try:
         return ray.get_actor(SUPERVISOR, namespace=NAMESPACE)
     except ValueError:
-        raise NotFound("this Ray cluster has no twostroke fleet") from None
+        return None
+
+
+def find_supervisor() -> Any:
+    supervisor = running_supervisor()
+    if supervisor is None:
+        raise NotFound("this Ray cluster has no twostroke fleet")
+    return supervisor
+
+
+def spec_of(supervisor: Any) -> FleetSpec:
+    """What a running fleet was started with. Waits for a supervisor that is being restarted."""
+    try:
+        spec: FleetSpec = ray.get(supervisor.spec.options(max_task_retries=-1).remote(), timeout=SPEC_S)
+    except ray.exceptions.RayError as error:
+        raise PeerLost(f"the fleet's supervisor does not answer: {next(iter(str(error).splitlines()), '')}") from error
+    return spec
+
+
+def living_nodes() -> list[Node]:
+    return nodes_from_ray(ray.nodes())
 
 
 def remove(supervisor: Any) -> None:

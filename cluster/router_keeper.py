@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.announce import Announcer
-from cluster.router_process import Addresses, RouterProcess, until_ready
+from cluster.router_process import RouterProcess, until_ready
+from router.addresses import Addresses
 from router.listener import bind_listener
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError, PeerLost
@@ -72,7 +73,7 @@ class RouterKeeper:
     async def until_ready(self) -> Addresses:
         """Where it listens, once it could answer."""
         addresses = await asyncio.shield(self._listening())
-        await until_ready(addresses.http)
+        await until_ready(addresses.admin)
         return addresses
 
     async def restart(self) -> None:
@@ -129,7 +130,7 @@ class RouterKeeper:
                 raise
             return f"could not start: {error.message}"
         if not listening.done():
-            self._config = replace(self._config, grpc_port=_port(addresses.grpc), takes_over=True)
+            self._config = _on_ports_of(addresses, self._config)
             listening.set_result(addresses)
         self._next = asyncio.get_running_loop().create_future()
         ended = asyncio.ensure_future(process.wait())
@@ -145,6 +146,17 @@ class RouterKeeper:
         if self._addresses is None:
             self._addresses = asyncio.get_running_loop().create_future()
         return self._addresses
+
+
+def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
+    """Of its next lives."""
+    has_own_metrics = config.doors.own_metrics_port is not None
+    doors = replace(
+        config.doors,
+        admin_port=_port(addresses.admin),
+        metrics_port=_port(addresses.metrics) if has_own_metrics else None,
+    )
+    return replace(config, grpc_port=_port(addresses.grpc), doors=doors, takes_over=True)
 
 
 def _port(address: str) -> int:

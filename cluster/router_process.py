@@ -5,33 +5,30 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from cluster import bound
+from router.addresses import Addresses
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import to_json
+from twostroke.json_values import from_json, to_json
 
 TAIL_LINES = 12
+POLL_S = 0.1
+ANSWER_S = 1.0
+"""To a question after its health."""
 ROUTER_ERROR = "error: "
 """What the router's last line begins with if it could not start as configured."""
 RAY_MARK = ":"
 """What the lines begin with that Ray writes into logs for itself, as in ":job_id:01000000"."""
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    http: str
-    grpc: str
 
 
 class RouterProcess:
@@ -66,8 +63,7 @@ class RouterProcess:
             tail = self.tail()
             _, is_explained, why = tail.rpartition(ROUTER_ERROR)
             raise ConfigError(why if is_explained else f"the router ended with status {status}:\n{tail}")
-        told = json.loads(first_line)
-        return Addresses(http=told["http"], grpc=told["grpc"])
+        return from_json(Addresses, first_line)
 
     async def wait(self) -> int:
         return await asyncio.shield(asyncio.wrap_future(self._ended))
@@ -113,21 +109,24 @@ def tail_of(log_path: Path) -> str:
     return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) or "    (the log is empty)"
 
 
-def is_ready(http_address: str, timeout_s: float = 1.0) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://{reachable(http_address)}/ready", timeout=timeout_s) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
 def reachable(address: str) -> str:
     """How a client on this machine reaches what listens on `address`."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
 
-async def until_ready(http_address: str, pause_s: float = 0.1) -> None:
+async def is_ready(admin_address: str) -> bool:
+    """Asked at the one port that takes no certificate."""
+    async with grpc.aio.insecure_channel(reachable(admin_address)) as channel:
+        try:
+            question = health_pb2.HealthCheckRequest(service="ready")
+            said = await health_pb2_grpc.HealthStub(channel).Check(question, timeout=ANSWER_S)
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(said.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def until_ready(admin_address: str) -> None:
     # Polled: readiness of another process has no event here.
-    while not await asyncio.to_thread(is_ready, http_address):  # noqa: ASYNC110
-        await asyncio.sleep(pause_s)
+    while not await is_ready(admin_address):  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)

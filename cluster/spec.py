@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from cluster.planner import Counts, Promise
+from cluster.ports import check_distinct
 from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
-from twostroke.errors import ConfigError
+from twostroke.placement_config import RoleConfig
+from twostroke.scaling_config import Bounds, ScalingConfig
+from twostroke.tls_config import TlsConfig
 
 NODE_ADDRESS = ""
 """As a worker's host: the address of whichever Ray node the actor is on (known only there)."""
@@ -19,52 +25,143 @@ SUPERVISOR = "supervisor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """Who shall be alive, and where the Fleet service listens."""
+    """Who shall be alive at first, and where the Fleet service listens."""
 
     workers: tuple[WorkerConfig, ...]
     host: str = LOOPBACK
     port: int = 0
     """Fixed for the supervisor's lives, so that routers find a restarted one. 0 (any) is for tests."""
     token: str = field(default="", repr=False)
+    tls: TlsConfig | None = None
+    """Of all processes of the cluster; the files are on every host."""
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    slo_ttft_s: float | None = None
+    roles: Mapping[Role, RoleConfig] = field(default_factory=dict)
+    """What workers ask of nodes, and their threads; of roles that are missing here, nothing in particular."""
+
+    @property
+    def identity(self) -> str:
+        """Of this fleet among those that were, and will be, on the same Ray cluster."""
+        said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
+        return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
+
+    @property
+    def counts(self) -> Counts:
+        """At first."""
+        prefill = sum(worker.role is Role.PREFILL for worker in self.workers)
+        return Counts(prefill, len(self.workers) - prefill)
+
+    @property
+    def bounds(self) -> tuple[Bounds, Bounds]:
+        """Of prefill and decode workers."""
+        counts = self.counts
+        return self.scaling.prefill_bounds(counts.prefill), self.scaling.decode_bounds(counts.decode)
+
+    @property
+    def scales(self) -> bool:
+        return self.scaling.scales(*self.counts.pair)
+
+    @property
+    def flexible(self) -> bool:
+        return self.scaling.may_switch(*self.counts.pair)
+
+    @property
+    def promise(self) -> Promise:
+        return Promise(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
+
+    def worker(self, worker_id: str, role: Role) -> WorkerConfig:
+        """Of a worker that is there at first, or of one more like those."""
+        ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
+        like, threads = ranked[0], ranked[0].threads
+        if worker_id != like.worker_id and role in self.roles:
+            threads = self.roles[role].threads or threads
+        return replace(like, worker_id=worker_id, role=role, threads=threads)
+
+    def is_as(self, other: FleetSpec) -> bool:
+        """Two launches of one configuration: they differ in the token and the port, which are drawn."""
+        return self._undrawn() == other._undrawn()
+
+    def _undrawn(self) -> FleetSpec:
+        return replace(
+            self, workers=tuple(replace(worker, cluster_token="") for worker in self.workers), token="", port=0
+        )
 
 
 def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     joined = config.address is not None
     host = NODE_ADDRESS if joined else LOOPBACK
-    counts = ((Role.PREFILL, config.prefill), (Role.DECODE, config.decode))
     # Which workers will share a GPU is not known here; one GPU for all is what must work.
-    cache = replace(config.cache, device_share=config.cache.device_share / (config.prefill + config.decode))
+    scaling = config.scaling
+    most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
+    cache = replace(config.cache, device_share=config.cache.device_share / most)
     workers = tuple(
         WorkerConfig(
             role=role,
             worker_id=f"{role}-{index}",
+            flexible=scaling.may_switch(config.prefill, config.decode),
             host=host,
+            port=config.ports.rpc,
+            page_port=config.ports.pages,
+            metrics_port=config.ports.metrics,
             cluster_token=token,
+            cluster_tls=config.cluster_tls,
             model=config.model,
             cache=cache,
             schedule=config.schedule,
-            threads=config.threads,
+            threads=config.role(role).threads or config.threads,
             pin=config.pin,
             borrow=config.borrow,
             transports=config.transports,
             orphan_grace_s=config.orphan_grace_s,
             patience=config.patience,
+            tracing=config.tracing,
         )
-        for role, count in counts
+        for role, count in config.counts
         for index in range(count)
     )
-    return FleetSpec(workers=workers, host=host, port=port, token=token)
-
-
-def router_ports(config: ClusterConfig) -> list[tuple[int, int]]:
-    """HTTP and gRPC port of each router, those of the first one counted up; 0: any free one."""
-    http_ports, grpc_ports = (
-        [first + index if first else 0 for index in range(config.routers)]
-        for first in (config.http_port, config.grpc_port)
+    return FleetSpec(
+        workers=workers,
+        host=host,
+        port=port,
+        token=token,
+        tls=config.cluster_tls,
+        roles={
+            role: replace(config.role(role), threads=config.role(role).threads or config.threads)
+            for role, _ in config.counts
+        },
+        scaling=scaling,
+        slo_ttft_s=config.slo_ttft_s,
     )
-    for port in sorted({port for port in http_ports if port} & set(grpc_ports)):
-        raise ConfigError(f"--http-port and --grpc-port are both {port}{_of_routers(config)}", field="--grpc-port")
-    return list(zip(http_ports, grpc_ports, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class RouterPorts:
+    """0: any free one."""
+
+    http: int
+    grpc: int
+    admin: int
+    metrics: int | None
+    """None: metrics have no port of their own."""
+
+    def by_flag(self) -> dict[str, int]:
+        flags = {"--http-port": self.http, "--grpc-port": self.grpc, "--admin-port": self.admin}
+        return flags if self.metrics is None else {**flags, "--metrics-port": self.metrics}
+
+
+def router_ports(config: ClusterConfig) -> list[RouterPorts]:
+    """Of each router: those of the first one counted up. Raises ConfigError where two are the same."""
+    doors, of_routers = config.doors, []
+    # On other machines the Fleet service may have the same port.
+    taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
+    for index in range(config.routers):
+        first = (config.http_port, config.grpc_port, doors.admin_port)
+        http, grpc, admin = (port + index if port else 0 for port in first)
+        metrics = doors.metrics_port + index if doors.metrics_port else doors.metrics_port
+        ports = RouterPorts(http, grpc, admin, metrics)
+        check_distinct(ports.by_flag(), taken, _of_routers(config))
+        of_routers.append(ports)
+    return of_routers
 
 
 def _of_routers(config: ClusterConfig) -> str:
@@ -75,10 +172,13 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
     return [
         RouterConfig(
             host=config.host,
-            http_port=http_port,
-            grpc_port=grpc_port,
+            http_port=ports.http,
+            grpc_port=ports.grpc,
+            doors=replace(config.doors, admin_port=ports.admin, metrics_port=ports.metrics),
             fleet_address=fleet_address,
             cluster_token=token,
+            tls=config.tls,
+            cluster_tls=config.cluster_tls,
             model_dir=model_dir,
             served_model_name=config.model.public_name,
             policy=config.policy,
@@ -89,6 +189,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
             request_log=config.request_log,
             public_prefixes=config.public_prefixes,
             patience=config.patience,
+            tracing=config.tracing,
         )
-        for index, (http_port, grpc_port) in enumerate(router_ports(config))
+        for index, ports in enumerate(router_ports(config))
     ]

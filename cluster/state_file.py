@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.errors import ConfigError, NotFound
 from twostroke.json_values import from_json, to_json
 
@@ -19,18 +20,30 @@ class ServeState:
     started_ticks: int
     """Of the process, since boot: a pid alone may belong to somebody else by now."""
     routers: tuple[Addresses, ...]
-    """At least one."""
+    """Empty where they run elsewhere."""
     model: str
     log_dir: str
+    has_tls: bool = False
+    """Of the routers' doors."""
+
+    @property
+    def doors(self) -> str:
+        return f"http {', '.join(router.http for router in self.routers)}" if self.routers else "routers elsewhere"
 
     @property
     def http(self) -> str:
         """Of the first router."""
-        return self.routers[0].http
+        return self._first.http
 
     @property
     def grpc(self) -> str:
-        return self.routers[0].grpc
+        return self._first.grpc
+
+    @property
+    def _first(self) -> Addresses:
+        if not self.routers:
+            raise NotFound(f"the server with pid {self.pid} has no router of its own: name one that runs elsewhere")
+        return self.routers[0]
 
 
 def folder() -> Path:
@@ -46,7 +59,15 @@ def path_of(pid: int) -> Path:
 
 
 def write(state: ServeState) -> None:
+    """Raises ConfigError where somebody else was there first: in a folder of theirs, a link could lead what is written
+    into any file of this user's."""
     folder().mkdir(mode=0o700, exist_ok=True)
+    found = folder().lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{folder()} must be a folder that only this user can write to; remove it, or set XDG_RUNTIME_DIR",
+            field="XDG_RUNTIME_DIR",
+        )
     path = path_of(state.pid)
     draft = path.with_suffix(".draft")
     draft.write_text(to_json(state))
@@ -56,12 +77,17 @@ def write(state: ServeState) -> None:
 def started_ticks(pid: int) -> int | None:
     """When a process started; None if there is none."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        found = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
     # The second field is the command in parentheses and may hold anything; what follows the last ")" is field 3.
-    fields = stat.rpartition(")")[2].split()
+    fields = found.rpartition(")")[2].split()
     return None if fields[0] == "Z" else int(fields[19])
+
+
+def read(path: Path) -> ServeState:
+    """Raises OSError, or ConfigError where it is something else."""
+    return from_json(ServeState, path.read_text())
 
 
 def running() -> list[ServeState]:
@@ -72,7 +98,7 @@ def running() -> list[ServeState]:
             # In a folder that all may write to, a file of somebody else's could send our chats to them.
             if path.stat().st_uid != os.getuid():
                 continue
-            state = from_json(ServeState, path.read_text())
+            state = read(path)
             if started_ticks(state.pid) == state.started_ticks:
                 states.append(state)
     return states
@@ -85,12 +111,14 @@ def the_one_running(pid: int | None = None) -> ServeState:
         meant = "twostroke serve is" if pid is None else f"twostroke serve with pid {pid} is"
         raise NotFound(f"no {meant} running on this machine for this user (looked in {folder()})")
     if len(states) > 1:
-        listed = ", ".join(f"{state.pid} (http {state.http})" for state in states)
+        listed = ", ".join(f"{state.pid} ({state.doors})" for state in states)
         raise ConfigError(f"several servers are running, say which: {listed}", field="--pid")
     return states[0]
 
 
-def own(routers: tuple[Addresses, ...], model: str, log_dir: str) -> ServeState:
+def own(routers: tuple[Addresses, ...], model: str, log_dir: str, *, has_tls: bool = False) -> ServeState:
     ticks = started_ticks(os.getpid())
     assert ticks is not None
-    return ServeState(pid=os.getpid(), started_ticks=ticks, routers=routers, model=model, log_dir=log_dir)
+    return ServeState(
+        pid=os.getpid(), started_ticks=ticks, routers=routers, model=model, log_dir=log_dir, has_tls=has_tls
+    )

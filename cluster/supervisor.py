@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import ray
 
@@ -17,12 +19,16 @@ from cluster.fleet_service import FleetService
 from cluster.ground import Ground, RayGround, WorkerDied, WorkerHandle
 from cluster.node_watch import NodeWatch
 from cluster.plan import Create, Observed, Resident, Stage, backoff_s, plan
+from cluster.scaling.pilot import Pilot
+from cluster.scaling.staff import Staff
 from cluster.spec import NODE_ADDRESS, FleetSpec
-from twostroke.config import WorkerConfig
+from cluster.view import Snapshot, Worker
+from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
 from twostroke.faults import install, reach
 from twostroke.lifetime import Point
 from twostroke.rpc.faults import serve_faults
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
@@ -40,52 +46,11 @@ FROZEN_S = 30.0
 """Without an answer: its process is killed. Long after routers go around it: a cache is worth more than a few seconds,
 and what freezes a process (a debugger, a stalled disk, a machine that is moved) often passes."""
 
-_STATES = {
-    Stage.ABSENT: control_pb2.WORKER_STATE_STARTING,
-    Stage.IDLE: control_pb2.WORKER_STATE_STARTING,
-    Stage.STARTING: control_pb2.WORKER_STATE_STARTING,
-    Stage.SERVING: control_pb2.WORKER_STATE_SERVING,
-    Stage.DRAINING: control_pb2.WORKER_STATE_DRAINING,
-    Stage.DEAD: control_pb2.WORKER_STATE_DEAD,
-    Stage.FAILED: control_pb2.WORKER_STATE_DEAD,
-    Stage.DRAINED: control_pb2.WORKER_STATE_DEAD,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """One worker as the supervisor sees it; also what launchers are told."""
-
-    config: WorkerConfig
-    observed: Observed
-    place: Place | None = None
-    serving: Serving | None = None
-    """Of the current life, or of the last one while the worker is dead."""
-    last_error: ServeError | None = None
-    returns: bool = False
-    """It drains, and a new life begins afterwards."""
-
-    def to_member(self) -> fleet_pb2.Member:
-        return fleet_pb2.Member(
-            worker_id=self.config.worker_id,
-            role=self.config.role,
-            address=self.serving.address if self.serving else "",
-            epoch=self.serving.epoch if self.serving else "",
-            state=_STATES[self.observed.stage],
-            node=self.place.node_id if self.place else "",
-            metrics_address=self.serving.metrics_address if self.serving else "",
-            returns=self.returns,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    version: int
-    workers: tuple[Worker, ...]
+RETURNED = InternalError("run() returned although nobody asked the worker to shut down")
 
 
 class Supervisor:
-    """Plain class; `ray.remote(Supervisor)` is the actor. Ray's restarts rerun `__init__`; `run` is called again."""
+    """Plain class; `SupervisorActor` is the actor."""
 
     def __init__(
         self, spec: FleetSpec, ground: Ground | None = None, clock: Callable[[], float] = time.monotonic
@@ -93,12 +58,16 @@ class Supervisor:
         configure_logging("supervisor")
         self._injector = install("supervisor")
         self._spec = spec
-        self._ground = ground or RayGround(worker_count=len(spec.workers))
+        self._us = Membership.of(spec.token, spec.tls)
+        worker_count = sum(bounds.most for bounds in spec.bounds)
+        self._ground = ground or RayGround(worker_count=worker_count, roles=spec.roles)
         self._clock = clock
-        self._workers = {config.worker_id: Worker(config, Observed(config.worker_id)) for config in spec.workers}
+        self._workers: dict[str, Worker] = {}
         self._handles: dict[str, WorkerHandle] = {}
-        self._service = FleetService(self.drain)
-        self._drains = Drains(self, self._ground, spec.token, SHUTDOWN_S)
+        self._drains = Drains(self, self._ground, self._us, SHUTDOWN_S)
+        self._staff = Staff(self, self._ground, self._drains, spec)
+        self._pilot = Pilot(self._staff, spec, clock)
+        self._service = FleetService(self.drain, self._pilot.report)
         self._nodes = NodeWatch(self._ground, self.residents, self._drains)
         self._lives: asyncio.TaskGroup | None = None
         self._version = 0
@@ -107,17 +76,27 @@ class Supervisor:
         self._listening = asyncio.Event()
         self._address = ""
         self._life: asyncio.Task[None] | None = None
+        for config in self._staff.configs():
+            self.add(config)
 
     async def run(self) -> None:
         """Serve Fleet and keep the workers alive until `stop`. Called again, it joins the run that is under way."""
+        await asyncio.shield(self.begin())
+
+    def begin(self) -> asyncio.Task[None]:
+        """`run`, in the background."""
         if self._life is None:
             self._life = asyncio.create_task(self._run())
-        await asyncio.shield(self._life)
+        return self._life
 
     async def address(self) -> str:
         """Of the Fleet service, once it listens."""
         await self._listening.wait()
         return self._address
+
+    async def spec(self) -> FleetSpec:
+        """As it was started with; for a launcher that takes over."""
+        return self._spec
 
     async def snapshot(self, after_version: int = -1, timeout_s: float = 1.0) -> Snapshot:
         """The fleet now, or as soon as it is newer than `after_version`."""
@@ -128,13 +107,65 @@ class Supervisor:
 
     async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
         """Let a worker leave; how much was cut off, once it has left or serves again (see `Drains`)."""
+        return await self._drains.drain(worker_id, deadline_s, restart, self._tasks())
+
+    async def assign_role(self, worker_id: str, role: str) -> None:
+        """Let a worker become the other role; returns when it serves as that."""
+        self._tasks()
+        await self._staff.assign(worker_id, Role(role))
+
+    async def scale(
+        self, prefill: int | None = None, decode: int | None = None, automatic: bool = False
+    ) -> dict[str, Any]:
+        """As many workers from now on, or (`automatic`) as many as the planner wants. What `scaling` says."""
+        self._tasks()
+        self._pilot.order(prefill, decode, is_automatic=automatic)
+        return await self.scaling()
+
+    async def scaling(self) -> dict[str, Any]:
+        """A `Standing`, as plain values."""
+        return dataclasses.asdict(self._pilot.standing(self.residents()))
+
+    def _tasks(self) -> asyncio.TaskGroup:
+        """For what somebody wants of the fleet. Raises PeerLost where it cannot be had."""
         if self._lives is None:
             raise PeerLost("the supervisor is starting; try again")
         if self._stopping.is_set():  # what is written down now would outlive the fleet
             raise PeerLost("the fleet is being stopped")
-        return await self._drains.drain(worker_id, deadline_s, restart, self._lives)
+        return self._lives
 
-    # What drains need
+    # What drains and staff need
+
+    def add(self, config: WorkerConfig) -> None:
+        self._workers[config.worker_id] = Worker(config, Observed(config.worker_id))
+        self.wake()
+
+    def forget(self, worker_id: str) -> None:
+        """It has left for good."""
+        del self._workers[worker_id]
+        handle = self._handles.pop(worker_id, None)
+        if handle is not None:
+            handle.remove()
+        self.publish()
+
+    def publish(self) -> None:
+        """Watchers and launchers are told what is so now."""
+        self._version += 1
+        workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
+        members = [worker.to_member() for worker in workers]
+        view = fleet_pb2.FleetView(version=self._version, members=members, scaling=self._staff.to_message())
+        self._service.publish(view)
+        self.wake()
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def role(self, worker_id: str) -> Role:
+        return self._workers[worker_id].role
+
+    def shall_switch(self, worker_id: str) -> bool:
+        return self._staff.shall_switch(worker_id)
 
     def stage(self, worker_id: str) -> Stage:
         if worker_id not in self._workers:
@@ -154,12 +185,12 @@ class Supervisor:
         return serving
 
     def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
-        role = self._workers[worker_id].config.role
+        role = self._workers[worker_id].role
         return [
             control_pb2.Heir(worker_id=other, address=worker.serving.address, epoch=worker.serving.epoch)
             for other, worker in self._workers.items()
             if other != worker_id
-            and worker.config.role is role
+            and worker.role is role
             and worker.observed.stage is Stage.SERVING
             and worker.serving is not None
             and not (worker.place and self._nodes.leaves(worker.place.node_id))
@@ -172,9 +203,7 @@ class Supervisor:
 
     def residents(self) -> list[Resident]:
         return [
-            Resident(
-                worker_id, worker.config.role, worker.observed.stage, worker.place.node_id if worker.place else None
-            )
+            Resident(worker_id, worker.role, worker.observed.stage, worker.place.node_id if worker.place else None)
             for worker_id, worker in self._workers.items()
         ]
 
@@ -188,7 +217,7 @@ class Supervisor:
     async def _run(self) -> None:
         server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
-        self._publish()
+        self.publish()
         await server.start()
         await server.set_serving(True)
         self._listening.set()
@@ -207,13 +236,13 @@ class Supervisor:
 
     def _server(self) -> RpcServer:
         """Bound; where faults can be armed, a proxy has the port that routers know."""
-        host, port, token = self._own_host(), self._spec.port, self._spec.token
+        host, port, token = self._own_host(), self._spec.port, self._us.token
         if self._injector is None:
-            server = RpcServer(host, port, token=token or None)
+            server = RpcServer(host, port, token=token or None, certificates=self._us.certificates)
             self._address = server.address
             return server
-        server = RpcServer(host, 0, token=token or None)
-        serve_faults(self._injector, server.server, token)
+        server = RpcServer(host, 0, token=token or None, certificates=self._us.certificates)
+        serve_faults(self._injector, server.server)
         self._address = self._injector.links.announce(server.address, port=port)
         return server
 
@@ -224,7 +253,10 @@ class Supervisor:
         async with asyncio.TaskGroup() as lives:
             self._lives = lives
             lives.create_task(self._nodes.watch(lives))
+            lives.create_task(self._pilot.run(self.residents))
             while True:
+                changed = self._changed
+                self._staff.look(lives)
                 now_s = self._clock()
                 step = plan([worker.observed for worker in self._workers.values()], now_s)
                 for action in step.actions:
@@ -236,7 +268,7 @@ class Supervisor:
                 if not step.actions:
                     pause_s = None if step.wake_at_s is None else max(0.0, step.wake_at_s - now_s)
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), pause_s)
+                        await asyncio.wait_for(changed.wait(), pause_s)
 
     def _create(self, worker_id: str) -> None:
         reach(Point.SUPERVISOR_CREATING)
@@ -256,12 +288,12 @@ class Supervisor:
         readiness: asyncio.Task[None] | None = None
         try:
             self._change(worker_id, place=await _place(worker_id, handle))
-            incarnation = self._ground.next_incarnation(worker_id)
+            incarnation, role = self._ground.next_incarnation(worker_id), self._staff.shall_be(worker_id)
             reach(Point.SUPERVISOR_STARTING)
-            log.info("worker starts worker=%s incarnation=%d", worker_id, incarnation)
-            readiness = asyncio.create_task(self._announce_when_ready(worker_id, handle))
-            await handle.run(incarnation)
-            ending: ServeError = InternalError("run() returned although nobody asked the worker to shut down")
+            log.info("worker starts worker=%s role=%s incarnation=%d", worker_id, role, incarnation)
+            readiness = asyncio.create_task(self._announce_when_ready(worker_id, incarnation, handle))
+            await handle.run(incarnation, role)
+            ending: ServeError = RETURNED
         except ServeError as error:
             ending = error
         finally:
@@ -270,9 +302,9 @@ class Supervisor:
         if not self._stopping.is_set():
             self._end(worker_id, ending)
 
-    async def _announce_when_ready(self, worker_id: str, handle: WorkerHandle) -> None:
+    async def _announce_when_ready(self, worker_id: str, incarnation: int, handle: WorkerHandle) -> None:
         try:
-            serving = await handle.ready()
+            serving = await handle.ready(incarnation)
         except ServeError as error:
             # run() ends too, and it alone decides what happened.
             log.info("worker will not be ready worker=%s error=%s", worker_id, error)
@@ -289,7 +321,8 @@ class Supervisor:
         worker = self._workers[worker_id]
         observed = worker.observed.end(self._clock(), misconfigured=isinstance(ending, ConfigError))
         self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)
-        self._publish()
+        self.publish()
+        switches = self._drains.switches(worker_id) and ending is RETURNED
         if observed.stage is Stage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
             return
@@ -305,7 +338,7 @@ class Supervisor:
                 "worker died worker=%s error=%s crashes=%d restart_in_s=%.1f",
                 *(worker_id, ending, observed.crashes, backoff_s(observed.crashes)),
             )
-        if not isinstance(ending, WorkerDied):
+        if not switches and not isinstance(ending, WorkerDied):
             self._handles[worker_id].recycle()
 
     def _change(self, worker_id: str, stage: Stage | None = None, **facts: Place | Serving | None) -> None:
@@ -313,15 +346,18 @@ class Supervisor:
         observed = worker.observed if stage is None else worker.observed.enter(stage, self._clock())
         returns = observed.stage is Stage.DRAINING and self._drains.returns(worker_id)
         self._workers[worker_id] = replace(worker, observed=observed, returns=returns, **facts)  # type: ignore[arg-type]  # place, serving
-        self._publish()
+        self.publish()
 
-    def _publish(self) -> None:
-        self._version += 1
-        workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
-        members = [worker.to_member() for worker in workers]
-        self._service.publish(fleet_pb2.FleetView(version=self._version, members=members))
-        self._changed.set()
-        self._changed = asyncio.Event()
+
+class SupervisorActor(Supervisor):
+    """Begins by itself: Ray starts it again after the head's death, and a launcher may be away.
+
+    Ray constructs it on the event loop that its methods run on.
+    """
+
+    def __init__(self, spec: FleetSpec) -> None:
+        super().__init__(spec)
+        self.begin()
 
 
 async def _place(worker_id: str, handle: WorkerHandle) -> Place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
+from decode_worker.answer_trace import AnswerTrace
 from decode_worker.stage import FINAL, NEXT, Stage
 from twostroke.errors import ServeError
 from twostroke.lifetime import Instant, Lifetime
@@ -24,6 +25,7 @@ class Answer:
     sequence: Sequence
     source: worker_pb2.PageSource | None
     block_size: int
+    trace: AnswerTrace
     peer: PeerPrefix | None = None
     """Whoever computes the prompt fetches there what it lacks: the source, or this worker where there is none."""
     lifetime: Lifetime = field(default_factory=Lifetime)
@@ -44,6 +46,19 @@ class Answer:
     def move_to(self, stage: Stage) -> None:
         assert stage in NEXT[self.stage], f"{self.stage.name} -> {stage.name}"
         self.stage = stage
+        self.trace.moved(stage)
+        if self.has_ended:
+            self._end_trace()
+
+    def _end_trace(self) -> None:
+        self.trace.end(
+            tokens=len(self.tokens),
+            steps=self.sequence.steps,
+            preemptions=self.sequence.preemptions,
+            cached_tokens=self.cached_tokens,
+            outcome=type(self.error).__name__ if self.finish is None else self.finish.value,
+            error=None if self.error is None else repr(self.error),
+        )
 
     @property
     def has_ended(self) -> bool:

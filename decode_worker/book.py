@@ -9,6 +9,7 @@ import time
 
 from decode_worker import admission
 from decode_worker.answer import Answer
+from decode_worker.answer_trace import AnswerTrace
 from decode_worker.outbox import Outbox
 from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
@@ -21,6 +22,7 @@ from twostroke.lifetime import Instant, Point
 from twostroke.request import Request
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence
 from twostroke.worker.host import WorkerHost
@@ -68,7 +70,7 @@ class AnswerBook(RoleServices):
             self._drop(earlier, Cancelled("a later attempt took its place"))
         sequence = self._sequence(request)
         sequence.pulled_blocks = len(request.names) if source is not None else peer.blocks if peer is not None else 0
-        answer = Answer(request, sequence, source, host.facts.block_size, peer)
+        answer = Answer(request, sequence, source, host.facts.block_size, AnswerTrace(host.recorder, request), peer)
         host.scheduler.enqueue(answer.sequence)
         answer.lifetime.mark(Instant.OPENED)
         self._answers[request.request_id] = answer
@@ -167,6 +169,7 @@ class AnswerBook(RoleServices):
         for emission in emissions:
             answer = self._by_sequence[emission.sequence]
             answer.tokens.append(emission.token)
+            answer.trace.emitted(emission.sequence.steps)
             answer.lifetime.mark(Instant.FIRST_TOKEN)
             if answer.stage is Stage.PULLING:  # others' pages sufficed before its own pull had ended
                 answer.move_to(Stage.RUNNING)
@@ -174,6 +177,12 @@ class AnswerBook(RoleServices):
                 answer.finish = emission.finish
                 self._end(answer, Stage.DONE)
             self.outbox(answer.request.router_id).tell(answer)
+
+    def computed(self, step: Step, seconds: float) -> None:
+        for chunk in step.chunks:
+            answer = self._by_sequence.get(chunk.sequence)
+            if answer is not None and chunk.end - chunk.start > 1:
+                answer.trace.chunks.ran(chunk.start, chunk.end, seconds)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
         reason = f"the engine failed: {type(error).__name__}: {error}"
@@ -251,7 +260,7 @@ class AnswerBook(RoleServices):
         """Of all missing blocks from the page source; without one, of those that a peer holds."""
         sequence, source, peer = answer.sequence, answer.source, answer.peer
         if source is None:
-            return self._peer_pulls.start(sequence, peer, missing) if peer is not None else None
+            return self._pull_from_peer(answer, peer, missing) if peer is not None else None
         if not missing:
             return None
         spec = PullSpec(
@@ -263,8 +272,12 @@ class AnswerBook(RoleServices):
             {block: sequence.pages[block] for block in missing},
             peer,
             deadline_s=answer.request.deadline_s,
+            trace=answer.trace.span,
         )
         return self._host.pulls.start(spec, self._tasks)
+
+    def _pull_from_peer(self, answer: Answer, peer: PeerPrefix, blocks: list[int]) -> asyncio.Task[PullReport] | None:
+        return self._peer_pulls.start(answer.sequence, peer, blocks, trace=answer.trace.span)
 
     def _began(self, answer: Answer, pull: asyncio.Task[PullReport] | None) -> bool:
         if pull is None:
@@ -291,7 +304,7 @@ class AnswerBook(RoleServices):
             return None
         pool, pages = self._host.pool, answer.sequence.pages[: len(answer.request.names)]
         unwritten = [block for block, page in enumerate(pages) if pool.is_arriving(page) and pool.writer(page) is None]
-        return self._peer_pulls.start(answer.sequence, peer, unwritten)
+        return self._pull_from_peer(answer, peer, unwritten)
 
     def _expire(self, answer: Answer) -> None:
         self._fail(answer, DeadlineExceeded("the request's deadline has passed"))

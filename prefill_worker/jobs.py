@@ -7,6 +7,7 @@ while others are computed; the scheduler passes over whoever waits for pages tha
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from twostroke.engine.build import LoadedModel
@@ -14,9 +15,11 @@ from twostroke.errors import InvalidRequest, TransferFailed
 from twostroke.faults import reach
 from twostroke.ids import PageId
 from twostroke.lifetime import Point
+from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence as BuildSequence
 from twostroke.schedule.sequence import building
+from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pages_service import Wanted
 from twostroke.worker.peer_pulls import PeerPulls
@@ -29,6 +32,10 @@ class BuildJob:
     def __init__(
         self, host: WorkerHost, wanted: Wanted, sequence: BuildSequence, on_close: Callable[[BuildSequence], None]
     ) -> None:
+        self.span = host.recorder.begin("prefill", wanted.request_id, wanted.trace)
+        self.span.set(wanted_pages=len(wanted.blocks), tokens=len(wanted.tokens))
+        self.queued = self.span.begin("queue")
+        self.chunks = Chunks(self.span)
         self._host = host
         self._on_close = on_close
         self.peer = wanted.peer
@@ -36,6 +43,13 @@ class BuildJob:
         self.computed: set[int] = set()
         """Blocks that nobody had: they are computed here, except those that a peer sends."""
         self.error: Exception | None = None
+        self.admitted_s: float | None = None
+        """By the wall clock."""
+
+    def admitted(self, missing: Sequence[int]) -> None:
+        self.admitted_s = time.time()
+        self.queued.end(at_s=self.admitted_s)
+        self.computed.update(missing)
 
     def page(self, block: int) -> PageId | None:
         if self.error is not None:
@@ -53,6 +67,17 @@ class BuildJob:
         self._host.pulls.prune()
         self._host.loop.wake()
         self._on_close(self.sequence)
+        self._end_span()
+
+    def _end_span(self) -> None:
+        """It was over when the last of its tokens was computed: what followed was the puller's."""
+        self.queued.end(error="it was never its turn")
+        self.chunks.end()
+        self.span.set(computed_pages=len(self.computed), computed_tokens=self.chunks.tokens)
+        self.span.end(
+            error=None if self.error is None else f"{type(self.error).__name__}: {self.error}",
+            at_s=self.chunks.ended_s or self.admitted_s,
+        )
 
 
 class BuildJobs(RoleServices):
@@ -79,12 +104,20 @@ class BuildJobs(RoleServices):
         """Runs before any block of the job is computed."""
         reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]
-        job.computed.update(admission.missing)
+        job.admitted(admission.missing)
         if job.peer is not None:
-            self._peer_pulls.start(job.sequence, job.peer, admission.missing, arrived=job.computed.discard)
+            self._peer_pulls.start(
+                job.sequence, job.peer, admission.missing, arrived=job.computed.discard, trace=job.span
+            )
 
     def planning(self) -> None:
         """Whatever was asked for is computed here."""
+
+    def computed(self, step: Step, seconds: float) -> None:
+        for chunk in step.chunks:
+            job = self._open.get(chunk.sequence)
+            if job is not None:  # it may have been closed meanwhile
+                job.chunks.ran(chunk.start, chunk.end, seconds)
 
     def failed(self, sequences: list[BuildSequence], error: Exception) -> None:
         for sequence in sequences:

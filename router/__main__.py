@@ -1,19 +1,20 @@
-"""`python -m router [CONFIG]`: serve until SIGTERM or SIGINT.
+"""`python -m router`: serve until SIGTERM or SIGINT.
 
-CONFIG is a RouterConfig as JSON; without it, it is read from stdin. One line of JSON on stdout names both addresses
-once they answer. SIGTERM lets open requests finish for a few seconds, SIGINT and any second signal do not. SIGUSR1 says
-that another life serves on the same ports: this one finishes what it has, refuses nobody, and ends. The exit
-status is 0 after a signal, 2 for what cannot be served as configured, 1 if the router itself failed.
+A RouterConfig as JSON is read from stdin: it holds the cluster's token, and arguments are for everybody to read. One
+line of JSON on stdout names its addresses once they answer. SIGTERM lets open requests finish for some seconds, SIGINT
+and any second signal do not. SIGUSR1 says that another life serves on the same ports: this one finishes what it has,
+refuses nobody, and ends. The exit status is 0 after a signal, 2 for what cannot be served as configured, 1 if the
+router itself failed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import resource
 import signal
 import sys
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from router.dispatch import RouterCore
@@ -23,11 +24,9 @@ from router.text import load_text
 from twostroke import collector
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import from_json
+from twostroke.json_values import from_json, to_json
 from twostroke.telemetry import configure_logging
 
-DRAIN_GRACE_S = 3.0
-"""For open requests after SIGTERM: launchers kill after five. Longer drains are asked for with Control.Drain."""
 HAND_OVER_S = 120.0
 """For open requests where another life serves new ones: longer than answers take."""
 READY_S = 10.0
@@ -35,25 +34,28 @@ READY_S = 10.0
 
 
 async def serve(config: RouterConfig) -> None:
+    _allow_many_sockets()
     metrics = RouterMetrics()
     core = RouterCore(config, metrics)
     configure_logging(core.router_id)
-    server = RouterServer(config, core, load_text(config.model_dir), metrics, router_id=core.router_id)
-    server.share(core.reservations, config.cluster_token)
+    server = RouterServer(
+        config, core, load_text(config.model_dir), metrics, router_id=core.router_id, recorder=core.recorder
+    )
+    server.share(core.reservations)
     signals = _signals()
-    await core.start(config.peer_address or server.peer_address)
+    await core.start(server.peer_address)
     try:
         if config.takes_over:
             await _first(core.until_ready(READY_S), core.ended())
         async with server.serving():
             collector.keep_out_of_the_way()
-            print(json.dumps({"http": server.http_address, "grpc": server.grpc_address}), flush=True)
+            print(to_json(server.addresses), flush=True)
             try:
                 told = await _first(signals.get(), core.ended())
                 if told == signal.SIGUSR1:
                     told = await _first(server.hand_over(HAND_OVER_S), signals.get())
                 if told == signal.SIGTERM:
-                    await _first(server.drain(DRAIN_GRACE_S), signals.get())
+                    await _first(server.drain(config.drain_grace_s), signals.get())
             finally:
                 await core.close()
     finally:
@@ -61,9 +63,13 @@ async def serve(config: RouterConfig) -> None:
 
 
 def main() -> int:
+    return run(lambda: from_json(RouterConfig, sys.stdin.read()))
+
+
+def run(configured: Callable[[], RouterConfig]) -> int:
+    """Exit status."""
     try:
-        text = sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read()
-        asyncio.run(serve(from_json(RouterConfig, text)))
+        asyncio.run(serve(configured()))
     except ConfigError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return 2
@@ -72,6 +78,12 @@ def main() -> int:
         print(f"error: the router failed: {_cause(error)!r}", file=sys.stderr)
         return 1
     return 0
+
+
+def _allow_many_sockets() -> None:
+    """The usual limit is 1024; each client has one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _signals() -> asyncio.Queue[signal.Signals]:

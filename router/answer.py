@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from router.account import Account, Asked
 from router.answer_stream import AnswerStream, Arrival
 from router.attempts import first_attempt
+from router.demand import Demand
 from router.found import Found
 from router.generation import FinishEvent, GenerationRequest, TokenEvent
 from router.link_pool import LinkPool
@@ -29,6 +30,7 @@ from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
 from twostroke.lifetime import Instant, Lifetime, Point
 from twostroke.request import FinishReason, Request, SampledToken
+from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,12 @@ class Surroundings:
     movement: Movement
     metrics: RouterMetrics
     request_log: RecordSink
+    demand: Demand
+    recorder: Recorder
+
+
+_GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
+"""Cancelled: a stop string was found, or nobody wants it any more."""
 
 
 class Answer:
@@ -84,6 +92,9 @@ class Answer:
             priority=request.priority,
         )
         self._account = Account(asked, self._lifetime)
+        if found is None:  # else another router has told of it
+            around.demand.begins()
+        self._span = around.recorder.begin("answer", request.request_id, request.trace)
 
     @property
     def cached_tokens(self) -> int:
@@ -97,13 +108,18 @@ class Answer:
     def has_begun(self) -> bool:
         return bool(self._emitted)
 
+    def note_end(self) -> None:
+        """With its last token, or because its caller has what it wants: the next ones are expected to be like it."""
+        self._around.placer.answered(len(self._emitted))
+        self._around.demand.ends(len(self._request.prompt), self.cached_tokens, len(self._emitted))
+
     async def run(self) -> None:
         """Reports tokens and one finish, or one error. Only cancelling ends it without either."""
         outcome = "cancelled"
         try:
             reason = await self._until_deadline()
             outcome = reason.value
-            self._around.placer.answered(len(self._emitted))
+            self.note_end()
             self._report(FinishEvent(self.index, reason, self.cached_tokens))
         except ServeError as error:
             outcome = type(error).__name__
@@ -149,11 +165,13 @@ class Answer:
                 return await self._relay(placed)
             except Moved as moved:
                 next_worker = moved.to
+                self._span.event("moved", worker=placed.link.worker, to=moved.to or "any")
             except ServeError as error:
                 losses = losses + 1 if len(self._emitted) == before else 1
                 if not may_go_elsewhere(error) or losses > MAX_LOSSES:
                     raise
                 self._around.metrics.reopened_requests_total.inc()
+                self._span.event("reopened", lost_worker=placed.link.worker, error=repr(error))
                 log.warning(
                     "reopening request=%s after_tokens=%d lost_worker=%s error=%s: %s",
                     self.request_id,
@@ -166,7 +184,16 @@ class Answer:
 
     async def _place(self, at: WorkerId | None) -> Placed:
         has_had_turn = self._account.attempts > 0 or self._found is not None
-        return await self._around.placer.place(self._request_now(), self._lifetime, has_had_turn=has_had_turn, at=at)
+        span = self._span.begin("route")
+        try:
+            placed = await self._around.placer.place(
+                self._request_now(), self._lifetime, span, has_had_turn=has_had_turn, at=at
+            )
+        except BaseException as error:
+            span.end(error=repr(error))
+            raise
+        span.end()
+        return placed
 
     def _begin_with(self, found: Found) -> None:
         """Tell what another router has had already."""
@@ -184,6 +211,7 @@ class Answer:
         try:
             await found.link.take_over(stream, found.attempt, self._request.deadline_s)
             is_taken = True
+            self._span.event("taken over", worker=found.link.worker, tokens=len(self._emitted))
             return Placed(found.link, stream, None, time.monotonic())
         except ServeError as error:
             is_another_attempt = isinstance(error, NotFound | InvalidRequest | Cancelled)  # the one found is over
@@ -215,6 +243,7 @@ class Answer:
             router_id=self._around.router_id,
             priority=self._request.priority,
             tenant=self._request.tenant,
+            trace=None if self._request.trace is None else self._span.context,
         )
 
     async def _relay(self, placed: Placed) -> FinishReason:
@@ -245,6 +274,7 @@ class Answer:
         is_first = not self._emitted and bool(arrival.tokens)
         self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.monotonic())
         if is_first:
+            self._span.event("first token")
             self._log_first_token(placed)
         self._tell(arrival.tokens)
 
@@ -277,6 +307,7 @@ class Answer:
         if compared is not None:
             self._around.metrics.compare(compared)
         self._around.request_log.put(functools.partial(self._account.record, outcome))
+        self._end_span(outcome)
         instants = " ".join(f"{name}={at_s:.3f}" for name, at_s in self._lifetime.as_dict().items())
         log.info(
             "answer ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
@@ -287,3 +318,14 @@ class Answer:
             self.cached_tokens,
             instants,
         )
+
+    def _end_span(self, outcome: str) -> None:
+        self._span.set(
+            choice=self.index,
+            outcome=outcome,
+            tokens=len(self._emitted),
+            attempts=self._account.attempts,
+            cached_tokens=self.cached_tokens,
+            resumptions=self._request.resumptions,
+        )
+        self._span.end(error=None if outcome in _GOOD_ENDS else outcome)

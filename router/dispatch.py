@@ -10,13 +10,14 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from router.answer import Answer, Surroundings
-from router.everyone import forget_cached
+from router.demand import Demand, DemandReports
+from router.everyone import forget_cached, traces_at
 from router.fleet import Fleet
 from router.found import Found, find
 from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.link_pool import LinkPool
 from router.member import Member
-from router.metrics import RouterMetrics
+from router.metrics import ROLE, RouterMetrics
 from router.moving import Movement
 from router.placement import Placer
 from router.policies import policy_named
@@ -27,7 +28,10 @@ from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, S
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
 from twostroke.request import FinishReason
-from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.traces import known_of
+from twostroke.rpc.v1.control_pb2 import GetTraceResponse, KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.tracing.setup import recorder_of
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +52,11 @@ class RouterCore:
         self._config = config
         self._metrics = metrics
         self._request_log = request_log(config.request_log, metrics)
-        self._fleet = Fleet(config, self.router_id, metrics, self._worker_gone, self._worker_back)
+        self.us = Membership.of(config.cluster_token, config.cluster_tls)
+        metrics.expiries.watch("cluster", self.us.certificates)
+        self._fleet = Fleet(config, self.us, self.router_id, metrics, self._worker_gone, self._worker_back)
+        self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
+        self._demand = Demand()
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
         self._placer: Placer | None = None
@@ -90,6 +98,7 @@ class RouterCore:
             await asyncio.gather(self._running, return_exceptions=True)
             self._running = None
         await asyncio.to_thread(self._request_log.close)
+        await asyncio.to_thread(self.recorder.close)
 
     @property
     def reservations(self) -> Reservations:
@@ -142,7 +151,17 @@ class RouterCore:
         return self._fleet.relay.subscribe(request)
 
     async def forget_cached(self) -> int:
-        return await forget_cached(self._fleet.members, self._config.cluster_token)
+        return await forget_cached(self._fleet.members, self.us)
+
+    async def trace(self, name: str) -> GetTraceResponse:
+        known = known_of(self.recorder, name)
+        said, silent = await traces_at(self._fleet.members, self.us, known.stream or name)
+        for one in said:
+            known.stream = known.stream or one.stream
+            known.forgotten = known.forgotten or one.forgotten
+        known.spans.extend(span for one in said if one.stream == known.stream for span in one.spans)
+        known.silent.extend(silent)
+        return known
 
     async def drain(self, deadline_s: float) -> int:
         if not self._is_draining:
@@ -170,10 +189,12 @@ class RouterCore:
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._links = LinkPool(self.router_id, self._config.cluster_token, self._metrics, self._fleet.vigil, tasks)
+            self._links = LinkPool(self.router_id, self.us, self._metrics, self._fleet.vigil, tasks)
             self._placer = Placer(self._config, self._fleet, self._links, self._metrics)
             self._movement = Movement(self._fleet, self._links, self._placer, self._metrics, tasks)
+            reports = DemandReports(self._config, self.us, self.router_id, self._demand, self._fleet)
             side_tasks = (
+                tasks.create_task(reports.run(), name="demand reports"),
                 tasks.create_task(self._record_workers(), name="worker records"),
                 tasks.create_task(self._placer.run(), name="waiting room"),
             )
@@ -238,6 +259,8 @@ class RouterCore:
             movement=self._movement,
             metrics=self._metrics,
             request_log=self._request_log,
+            demand=self._demand,
+            recorder=self.recorder,
         )
         names = tuple(name_blocks(request.prompt, facts.block_size, request.salt, request.public_blocks))
         opened = _OpenRequest(request, names, around, self._tasks, found)
@@ -257,7 +280,8 @@ class RouterCore:
 
     def _worker_gone(self, member: Member, reason: str) -> None:
         if self._links is not None:
-            self._links.drop(member, reason)
+            has_left = self._fleet.member(member.worker) is not member  # else it may be heard again
+            self._links.drop(member, reason, for_good=has_left)
 
     def _worker_back(self, member: Member) -> None:
         if self._links is not None:
@@ -292,6 +316,7 @@ class _OpenRequest:
         task = self._tasks[index]
         if not task.done() and not task.cancelling():
             task.cancel()
+            self._answers[index].note_end()
             self.events.put_nowait(FinishEvent(index, FinishReason.STOP, self._answers[index].cached_tokens))
 
     def leave(self, error: ServeError, *, always: bool = False) -> None:

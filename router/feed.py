@@ -23,6 +23,7 @@ from twostroke.faults import reach
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.events import batch_from_message
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
@@ -57,16 +58,16 @@ class Ledger:
 class Feed:
     """Writes to one member and, on its behalf, to the ledger."""
 
-    def __init__(self, member: Member, token: str, ledger: Ledger, deliver: Deliver = undisturbed) -> None:
+    def __init__(self, member: Member, us: Membership, ledger: Ledger, deliver: Deliver = undisturbed) -> None:
         self._member = member
-        self._token = token
+        self._us = us
         self._ledger = ledger
         self._deliver = deliver
 
     async def run(self) -> None:
         """Until cancelled, or until the worker is refused."""
         while True:
-            channel = PeerChannel(self._member.address, self._token)
+            channel = PeerChannel(self._member.address, self._us)
             try:
                 await self._introduce(channel)
                 if self._member.refusal is not None:

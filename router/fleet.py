@@ -24,6 +24,7 @@ from router.metrics import ROLE, RouterMetrics, WorkerReading
 from router.prefix_index import PrefixIndex
 from router.reservation_feed import ReservationFeed
 from router.reservations import Reservations
+from router.scaling_metrics import ScalingMetrics
 from router.vigil import Vigil
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
@@ -31,6 +32,7 @@ from twostroke.faults import reach
 from twostroke.ids import Epoch, WorkerId
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import fleet_pb2
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING, WORKER_STATE_STARTING
@@ -50,6 +52,7 @@ class Fleet:
     def __init__(
         self,
         config: RouterConfig,
+        us: Membership,
         router_id: str,
         metrics: RouterMetrics,
         on_gone: Callable[[Member, str], None],
@@ -62,6 +65,7 @@ class Fleet:
         self.fingerprint: str | None = None
         """Of the first worker that introduced itself; all others must agree."""
         self._config = config
+        self._us = us
         self._router_id = router_id
         self._metrics = metrics
         self._on_gone, self._on_back = on_gone, on_back
@@ -86,8 +90,9 @@ class Fleet:
             heard=self._tell_listeners,
         )
         self._event_faults = FaultRates.parse(config.event_faults)
-        self._reservation_feed = ReservationFeed(router_id, config.cluster_token, self.reservations)
+        self._reservation_feed = ReservationFeed(router_id, us, self.reservations)
         metrics.show_fleet(self._readings)
+        self._scaling = ScalingMetrics(metrics.registry)
         metrics.other_routers.set_function(lambda: self._reservation_feed.flowing)
         metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
         metrics.reservations.set_function(lambda: len(self.reservations))
@@ -143,7 +148,7 @@ class Fleet:
             return
 
     async def _watch(self, request: fleet_pb2.WatchRequest, tasks: asyncio.TaskGroup) -> None:
-        channel = PeerChannel(self._config.fleet_address, self._config.cluster_token)
+        channel = PeerChannel(self._config.fleet_address, self._us)
         try:
             call = FleetStub(channel.channel).Watch(request, metadata=channel.metadata)
             async with listening(VIEW_SILENCE_S) as heard:
@@ -191,6 +196,7 @@ class Fleet:
             if member.worker not in listed:
                 self._leave(member, "the supervisor no longer lists it")
         self._reservation_feed.take(view.routers, tasks)
+        self._scaling.take(view.scaling)
         self._note_change()
 
     def _join(self, member: Member, tasks: asyncio.TaskGroup) -> None:
@@ -198,7 +204,7 @@ class Fleet:
         self._latest[member.worker] = member.epoch
         self._members[member.worker] = member
         self.vigil.begin(member)
-        feed = Feed(member, self._config.cluster_token, self._ledger, self._delivery(member))
+        feed = Feed(member, self._us, self._ledger, self._delivery(member))
         self._followers[member.worker] = tasks.create_task(feed.run(), name=f"feed {member.worker}")
 
     def _delivery(self, member: Member) -> Deliver:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 from router.detokenize import AnswerText, Scanned, StopScanner
+from router.doorman import Visit
 from router.generation import Dispatcher, FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.metrics import RouterMetrics
 from router.params import (
@@ -31,6 +32,9 @@ from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
 from twostroke.request import FinishReason, SampledToken
+from twostroke.tracing.context import TraceContext
+from twostroke.tracing.recorder import Recorder
+from twostroke.tracing.span import OpenSpan
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +87,7 @@ class Front:
         model: str,
         seeds: Seeds | None = None,
         public: PublicPrefixes | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.dispatcher = dispatcher
         self.text = text
@@ -90,8 +95,9 @@ class Front:
         self.model = model
         self._public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
-        self._open: dict[str, tuple[str, ...]] = {}
-        """Request id of a client -> ids of its prompts at the dispatcher."""
+        self._recorder = recorder or Recorder()
+        self._open: dict[tuple[str | None, str], tuple[str, ...]] = {}
+        """Tenant of the API key, if any, and the client's request id -> ids of its prompts at the dispatcher."""
 
     def check_model(self, model: str | None) -> None:
         if model and model != self.model:
@@ -114,19 +120,20 @@ class Front:
             variables=prompt.variables,
         )
 
-    async def abort(self, request_id: str) -> bool:
-        aborted = [await self.dispatcher.abort(part) for part in self._open.get(request_id, ())]
+    async def abort(self, request_id: str, visit: Visit) -> bool:
+        aborted = [await self.dispatcher.abort(part) for part in self._open.get((visit.tenant, request_id), ())]
         return any(aborted)
 
     async def answer(self, ask: Ask, sink: Sink) -> None:
         """Send every event of the answer to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
         received_s = time.monotonic()
         status = "Cancelled"
+        span = self._recorder.root("request", ask.point.stream, ask.traceparent)
         self.metrics.open_requests.inc()
         try:
             async with _until(ask.deadline_s):
                 with self._named(ask) as request_ids:
-                    call = await self._prepare(ask, request_ids, received_s)
+                    call = await self._prepared(ask, request_ids, received_s, span)
                     reach(Point.ROUTER_RECEIVED)
                     await _Answer(self, call, sink).run()
             status = "ok"
@@ -145,8 +152,21 @@ class Front:
             self.metrics.open_requests.dec()
             self.metrics.count_request(status)
             self.metrics.request_duration_seconds.observe(time.monotonic() - received_s)
+            span.set(request_id=ask.request_id, status=status, resumptions=ask.point.resumptions)
+            span.end(error=None if status == "ok" else status)
 
-    async def _prepare(self, ask: Ask, request_ids: tuple[str, ...], received_s: float) -> Call:
+    async def _prepared(self, ask: Ask, request_ids: tuple[str, ...], received_s: float, span: OpenSpan) -> Call:
+        part = span.begin("prepare")
+        try:
+            call = await self._prepare(ask, request_ids, received_s, span.context)
+        except BaseException as error:
+            part.end(error=repr(error))
+            raise
+        part.set(prompts=len(call.requests), prompt_tokens=sum(len(request.prompt) for request in call.requests))
+        part.end()
+        return call
+
+    async def _prepare(self, ask: Ask, request_ids: tuple[str, ...], received_s: float, trace: TraceContext) -> Call:
         self.check_model(ask.model)
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
@@ -170,6 +190,7 @@ class Front:
                     resumptions=ask.point.resumptions,
                     settled=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),
                     is_resumable=ask.is_stream,
+                    trace=trace,
                 )
             )
         return Call(ask, tuple(requests), facts, received_s)
@@ -177,19 +198,19 @@ class Front:
     @contextlib.contextmanager
     def _named(self, ask: Ask) -> Iterator[tuple[str, ...]]:
         """The dispatcher's ids of the ask's prompts, while it is open."""
-        name, point = ask.request_id, ask.point
-        if name in self._open and not point.resumptions:
+        name, point, tenant = ask.request_id, ask.point, ask.visit.tenant
+        if (tenant, name) in self._open and not point.resumptions:
             if not ask.may_rename:
                 raise InvalidRequest(f"request_id {name!r} is that of another open request", field="request_id")
             name = f"{name}-{uuid.uuid4().hex[:8]}"
         several = len(ask.prompts) > 1
         parts = tuple(f"{point.stream}/{rank}" if several else point.stream for rank in range(len(ask.prompts)))
-        self._open[name] = parts
+        self._open[tenant, name] = parts
         try:
             yield parts
         finally:
-            if self._open.get(name) is parts:
-                del self._open[name]
+            if self._open.get((tenant, name)) is parts:
+                del self._open[tenant, name]
 
 
 class _Answer:
@@ -227,6 +248,7 @@ class _Answer:
 
     async def _run_prompt(self, rank: int) -> None:
         request, options = self._call.requests[rank], self._call.ask.options
+        self._call.ask.visit.spend(len(request.prompt))
         if not request.resumptions:
             self._front.metrics.prompt_tokens_total.inc(len(request.prompt))
         first = rank * options.n
@@ -256,6 +278,7 @@ class _Answer:
         scanned = choice.feed(event)
         is_sent = event.position < choice.sent_tokens
         if not is_sent:
+            self._call.ask.visit.spend(1)
             self._observe(choice)
         await self._sink(TextEvent(index, scanned.text, token=event.token, is_sent=is_sent))
         if scanned.stopped:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from twostroke.request import FinishReason, SampledToken, SamplingParams
-from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.rpc.v1.control_pb2 import GetTraceResponse, KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
+from twostroke.tracing.context import TraceContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class GenerationRequest:
     """Choices whose end the client has: nothing is wanted of them."""
     is_resumable: bool = False
     """Its client can go on with it at another router."""
+    trace: TraceContext | None = None
+    """The span that it is part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +106,9 @@ class Dispatcher(Protocol):
     def loads(self) -> list[WorkerLoad]: ...
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]: ...
+
+    async def trace(self, name: str) -> GetTraceResponse:
+        """What this router and its workers know of a request, or of a stream."""
 
     async def forget_cached(self) -> int:
         """Let every worker forget the blocks that nobody uses now; returns how many that were."""

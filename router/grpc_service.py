@@ -1,16 +1,14 @@
-"""The gRPC door: twostroke.v1.Inference for clients, and the Control service of a router."""
+"""The gRPC door: twostroke.v1.Inference, all that clients may call."""
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable
-from importlib import metadata
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
-import grpc.aio
-
+from router.doorman import Doorman, Visit
 from router.front import Front, TextEvent
 from router.params import (
     AnswerOptions,
@@ -24,31 +22,48 @@ from router.params import (
 )
 from router.resume import Progress, Pulse, StreamPoint
 from router.text import token_text
-from twostroke.config import Role
-from twostroke.errors import InvalidRequest, PeerLost, UnsupportedFeature
-from twostroke.ids import Epoch
+from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import SampledToken
-from twostroke.rpc.server import check_token
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.rpc.entrance import Context
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
+from twostroke.tracing.context import HEADER as TRACE_HEADER
 
-Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
-SERVICE_NAMES = (
-    inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name,
-    control_pb2.DESCRIPTOR.services_by_name["Control"].full_name,
-)
 
-_LOOPBACK = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+class Visits:
+    """Calls that the doorman has let in, until they end: he is asked before a call's message is read."""
+
+    def __init__(self, doorman: Doorman) -> None:
+        self._doorman = doorman
+        self._open: dict[Context, Visit] = {}
+
+    @contextlib.contextmanager
+    def admit(self, context: Context) -> Iterator[None]:
+        """Raises InvalidApiKey or RateLimitExceeded."""
+        shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
+        with self._doorman.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown) as visit:
+            self._open[context] = visit
+            try:
+                yield
+            finally:
+                del self._open[context]
+
+    def of(self, context: Context) -> Visit:
+        return self._open[context]
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    def __init__(self, front: Front) -> None:
+    """Who comes here has been let in."""
+
+    def __init__(self, front: Front, visits: Visits) -> None:
         self._front = front
+        self._visits = visits
 
     async def Generate(  # noqa: N802
         self, request: inference_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        ask = _parse_ask(request, context.time_remaining())
+        ask = _parse_ask(request, context.time_remaining(), self._visits.of(context), _traceparent(context))
         progress, pulse = Progress(ask.point), Pulse()
         last: list[inference_pb2.GenerateResponse] = []
 
@@ -81,8 +96,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: Context
     ) -> inference_pb2.AbortResponse:
-        del context
-        return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id))
+        return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id, self._visits.of(context)))
+
+    async def GetModel(  # noqa: N802
+        self, request: inference_pb2.GetModelRequest, context: Context
+    ) -> inference_pb2.GetModelResponse:
+        del request, context
+        facts = self._front.dispatcher.facts
+        return inference_pb2.GetModelResponse(
+            model=self._front.model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size
+        )
 
     def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=request_id, index=event.choice, text=event.text)
@@ -111,105 +134,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
 
-class ControlService(control_pb2_grpc.ControlServicer):
-    """What the router says about itself and, on behalf of its workers, about the model they serve."""
-
-    def __init__(self, front: Front, *, router_id: str, epoch: Epoch, cluster_token: str, metrics_address: str) -> None:
-        self._front = front
-        self._router_id = router_id
-        self._epoch = epoch
-        self._cluster_token = cluster_token
-        self._metrics_address = metrics_address
-
-    async def GetServerInfo(  # noqa: N802
-        self, request: control_pb2.GetServerInfoRequest, context: Context
-    ) -> control_pb2.ServerInfo:
-        del request, context
-        return control_pb2.ServerInfo(
-            server_id=self._router_id,
-            role=Role.ROUTER.value,
-            epoch=str(self._epoch),
-            fingerprint=self._fingerprint(),
-            version=metadata.version("twostroke"),
-            state=self._state(),
-            metrics_address=self._metrics_address,
-        )
-
-    async def GetModelInfo(  # noqa: N802
-        self, request: control_pb2.GetModelInfoRequest, context: Context
-    ) -> control_pb2.ModelInfo:
-        del request, context
-        facts = self._front.dispatcher.facts
-        return control_pb2.ModelInfo(
-            model=self._front.model,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
-            dtype=facts.dtype,
-            block_size=facts.block_size,
-            page_bytes=facts.page_bytes,
-            pool_pages=facts.pool_pages,
-        )
-
-    async def GetLoad(  # noqa: N802
-        self, request: control_pb2.GetLoadRequest, context: Context
-    ) -> control_pb2.GetLoadResponse:
-        del request, context
-        return control_pb2.GetLoadResponse(workers=self._front.dispatcher.loads())
-
-    async def SubscribeKvEvents(  # noqa: N802
-        self, request: control_pb2.SubscribeKvEventsRequest, context: Context
-    ) -> AsyncIterator[control_pb2.KvEventBatch]:
-        del context
-        async for batch in self._front.dispatcher.subscribe(request):
-            yield batch
-
-    async def Drain(  # noqa: N802
-        self, request: control_pb2.DrainRequest, context: Context
-    ) -> control_pb2.DrainResponse:
-        self._authorize(context)
-        if not (math.isfinite(request.deadline_s) and request.deadline_s >= 0):
-            raise InvalidRequest(
-                f"deadline_s must be a number of seconds from now, 0 or more, got {request.deadline_s}",
-                field="deadline_s",
-            )
-        left = await self._front.dispatcher.drain(time.time() + request.deadline_s)
-        return control_pb2.DrainResponse(open_requests=left)
-
-    async def ForgetCached(  # noqa: N802
-        self, request: control_pb2.ForgetCachedRequest, context: Context
-    ) -> control_pb2.ForgetCachedResponse:
-        self._authorize(context)
-        return control_pb2.ForgetCachedResponse(blocks=await self._front.dispatcher.forget_cached())
-
-    def _authorize(self, context: Context) -> None:
-        """Clients hold no cluster token, but not each may stop or empty the server: operators on this host may."""
-        if not context.peer().startswith(_LOOPBACK):
-            check_token(context, self._cluster_token)
-
-    def _fingerprint(self) -> str:
-        try:
-            return self._front.dispatcher.facts.fingerprint
-        except PeerLost:
-            return ""
-
-    def _state(self) -> control_pb2.WorkerState:
-        if self._front.dispatcher.is_draining:
-            return control_pb2.WORKER_STATE_DRAINING
-        if self._front.dispatcher.is_ready:
-            return control_pb2.WORKER_STATE_SERVING
-        return control_pb2.WORKER_STATE_STARTING
-
-
-def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> Ask:
+def _parse_ask(
+    request: inference_pb2.GenerateRequest, left_s: float | None, visit: Visit, traceparent: str = ""
+) -> Ask:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
     options = _parse_options(request)
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
     if request.resume_from:
-        point = StreamPoint.after(request.resume_from, options.n, "resume_from")
+        point = StreamPoint.after(request.resume_from, options.n, "resume_from", visit.mark)
     else:
-        point = StreamPoint.begin(request_id, options.n)
+        point = StreamPoint.begin(request_id, options.n, visit.mark)
     return Ask(
         point=point,
         is_stream=True,
@@ -219,8 +154,15 @@ def _parse_ask(request: inference_pb2.GenerateRequest, left_s: float | None) -> 
         cache_salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + left_s,
         priority=priority_class(request.priority),
-        tenant=check_request_id(request.tenant, "tenant"),
+        tenant=visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant"),
+        visit=visit,
+        traceparent=traceparent,
     )
+
+
+def _traceparent(context: Context) -> str:
+    shown = next((value for key, value in context.invocation_metadata() or () if key == TRACE_HEADER), "")
+    return shown if isinstance(shown, str) else shown.decode("ascii", "replace")
 
 
 def _parse_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:

@@ -1,4 +1,4 @@
-"""The HTTP door: the OpenAI API with the helpers that vLLM adds, health and metrics, as one ASGI application."""
+"""The HTTP door: the OpenAI API with the helpers that vLLM adds, and health, as one ASGI application."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.doorman import Doorman, OpenHouse, Visit
 from router.front import Front
+from router.health_pages import HEALTH_PATHS, HealthPages
 from router.json_fields import as_number, parse_json
 from router.openai_http import AnswerResponse, error_response
 from router.openai_reply import Reply
@@ -30,18 +31,21 @@ from router.openai_schema import (
     parse_detokenize,
     parse_tokenize,
 )
-from router.params import Ask, TextPrompt, check_request_id, check_token_ids
+from router.params import Ask, TextPrompt, check_length, check_request_id, check_token_ids
 from router.resume import StreamPoint
 from router.text import encode_off_loop, token_text
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
+    InvalidApiKey,
     InvalidRequest,
     NotFound,
+    RateLimitExceeded,
     RequestTooLarge,
     ServeError,
 )
+from twostroke.tracing.context import HEADER as TRACE_HEADER
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +60,15 @@ LAST_EVENT_ID_HEADER = "last-event-id"
 TENANT_HEADER = "x-tenant-id"
 """Set by gateways that know their clients, which must not be able to choose it."""
 
+OPEN_PATHS = HEALTH_PATHS | {"/metrics"}
+"""Metrics are there only where no key is asked for, or they have no port of their own."""
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def build_http_app(front: Front, *, max_body_bytes: int) -> Starlette:
+def build_http_app(
+    front: Front, doorman: Doorman | None = None, *, max_body_bytes: int, with_metrics: bool = True
+) -> Starlette:
     doors = HttpDoors(front, max_body_bytes)
     routes = [
         Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
@@ -68,14 +77,11 @@ def build_http_app(front: Front, *, max_body_bytes: int) -> Starlette:
         Route("/v1/models/{model:path}", _funnel(doors.model), methods=["GET"]),
         Route("/tokenize", _funnel(doors.tokenize), methods=["POST"]),
         Route("/detokenize", _funnel(doors.detokenize), methods=["POST"]),
-        Route("/health", doors.ready, methods=["GET"]),
-        Route("/ready", doors.ready, methods=["GET"]),
-        Route("/live", doors.live, methods=["GET"]),
-        Route("/metrics", doors.metrics, methods=["GET"]),
+        *HealthPages(front).routes(with_metrics=with_metrics),
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(RequestIds)],
+        middleware=[Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
         exception_handlers={HTTPException: _http_error},
     )
 
@@ -119,29 +125,16 @@ class HttpDoors:
     async def detokenize(self, request: Request) -> Response:
         model, tokens = parse_detokenize(parse_json(await self._body(request)))
         self._front.check_model(model)
-        check_token_ids(tokens, "tokens", self._front.dispatcher.facts.vocab_size)
+        facts = self._front.dispatcher.facts
+        check_length(len(tokens), "tokens", facts)  # of a million, the text would take seconds of everybody's time
+        check_token_ids(tokens, "tokens", facts.vocab_size)
         return JSONResponse({"prompt": self._front.text.decode(tokens, skip_special_tokens=False)})
 
-    async def live(self, request: Request) -> Response:
-        del request
-        return PlainTextResponse("live\n")
-
-    async def ready(self, request: Request) -> Response:
-        del request
-        dispatcher = self._front.dispatcher
-        if dispatcher.is_draining:
-            return PlainTextResponse("draining\n", status_code=503)
-        if not dispatcher.is_ready:
-            return PlainTextResponse("no decode worker is ready\n", status_code=503)
-        return PlainTextResponse("ready\n")
-
-    async def metrics(self, request: Request) -> Response:
-        del request
-        return Response(generate_latest(self._front.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
+        visit: Visit = request.state.visit
+        said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         ask = Ask(
-            point=_point(request, wanted),
+            point=_point(request, wanted, visit),
             is_stream=wanted.stream,
             may_rename=True,
             model=wanted.model,
@@ -150,8 +143,10 @@ class HttpDoors:
             cache_salt=wanted.cache_salt,
             deadline_s=_deadline(request, wanted),
             priority=wanted.priority,
-            tenant=check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER),
+            tenant=visit.tenant_of(said, TENANT_HEADER),
+            visit=visit,
             user=wanted.user,
+            traceparent=request.headers.get(TRACE_HEADER, ""),
         )
         reply = Reply(wanted, ask.point, self._front.model, self._front.text)
         return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
@@ -219,17 +214,36 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
-def _point(request: Request, wanted: OpenAIRequest) -> StreamPoint:
+class Admission:
+    """Lets calls in that may come in, until they end; probes need no key."""
+
+    def __init__(self, app: ASGIApp, doorman: Doorman) -> None:
+        self._app = app
+        self._doorman = doorman
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._doorman.admit(Request(scope).headers.get("authorization")) as visit:
+                scope["state"]["visit"] = visit
+                await self._app(scope, receive, send)
+        except (InvalidApiKey, RateLimitExceeded) as error:
+            await error_response(error)(scope, receive, send)
+
+
+def _point(request: Request, wanted: OpenAIRequest, visit: Visit) -> StreamPoint:
     choices = len(wanted.prompts) * wanted.options.n
     token = request.headers.get(LAST_EVENT_ID_HEADER)
     if not token:
-        return StreamPoint.begin(request.state.request_id, choices)
+        return StreamPoint.begin(request.state.request_id, choices, visit.mark)
     if not wanted.stream:
         raise InvalidRequest(
             f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
             field=LAST_EVENT_ID_HEADER,
         )
-    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER)
+    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, visit.mark)
 
 
 def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:

@@ -13,11 +13,36 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from router.arrival import SealedArrival, sealed_arrival
+from router.http_protocol import MOST_HEADER_BYTES, TimedProtocol, timed_protocol
+from twostroke.tls import Certificates
+
+KEEP_ALIVE_S = 75
+"""Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
 LINGER_S = 20.0
 """For connections that nobody uses: clients drop idle ones earlier (httpx after 5 s, aiohttp after 15 s), so none is
 closed while a request is on its way over it."""
+HANDSHAKE_S = 2.0
+"""For those whom a router that leaves has accepted: strangers that say nothing must not hold it up for longer."""
 LOOK_S = 0.05
 """uvicorn has no event for the end of a connection."""
+
+
+def http_config(
+    app: ASGIApp, *, grace_s: int, most_connections: int, certificates: Certificates | None = None
+) -> uvicorn.Config:
+    timed = timed_protocol(most_connections)
+    return uvicorn.Config(
+        app,
+        http=timed if certificates is None else sealed_arrival(timed, certificates.renewing_server()),
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=grace_s,
+    )
 
 
 class HttpServer(uvicorn.Server):
@@ -30,6 +55,13 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        protocol = self.config.http_protocol_class
+        if issubclass(protocol, SealedArrival):
+            for transport in list(protocol.waiting.values()):
+                transport.abort()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -44,9 +76,9 @@ class HttpServer(uvicorn.Server):
         await self._stop_accepting()
         self._farewell.is_said = True
         idle_since_s: dict[H11Protocol, float] = {}
-        until_s = time.monotonic() + grace_s
-        while time.monotonic() < until_s:
-            if not self.server_state.connections:
+        begun_s = time.monotonic()
+        while (passed_s := time.monotonic() - begun_s) < grace_s:
+            if not self.server_state.connections and not (passed_s < HANDSHAKE_S and self.is_arriving):
                 return
             self._close_idle(idle_since_s, time.monotonic())
             await asyncio.sleep(LOOK_S)
@@ -67,6 +99,12 @@ class HttpServer(uvicorn.Server):
                 idle_since_s.pop(connection, None)
             elif idle_since_s.setdefault(connection, now_s) + LINGER_S < now_s:
                 connection.shutdown()
+
+    @property
+    def is_arriving(self) -> bool:
+        """Somebody was accepted here whose handshake is not over."""
+        protocol = self.config.http_protocol_class
+        return issubclass(protocol, TimedProtocol | SealedArrival) and len(protocol.arriving) > 0
 
     def _connections(self) -> list[H11Protocol]:
         return [each for each in self.server_state.connections if isinstance(each, H11Protocol)]

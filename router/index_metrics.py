@@ -64,6 +64,8 @@ class IndexMetrics:
 
     def count_snapshot(self, worker: WorkerId) -> None:
         self._snapshots.labels(self._role, worker).inc()
+        for trouble in self._troubles.values():  # from 0 on: what is counted from its first time on has no rate then
+            trouble.labels(self._role, worker)
 
     def count_trouble(self, verdict: Applied, worker: WorkerId) -> None:
         """A batch that was not applied, or not rightly."""

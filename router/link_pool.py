@@ -13,6 +13,7 @@ from router.metrics import RouterMetrics
 from router.vigil import Vigil
 from router.worker_link import WorkerLink
 from twostroke.ids import Epoch, WorkerId
+from twostroke.rpc.membership import Membership
 
 log = logging.getLogger(__name__)
 
@@ -22,10 +23,10 @@ RETRY_PAUSE_S = 0.5
 
 class LinkPool:
     def __init__(
-        self, router_id: str, token: str, metrics: RouterMetrics, vigil: Vigil, tasks: asyncio.TaskGroup
+        self, router_id: str, us: Membership, metrics: RouterMetrics, vigil: Vigil, tasks: asyncio.TaskGroup
     ) -> None:
         self._router_id = router_id
-        self._token = token
+        self._us = us
         self._metrics = metrics
         self._vigil = vigil
         self._tasks = tasks
@@ -43,7 +44,7 @@ class LinkPool:
             if link.lost is None and link.epoch == member.epoch:
                 return link
             self.drop(member, "it is replaced")
-        link = WorkerLink(member, self._router_id, self._token, self._metrics, self._vigil)
+        link = WorkerLink(member, self._router_id, self._us, self._metrics, self._vigil)
         self._links[member.worker] = (
             link,
             self._tasks.create_task(_contained(link, link.run), name=f"link {member.worker}"),
@@ -61,10 +62,14 @@ class LinkPool:
     def to_all(self, members: Iterable[Member]) -> list[WorkerLink]:
         return [self.to(member) for member in members]
 
-    def drop(self, member: Member, reason: str) -> None:
-        """That worker is gone: its answers fail now, so that they can go on elsewhere."""
+    def drop(self, member: Member, reason: str, *, for_good: bool = False) -> None:
+        """That worker is gone: its answers fail now, so that they can go on elsewhere. `for_good`: nothing is left to
+        be closed there later."""
+        if for_good:
+            self._owed.pop(member.worker, None)
         if member.worker in self._links:
             link, task = self._links.pop(member.worker)
+            link.is_over = for_good
             link.lose(reason)
             task.cancel()
 
@@ -99,6 +104,8 @@ class LinkPool:
             await asyncio.sleep(RETRY_PAUSE_S)
 
     def _owe(self, link: WorkerLink, stream: AnswerStream) -> None:
+        if link.is_over:
+            return
         later = self._links.get(link.worker)
         if later is not None and later[0] is not link and (later[0].lost, later[0].epoch) == (None, link.epoch):
             self.close_later(later[0], stream)

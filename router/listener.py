@@ -1,4 +1,4 @@
-"""The HTTP door's listening socket: opened here, or handed over by whoever keeps it over the router's lives."""
+"""Listening sockets for HTTP: opened here; or the door's, handed over by whoever keeps it over the router's lives."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from twostroke.errors import ConfigError
 BACKLOG = 1024
 
 
-def bind_listener(host: str, port: int) -> socket.socket:
+def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_port: bool = False) -> socket.socket:
+    """`shares_port`: with others of the same user that do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        raise ConfigError(f"cannot listen on {shown} (--http-port): {error.strerror}", field="http_port") from error
+        raise ConfigError(f"cannot listen on {shown} ({flag}): {error.strerror}", field=flag) from error
     listener.setblocking(False)
     return listener
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from router.account import Comparison
 from router.index_metrics import IndexMetrics
 from twostroke.rpc.v1.control_pb2 import Load
-from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S
+from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, introduce
 
 ROLE = "router"
 DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -53,6 +53,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.expiries = introduce(self.registry, ROLE)
         self.ttft_seconds = self._histogram("ttft_seconds", "Request received to first token sent.", TTFT_BUCKETS_S)
         self.inter_token_latency_seconds = self._histogram(
             "inter_token_latency_seconds", "Between two tokens of one choice.", ITL_BUCKETS_S
@@ -98,6 +99,7 @@ class RouterMetrics:
         self._requests = Counter(
             "twostroke_requests", "Requests ended, by status.", ("role", "status"), registry=self.registry
         )
+        self._requests.labels(role=ROLE, status="ok")
         self._decisions = Counter(
             "twostroke_decisions",
             "Placements, by policy and kind of page source.",

@@ -14,7 +14,7 @@ from router.front import Front, TextEvent
 from router.openai_reply import Reply, error_body
 from router.params import Ask
 from router.resume import Pulse
-from twostroke.errors import Draining, Overloaded, ServeError
+from twostroke.errors import Draining, InvalidApiKey, Overloaded, ServeError
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -24,7 +24,9 @@ _SSE_HEADERS = [
 
 
 def error_response(error: ServeError) -> Response:
-    headers = {"retry-after": str(_retry_after_s(error))} if error.retryable else None
+    headers = {"retry-after": str(_retry_after_s(error))} if error.retryable else {}
+    if isinstance(error, InvalidApiKey):
+        headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.doorman import EVERYBODY, Visit
 from router.generation import ServingFacts
 from router.resume import StreamPoint
 from twostroke.errors import InvalidRequest
@@ -13,6 +14,8 @@ from twostroke.request import SamplingParams
 
 MAX_CHOICES = 128
 """Answers to one prompt; more is a mistake in the client, or an attack."""
+MAX_MESSAGES = 4096
+"""Of a chat: templates are rendered where all requests wait."""
 MAX_PROMPTS = 1024
 """Prompts in one request."""
 MAX_ANSWERS = 1024
@@ -48,8 +51,9 @@ class ChatPrompt:
     """Further names for the template, such as enable_thinking."""
 
     def __post_init__(self) -> None:
-        if not self.messages:
-            raise InvalidRequest("messages must not be empty", field="messages")
+        if not 1 <= len(self.messages) <= MAX_MESSAGES:
+            problem = f"have at most {MAX_MESSAGES}, got {len(self.messages)}" if self.messages else "not be empty"
+            raise InvalidRequest(f"messages must {problem}", field="messages")
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"
@@ -113,9 +117,13 @@ class Ask:
     priority: int = 0
     """Class: higher goes first."""
     tenant: str = ""
-    """Whom the gateway says it is for: nobody else shares its prefixes."""
+    """Whom the API key, or the gateway, says it is for: nobody else shares its prefixes."""
+    visit: Visit = EVERYBODY
+    """Of the client that asks."""
     user: str = ""
     """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
+    traceparent: str = ""
+    """The client's own span, as the header of that name says it."""
 
     def __post_init__(self) -> None:
         answers = len(self.prompts) * self.options.n
@@ -151,18 +159,23 @@ def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
         )
 
 
+def check_length(tokens: int, name: str, facts: ServingFacts, answer: int = 0) -> None:
+    """`answer`: tokens that must have room as well."""
+    if tokens + answer > facts.max_model_len:
+        raise InvalidRequest(
+            f"{name} has {tokens} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
+            field=name,
+        )
+
+
 def check_prompt(tokens: Sequence[int], prompt: Prompt, facts: ServingFacts) -> None:
     """Raises InvalidRequest for a prompt that no worker could ever take."""
     name = _field(prompt)
     if not tokens:
         raise InvalidRequest(f"{name} must not be empty", field=name)
+    check_length(len(tokens), name, facts, answer=1)
     if isinstance(prompt, TokenPrompt):
         check_token_ids(tokens, name, facts.vocab_size)
-    if len(tokens) >= facts.max_model_len:
-        raise InvalidRequest(
-            f"{name} has {len(tokens)} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
-            field=name,
-        )
     if len(tokens) >= facts.pool_tokens:
         raise InvalidRequest(
             f"{name} has {len(tokens)} tokens, but a worker's whole page pool fits {facts.pool_tokens} "

@@ -32,6 +32,7 @@ from twostroke.request import Request
 from twostroke.rpc.convert import request_to_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
+from twostroke.tracing.span import OpenSpan, Value
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Placer:
         await self._room.run()
 
     async def place(
-        self, request: Request, lifetime: Lifetime, *, has_had_turn: bool, at: WorkerId | None = None
+        self, request: Request, lifetime: Lifetime, span: OpenSpan, *, has_had_turn: bool, at: WorkerId | None = None
     ) -> Placed:
         """Returns once a worker has it; every worker asked counts as an attempt and gets its own number, not below the
         request's. One that has had its turn, and lost its worker, does not wait for another turn; nor is it refused, it
@@ -115,7 +116,8 @@ class Placer:
             prepared = [m for m in free if m.worker == at]
             workers = dataclasses.replace(self._workers(prepared), prefill=()) if prepared else self._workers(free)
             released = await self._room.turn(wanting, workers)
-            give_up_s += time.monotonic() - asked_s  # who waits for a turn has workers
+            held_s = time.monotonic() - asked_s
+            give_up_s += held_s  # who waits for a turn has workers
             if released is None:
                 continue
             wanting = dataclasses.replace(wanting, is_urgent=True)
@@ -125,7 +127,9 @@ class Placer:
             attempt = dataclasses.replace(request, attempt=self.attempts.next(request.attempt))
             placed = await self._open(attempt, released, lifetime)
             if isinstance(placed, Placed):
+                span.set(held_s=held_s, attempt=attempt.attempt, **described(self._policy_name, released.decision))
                 return placed
+            span.event("refused", worker=placed.worker, error=repr(placed.error))
             (full if isinstance(placed.error, Overloaded) else unusable).add(placed.worker)
 
     async def _wait(self, give_up_s: float) -> None:
@@ -259,6 +263,22 @@ class Placer:
         member = self._fleet.member(worker)
         assert member is not None, "seen to serve, without an await in between"
         return member
+
+
+def described(policy: str, decision: Decision) -> dict[str, Value]:
+    """A decision and all that led to it, as attributes of a span."""
+    parts = {f"forecast.{name}": value for name, value in dataclasses.asdict(decision.forecast).items()}
+    if decision.why is not None:
+        parts |= {f"price.{name}": value for name, value in dataclasses.asdict(decision.why).items()}
+    return {
+        "policy": policy,
+        "decode": decision.decode,
+        "source": decision.source or "local",
+        "peer": decision.peer or "none",
+        "peer_blocks": decision.peer_blocks,
+        "first_token_s": decision.forecast.first_token_s,
+        **parts,
+    }
 
 
 def may_go_elsewhere(error: ServeError) -> bool:

@@ -15,6 +15,7 @@ from router.reservations import Reservations
 from twostroke.errors import InternalError, PeerLost, ServeError
 from twostroke.ids import RouterId
 from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import fleet_pb2, routing_pb2
 from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
@@ -33,9 +34,9 @@ class ReservationFeed:
     A supervisor that starts again lists no router until each has found it: streams that flow know better.
     """
 
-    def __init__(self, router_id: str, token: str, reservations: Reservations) -> None:
+    def __init__(self, router_id: str, us: Membership, reservations: Reservations) -> None:
         self._router_id = RouterId(router_id)
-        self._token = token
+        self._us = us
         self._reservations = reservations
         self._listed: set[RouterId] = set()
         self._followed: dict[RouterId, asyncio.Task[None]] = {}
@@ -82,7 +83,7 @@ class ReservationFeed:
 
     async def _apply_all(self, router: RouterId, address: str) -> NoReturn:
         """What it says, until the stream breaks; that raises."""
-        channel = PeerChannel(address, self._token)
+        channel = PeerChannel(address, self._us)
         try:
             call = RoutingStub(channel.channel).WatchReservations(
                 routing_pb2.WatchReservationsRequest(router_id=self._router_id), metadata=channel.metadata

@@ -1,6 +1,7 @@
 """Up to where a client has a stream, as the token with every message says it: SSE `id`, gRPC `resume_token`.
 
-A token is `stream:resumptions:choices`. The stream's name is the client's request id and a random part. Of every choice
+A token is `stream:resumptions:choices`. The stream's name is the client's request id and a random part,
+and a mark where it belongs to a tenant's key. Of every choice
 it says how many tokens were sent, with an `e` where its end was sent, too; `-` stands for one of which nothing was, and
 `17x3` for three equal ones in a row. `end` instead of the choices: there is nothing left to be sent.
 """
@@ -8,10 +9,12 @@ it says how many tokens were sent, with an `e` where its end was sent, too; `-` 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import itertools
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -24,7 +27,8 @@ RANDOM_BYTES = 8
 """Of a stream's name: whoever knows it, and the prompt, may read the answer."""
 MOST_CHARS = 16 << 10
 """Of a token. A thousand choices that advance together take few; in disorder, five each."""
-MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES
+MARK_BYTES = 8
+MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES + 1 + 2 * MARK_BYTES
 """A request id may have 256."""
 MOST_TOKENS = 1 << 32
 PULSE_S = 1.0
@@ -32,6 +36,15 @@ PULSE_S = 1.0
 
 _END = "end"
 _RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
+
+
+Mark = Callable[[str], str]
+"""Of a stream's name: what only routers of this cluster can make of it, for one tenant. Empty: it is anybody's."""
+
+
+def unmarked(stream: str) -> str:
+    del stream
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +65,26 @@ class StreamPoint:
     is_complete: bool = False
 
     @classmethod
-    def begin(cls, request_id: str, choices: int) -> StreamPoint:
-        return cls(f"{request_id}~{secrets.token_hex(RANDOM_BYTES)}", 0, (Sent(),) * choices)
+    def begin(cls, request_id: str, choices: int, mark: Mark = unmarked) -> StreamPoint:
+        name = f"{request_id}~{secrets.token_hex(RANDOM_BYTES)}"
+        return cls(_marked(name, mark), 0, (Sent(),) * choices)
 
     @classmethod
-    def after(cls, token: str, choices: int, field: str) -> StreamPoint:
-        """Where the stream goes on. Raises InvalidRequest, naming `field`, for what is no token of such a request."""
+    def after(cls, token: str, choices: int, field: str, mark: Mark = unmarked) -> StreamPoint:
+        """Where the stream goes on. Raises InvalidRequest, naming `field`, for what is no token of such a request, or
+        of one with another mark."""
         name, _, rest = token.partition(":")
         resumed, _, said = rest.partition(":")
         stream = unquote(name)
-        client, _, drawn = stream.rpartition("~")
+        client, _, rest_of_name = stream.rpartition("~")
+        drawn = rest_of_name.partition(".")[0]
+        is_marked = hmac.compare_digest(stream.encode(), _marked(f"{client}~{drawn}", mark).encode())
         is_short = len(token) <= MOST_CHARS and len(stream) <= MOST_NAME_CHARS
-        is_token = is_short and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
+        is_token = is_short and is_marked and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
         if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
             raise _no_token(token, field)
         if is_off(Guard.RESUME):
-            return cls.begin(client, choices)
+            return cls.begin(client, choices, mark)
         if said == _END:
             return cls(stream, int(resumed) + 1, (Sent(0, is_finished=True),) * choices, is_complete=True)
         return cls(stream, int(resumed) + 1, _parse_runs(said, choices, token, field))
@@ -131,6 +148,11 @@ class Seeds:
         name = point.request_id if self._is_by_request else point.stream
         drawn = hashlib.blake2b(f"{prompt} {name}".encode(), key=self._key, digest_size=8).digest()
         return int.from_bytes(drawn, "little")
+
+
+def _marked(name: str, mark: Mark) -> str:
+    owner = mark(name)
+    return f"{name}.{owner}" if owner else name
 
 
 def _run(sent: Sent, count: int) -> str:

@@ -1,4 +1,4 @@
-"""A router process: both doors on their ports around one front, and the way down again."""
+"""A router process: both doors on their ports around one front, the admin port beside them, and the way down again."""
 
 from __future__ import annotations
 
@@ -8,130 +8,143 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-import uvicorn
 from grpc_reflection.v1alpha import reflection
 
+from router.addresses import Addresses
+from router.admin import AdminServer
+from router.control_service import ControlService
+from router.doorman import Doorman, KeyedDoorman, OpenHouse
 from router.front import Front
 from router.generation import Dispatcher
-from router.grpc_service import SERVICE_NAMES, ControlService, InferenceService
+from router.grpc_service import SERVICE_NAME, InferenceService, Visits
 from router.http_app import build_http_app
-from router.http_server import HttpServer
+from router.http_server import HttpServer, http_config
 from router.listener import bind_listener, inherited
 from router.metrics import RouterMetrics
 from router.public_prefixes import read_public_prefixes
 from router.reservations import Reservations
 from router.resume import Seeds
-from router.routing_service import RoutingService
 from router.text import Text
 from twostroke.config import RouterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.faults import install
 from twostroke.ids import Epoch
-from twostroke.rpc.faults import serve_faults
-from twostroke.rpc.server import RpcServer, host_port
-from twostroke.rpc.v1 import control_pb2_grpc, inference_pb2_grpc, routing_pb2_grpc
+from twostroke.rpc.entrance import StrangersEntrance
+from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
+from twostroke.rpc.v1 import inference_pb2_grpc
+from twostroke.tls import Certificates, Use
+from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S = 0.25
 """How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
-KEEP_ALIVE_S = 75
-"""Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
-_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
+MOST_STREAMS = 4096
+"""Of one gRPC connection; more wait at the client."""
+IDLE_MS = 75_000
+"""As over HTTP. A client that has no call open connects again for the next one."""
+STREAM_GRACE_MS = 3_600_000
+"""For streams of a connection that is told to be renewed: longer than answers take."""
 CLOSE_GRACE_S = 1.0
 """For streams that are still open when the doors close."""
 
 
 class RouterServer:
-    """Both doors. Ports are bound when it is constructed, so that a port in use fails before anything runs."""
+    """All its ports are bound when it is constructed, so that a port in use fails before anything runs."""
 
     def __init__(
-        self, config: RouterConfig, dispatcher: Dispatcher, text: Text, metrics: RouterMetrics, *, router_id: str
+        self,
+        config: RouterConfig,
+        dispatcher: Dispatcher,
+        text: Text,
+        metrics: RouterMetrics,
+        *,
+        router_id: str,
+        recorder: Recorder | None = None,
     ) -> None:
         self._dispatcher = dispatcher
-        public = read_public_prefixes(config.public_prefixes, text)
-        self._listener = (
-            bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
-        )
-        self.http_address = host_port(config.host, self._listener.getsockname()[1])
-        try:
-            self._rpc = RpcServer(
-                config.host,
-                config.grpc_port,
-                token=None,
-                max_message_bytes=config.max_message_bytes,
-                shares_port=config.http_fd is not None,
-            )
-        except ConfigError:
-            self._listener.close()
-            raise
-        self.grpc_address = self._rpc.address
-        # By its port: that is the same in the router's next life.
-        injector = install(f"router-{self.grpc_address.rpartition(':')[2]}")
-        serve_faults(injector, self._rpc.server, config.cluster_token)
+        self._doorman = _doorman(config, metrics)
         front = Front(
             dispatcher,
             text,
             metrics,
             model=config.served_model_name,
             seeds=Seeds(config.cluster_token, config.seed),
-            public=public,
+            public=read_public_prefixes(config.public_prefixes, text),
+            recorder=recorder,
         )
+        certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
+        metrics.expiries.watch("clients", certificates)
+        self._listener = (
+            bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
+        )
+        shares_port = config.http_fd is not None
+        visits = Visits(self._doorman)
+        try:
+            check_can_listen(config.host, config.grpc_port, shares_port)
+            self._admin = AdminServer(config, front)
+            self._rpc = RpcServer(
+                config.host,
+                config.grpc_port,
+                token=None,
+                certificates=certificates,
+                callers=Callers(
+                    options=_client_options(config.doors),
+                    entrance=StrangersEntrance(visits.admit),
+                    max_message_bytes=config.doors.max_request_bytes,
+                ),
+                shares_port=shares_port,
+            )
+        except ConfigError:
+            self._listener.close()
+            raise
+        http = host_port(config.host, self._listener.getsockname()[1])
+        has_own_metrics = self._admin.metrics_address is not None
+        self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
+        max_body_bytes = config.doors.max_request_bytes
+        app = build_http_app(front, self._doorman, max_body_bytes=max_body_bytes, with_metrics=not has_own_metrics)
         self._http = HttpServer(
-            uvicorn.Config(
-                build_http_app(front, max_body_bytes=config.max_message_bytes),
-                http="h11",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                ws="none",
-                timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(CLOSE_GRACE_S),
+            http_config(
+                app,
+                grace_s=int(CLOSE_GRACE_S),
+                most_connections=config.doors.max_connections,
+                certificates=certificates,
             )
         )
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front), self._rpc.server)
-        control = ControlService(
-            front,
-            router_id=router_id,
-            epoch=Epoch.begin(1),
-            cluster_token=config.cluster_token,
-            metrics_address=self.http_address,
-        )
-        control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
-        self._routing: RoutingService | None = None
-        reflection.enable_server_reflection(
-            (*SERVICE_NAMES, reflection.SERVICE_NAME, "grpc.health.v1.Health"), self._rpc.server
-        )
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, visits), self._rpc.server)
+        names = (SERVICE_NAME, reflection.SERVICE_NAME, "grpc.health.v1.Health")
+        reflection.enable_server_reflection(names, self._rpc.server)
+        control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
+        # By a port of clients: that is the same in the router's next life.
+        self._admin.serve(control, install(f"router-{self._rpc.address.rpartition(':')[2]}"))
 
     @property
     def peer_address(self) -> str:
-        """Of the rpc server, as other routers reach it."""
-        host, _, port = self.grpc_address.rpartition(":")
-        return f"{_LOOPBACKS.get(host, host)}:{port}"
+        """As other routers reach this one."""
+        return self._admin.peer_address
 
-    def share(self, reservations: Reservations, cluster_token: str) -> None:
+    def share(self, reservations: Reservations) -> None:
         """Let other routers of the cluster watch them. Before serving."""
-        self._routing = RoutingService(reservations, cluster_token)
-        routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
+        self._admin.share(reservations)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Both doors are open inside; at the end they close, and what is still open is cancelled."""
+        """All doors are open inside; at the end they close, and what is still open is cancelled."""
         await self._rpc.start()
         async with asyncio.TaskGroup() as group:
+            await self._admin.start(group)
             http = group.create_task(self._http.serve([self._listener]))
-            health = group.create_task(self._show_health())
+            watches = [group.create_task(self._show_health()), group.create_task(self._doorman.watch())]
             await self._http.is_up.wait()
-            log.info("router is up http=%s grpc=%s", self.http_address, self.grpc_address)
+            log.info("router is up http=%s grpc=%s admin=%s", *self._named())
             try:
                 yield
             finally:
-                health.cancel()
-                if self._routing is not None:
-                    self._routing.close()
+                for watch in watches:
+                    watch.cancel()
                 self._http.should_exit = True
-                await self._rpc.stop(CLOSE_GRACE_S)
+                await asyncio.gather(self._rpc.stop(CLOSE_GRACE_S), self._admin.stop(CLOSE_GRACE_S))
                 await asyncio.wait([http])
 
     async def hand_over(self, grace_s: float) -> None:
@@ -139,21 +152,49 @@ class RouterServer:
         there until each is closed, and give what is open `grace_s`."""
         log.info("handing over grace_s=%.0f", grace_s)
         until_s = time.time() + grace_s
-        if self._routing is not None:
-            self._routing.close()
-        stopping = asyncio.create_task(self._rpc.stop(grace_s), name="rpc server stops")
+        stopping = [
+            asyncio.create_task(self._rpc.stop(grace_s), name="rpc server stops"),
+            asyncio.create_task(self._admin.hand_over(grace_s), name="admin server stops"),
+        ]
         try:
             await self._http.leave(grace_s)
             left = await self._dispatcher.drain(until_s)
             log.info("handed over open=%d", left)
         finally:
-            stopping.cancel()
+            for task in stopping:
+                task.cancel()
 
     async def drain(self, grace_s: float) -> int:
         """Take nothing new and give open requests `grace_s`; how many were left."""
         return await self._dispatcher.drain(time.time() + grace_s)
 
+    def _named(self) -> tuple[str, str, str]:
+        return self.addresses.http, self.addresses.grpc, self.addresses.admin
+
     async def _show_health(self) -> None:
         while True:
-            await self._rpc.set_serving(self._dispatcher.is_ready and not self._dispatcher.is_draining)
+            is_ready = self._dispatcher.is_ready and not self._dispatcher.is_draining
+            await self._rpc.set_serving(is_ready)
+            await self._admin.set_serving(is_ready)
             await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
+    if config.doors.api_keys is None:
+        return OpenHouse()
+    return KeyedDoorman(config.doors.api_keys, config.cluster_token, metrics)
+
+
+def _client_options(doors: DoorsConfig) -> tuple[tuple[str, int], ...]:
+    """Of gRPC, for connections of strangers."""
+    age_ms = int(1000 * doors.max_connection_age_s)
+    return (
+        ("grpc.max_allowed_incoming_connections", doors.max_connections),
+        ("grpc.max_connection_idle_ms", IDLE_MS),
+        ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.max_connection_age_ms", age_ms),
+        ("grpc.max_connection_age_grace_ms", STREAM_GRACE_MS),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_ping_strikes", 5),
+    )

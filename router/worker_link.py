@@ -25,6 +25,7 @@ from twostroke.faults import reach
 from twostroke.ids import RequestId
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
@@ -63,15 +64,17 @@ class _Call(Awaitable[Answered_co], Protocol):
 
 
 class WorkerLink:
-    def __init__(self, member: Member, router_id: str, token: str, metrics: RouterMetrics, vigil: Vigil) -> None:
+    def __init__(self, member: Member, router_id: str, us: Membership, metrics: RouterMetrics, vigil: Vigil) -> None:
         self._member = member
         self._vigil = vigil
         self.worker = member.worker
         self.epoch = member.epoch
         self.lost: PeerLost | None = None
+        self.is_over = False
+        """That life is; else it may be reached again, though this link is lost."""
         self._router_id = router_id
         self._metrics = metrics
-        self._channel = PeerChannel(member.address, token)
+        self._channel = PeerChannel(member.address, us)
         self._decode = DecodeStub(self._channel.channel)
         self._streams: dict[tuple[RequestId, int], AnswerStream] = {}
         self._opening: set[tuple[RequestId, int]] = set()

@@ -11,7 +11,12 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
+from twostroke.placement_config import RoleConfig, WorkerPorts
+from twostroke.scaling_config import ScalingConfig
+from twostroke.tls_config import TlsConfig
+from twostroke.tracing.config import TracingConfig
 
 DEFAULT_MODEL = "smollm2-135m"
 MIN_PAGES = 2
@@ -183,14 +188,21 @@ class PatienceConfig:
 class WorkerConfig:
     role: Role
     worker_id: str
+    flexible: bool = False
+    """It may become the other role without a new process: it loads what either needs."""
     incarnation: int = 1
     """Issued by the supervisor; a higher one is a later life of the same worker."""
     host: str = "127.0.0.1"
     """Interface that rpc, page and metrics ports bind to; also the address given to peers."""
     port: int = 0
     """Of the worker's rpc server; 0 lets the kernel choose."""
+    page_port: int = 0
+    """Of its network page transport, likewise."""
+    metrics_port: int = 0
     cluster_token: str = field(default="", repr=False)
     """Shared secret of all processes of a cluster; sent with every rpc and page connection."""
+    cluster_tls: TlsConfig | None = None
+    """Of all connections between processes of the cluster (rpc and pages). None: they are plain."""
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
@@ -209,11 +221,17 @@ class WorkerConfig:
     """Copying the pages that were announced together takes no longer: what is missing then is computed locally."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     """With sources of pages; and how often this worker is heard itself."""
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         _positive("--threads", self.threads)
         _positive("--orphan-grace", self.orphan_grace_s)
         self.schedule.check_budget()
+
+    @property
+    def can_sample(self) -> bool:
+        """In this life, or in a later one in the same process."""
+        return self.flexible or self.role is Role.DECODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +246,15 @@ class RouterConfig:
     """A life before this one may still serve: open the doors only once there are workers (or after a while)."""
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
-    peer_address: str = ""
-    """host:port at which other routers reach this one's rpc server. Empty: `host`, or loopback where that is every
-    interface, with `grpc_port`."""
+    peer_host: str = ""
+    """At which other routers reach this one's admin port. Empty: `host`, or loopback where that is every interface."""
+    peer_port: int = 0
+    """For other routers, and for operators, where the cluster has certificates; 0: any free one."""
     cluster_token: str = field(default="", repr=False)
+    tls: TlsConfig | None = None
+    """Of both doors; its CA is for clients' certificates. None: the doors are plain."""
+    cluster_tls: TlsConfig | None = None
+    """As in WorkerConfig."""
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
     served_model_name: str = DEFAULT_MODEL
@@ -243,8 +266,7 @@ class RouterConfig:
     drawn from the operating system, seeds follow from the cluster's token."""
     rank: int = 0
     """Among the routers of a cluster: those that see the same do not draw the same."""
-    max_message_bytes: int = 8 << 20
-    """Of one gRPC message or HTTP body."""
+    doors: DoorsConfig = field(default_factory=DoorsConfig)
     worker_wait_s: float = 60.0
     """How long a request waits for a decode worker to come (back) before it fails as PeerLost."""
     slo_ttft_s: float | None = None
@@ -254,15 +276,21 @@ class RouterConfig:
     """Requests that may wait in a router for their turn; one more is refused as Overloaded."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     """With workers."""
+    tracing: TracingConfig = field(default_factory=TracingConfig)
+    drain_grace_s: float = 3.0
+    """For open requests after SIGTERM. Launchers kill after five."""
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
     event_faults: str = ""
     """For tests: "drop:0.01,duplicate:0.01,reorder:0.01,seed:1" spoils that share of the event batches that come in."""
 
     def __post_init__(self) -> None:
-        for name, port in (("--http-port", self.http_port), ("--grpc-port", self.grpc_port)):
+        ports = {"--http-port": self.http_port, "--grpc-port": self.grpc_port, "--peer-port": self.peer_port}
+        for name, port in ports.items():
             if not 0 <= port < 65536:
                 raise ConfigError(f"{name} must be from 0 to 65535, got {port}", field=name)
+        if not 0 <= self.drain_grace_s < math.inf:
+            raise ConfigError(f"--grace must be seconds, 0 or more, got {self.drain_grace_s}", field="grace")
         _check_admission(self.slo_ttft_s, self.max_held)
 
 
@@ -273,9 +301,20 @@ class ClusterConfig:
     prefill: int = 1
     decode: int = 1
     routers: int = 1
-    """Each on ports of its own: `http_port` and `grpc_port` are the first one's, the others count up."""
+    """Each on ports of its own: `http_port` and `grpc_port` are the first one's, the others count up. 0: they run
+    elsewhere (`twostroke router`)."""
     address: str | None = None
-    """HOST:PORT of a running Ray cluster to join. None: a local Ray that ends with the launcher."""
+    """HOST:PORT of a running Ray cluster to join, or "auto": the one that this node is in. None: a local Ray that ends
+    with the launcher."""
+    ray_wait_s: float = 0.0
+    """How long to wait for a Ray cluster to join, and for nodes in it that the workers fit on."""
+    token_file: str | None = None
+    """With the shared secret of all processes of the cluster. None: the launcher draws one, and nobody else joins."""
+    fleet_port: int = 0
+    """Of the Fleet service, beside Ray's head. 0: any free one."""
+    ports: WorkerPorts = field(default_factory=WorkerPorts)
+    prefill_role: RoleConfig = field(default_factory=RoleConfig)
+    decode_role: RoleConfig = field(default_factory=RoleConfig)
     host: str = "127.0.0.1"
     http_port: int = 8000
     grpc_port: int = 50051
@@ -283,6 +322,12 @@ class ClusterConfig:
     pin: bool = False
     borrow: bool = True
     transports: tuple[str, ...] | None = None
+    tls: TlsConfig | None = None
+    """Of the routers' doors."""
+    cluster_tls: TlsConfig | None = None
+    """Of all connections between processes; the files are on every host."""
+    unencrypted_nixl: bool = False
+    """nixl is taken beside certificates, although nothing encrypts its pages."""
     policy: str = "kv"
     seed: int | None = None
     slo_ttft_s: float | None = None
@@ -295,19 +340,41 @@ class ClusterConfig:
     """How long decode workers keep the answers of a router that is gone, for another one to go on with."""
     public_prefixes: tuple[str, ...] = ()
     """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
+    doors: DoorsConfig = field(default_factory=DoorsConfig)
+    """Of the first router; ports of the others count up, as those for clients do."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    scaling: ScalingConfig = field(default_factory=ScalingConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         if self.prefill < 0:
             raise ConfigError(f"--prefill must be 0 (colocated) or more, got {self.prefill}", field="prefill")
         if self.decode < 1:
             raise ConfigError(f"--decode must be at least 1, got {self.decode}", field="decode")
-        if self.routers < 1:
-            raise ConfigError(f"--routers must be at least 1, got {self.routers}", field="routers")
+        if self.routers < 0:
+            raise ConfigError(f"--routers must be 0 (they run elsewhere) or more, got {self.routers}", field="routers")
+        if not 0 <= self.ray_wait_s < math.inf:
+            raise ConfigError(f"--ray-wait must be seconds, 0 or more, got {self.ray_wait_s}", field="ray_wait")
+        if not 0 <= self.fleet_port < 1 << 16:
+            raise ConfigError(f"--fleet-port must be from 0 to 65535, got {self.fleet_port}", field="fleet_port")
+        if self.cluster_tls is not None and "nixl" in (self.transports or ()) and not self.unencrypted_nixl:
+            raise ConfigError(
+                "--transports nixl does not go with --cluster-tls-cert, as nothing can encrypt its pages: "
+                "leave it out, or say --unencrypted-nixl where their network is trusted",
+                field="transports",
+            )
         _positive("--threads", self.threads)
         _positive("--orphan-grace", self.orphan_grace_s)
         _check_admission(self.slo_ttft_s, self.max_held)
         self.schedule.check_budget()
+        self.scaling.scales(self.prefill, self.decode)  # raises where a count lies outside its bounds
+
+    @property
+    def counts(self) -> tuple[tuple[Role, int], ...]:
+        return (Role.PREFILL, self.prefill), (Role.DECODE, self.decode)
+
+    def role(self, role: Role) -> RoleConfig:
+        return self.prefill_role if role is Role.PREFILL else self.decode_role

@@ -8,6 +8,7 @@
     │   └── RequestTooLarge      more bytes than one message may have
     ├── NotFound                 no such model, request or worker
     ├── Overloaded               a bounded queue is full; retry later          (retryable)
+    │   └── RateLimitExceeded    the API key has used what it may; retry later (retryable)
     ├── Draining                 the process takes no new work                 (retryable)
     ├── DeadlineExceeded         the request's own deadline has passed
     ├── Cancelled                the client went away or aborted
@@ -16,6 +17,7 @@
     ├── FingerprintMismatch      two workers do not serve the same KV
     ├── StaleEpoch               an earlier life of a worker spoke, or was spoken to
     ├── Unauthenticated          the cluster token is missing or wrong
+    │   └── InvalidApiKey        no API key, or none that is good
     └── InternalError            our bug
 
 `assert` is for our bugs, `ServeError` for the world. Each class says how it leaves the process: the gRPC status
@@ -82,6 +84,22 @@ class Overloaded(ServeError):
         """When the same call is predicted to be taken; None: no prediction."""
 
 
+class RateLimitExceeded(Overloaded):
+    openai_type = "rate_limit_error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_after_s: float | None = None,
+        reason: str = "",
+    ) -> None:
+        super().__init__(message, field=field, retry_after_s=retry_after_s)
+        self.reason = reason
+        """Which limit: "requests", "tokens" or "concurrency"."""
+
+
 class Draining(ServeError):
     grpc_status = "UNAVAILABLE"
     http_status = 503
@@ -126,6 +144,15 @@ class Unauthenticated(ServeError):
     grpc_status = "UNAUTHENTICATED"
     http_status = 401
     openai_type = "authentication_error"
+
+
+class InvalidApiKey(Unauthenticated):
+    openai_type = "invalid_request_error"
+
+    def __init__(self, message: str, *, field: str | None = None, reason: str = "") -> None:
+        super().__init__(message, field=field)
+        self.reason = reason
+        """What is wrong with it, for metrics."""
 
 
 class InternalError(ServeError):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
 from twostroke.ids import BlockName, RequestId
+from twostroke.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
 """As in OpenAI's API."""
@@ -125,6 +126,8 @@ class Request:
     priority: int = 0
     """Class: higher goes first where requests have to wait. Of the router alone, as is the tenant."""
     tenant: str = ""
+    trace: TraceContext | None = None
+    """The span that this attempt is part of. None: nobody follows it."""
 
     @property
     def known(self) -> list[int]:

@@ -6,12 +6,22 @@ Logs: one line per event, constant message, facts as key=value. Metrics: Prometh
 from __future__ import annotations
 
 import logging
+import platform
 import sys
 import threading
+import time
+from collections.abc import Iterable
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.registry import Collector
+
+from twostroke import __version__
+from twostroke.errors import ConfigError
+from twostroke.tls import Certificates
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
@@ -33,6 +43,45 @@ def configure_logging(identity: str, level: int = logging.INFO) -> None:
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
+class Expiries(Collector):
+    """When the certificates in use end. Looked up at every scrape: they may be renewed at any time."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._of: dict[str, Certificates] = {}
+
+    def watch(self, use: str, certificates: Certificates | None) -> None:
+        """`use`: "clients" or "cluster". None: there are none to watch."""
+        if certificates is not None:
+            self._of[use] = certificates
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        gauge = GaugeMetricFamily(
+            "twostroke_certificate_expiry_timestamp_seconds",
+            "When the certificate in use ends, in Unix seconds; none without TLS.",
+            labels=("role", "use"),
+        )
+        for use, certificates in self._of.items():
+            gauge.add_metric((self._role, use), certificates.expires_s)
+        yield gauge
+
+
+def introduce(registry: CollectorRegistry, role: str) -> Expiries:
+    """What every process says of itself: which build it is, what time it thinks it is, when its certificates end."""
+    expiries = Expiries(role)
+    registry.register(expiries)
+    build = Gauge("twostroke_build_info", "Always 1.", ("role", "version", "python"), registry=registry)
+    build.labels(role, __version__, platform.python_version()).set(1)
+    clock = Gauge(
+        "twostroke_clock_seconds", "The wall clock of this process, Unix seconds.", ("role",), registry=registry
+    )
+    clock.labels(role).set_function(time.time)
+    return expiries
+
+
+MOST_SCRAPERS = 64
+SCRAPE_S = 10.0
+"""Of silence, after which a scraper is gone."""
 SHUTDOWN_POLL_S = 0.05
 """How often the metrics server looks whether it is to end."""
 
@@ -41,7 +90,11 @@ class MetricsServer:
     """Prometheus exposition of one registry on its own port and thread."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int = 0) -> None:
-        self._server = make_server(host, port, make_wsgi_app(registry), ThreadingWSGIServer, _SilentHandler)
+        """Raises ConfigError where it cannot listen."""
+        try:
+            self._server = make_server(host, port, make_wsgi_app(registry), _PatientServer, _SilentHandler)
+        except OSError as error:
+            raise ConfigError(f"metrics: cannot listen on {host}:{port}: {error.strerror}", field="port") from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(SHUTDOWN_POLL_S,), name="metrics", daemon=True
         )
@@ -54,6 +107,30 @@ class MetricsServer:
         self._thread.join()
 
 
+class _PatientServer(ThreadingWSGIServer):
+    """A thread for each connection, for a time, and not for any number of them."""
+
+    request_queue_size = 128
+
+    def __init__(self, *made_of: Any, **options: Any) -> None:
+        self._room = threading.BoundedSemaphore(MOST_SCRAPERS)
+        super().__init__(*made_of, **options)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever breaks off, or says nothing in time, is no event either."""
+
+
 class _SilentHandler(WSGIRequestHandler):
+    timeout = SCRAPE_S
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
         """A scrape is no event."""

@@ -22,7 +22,7 @@ async def connect(target: Target, seed: int, vocab_size: int | None) -> Client:
     if target.grpc is not None:
         from cluster.bench.grpc_client import GrpcClient, served_vocab_size
 
-        vocab_size = vocab_size or await served_vocab_size(target.grpc)
+        vocab_size = vocab_size or await served_vocab_size(target)
         return GrpcClient(target, Speller(vocab_size, seed), time.perf_counter)
     from cluster.bench.http_client import HttpClient
 

@@ -7,15 +7,18 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target
+from cluster.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, read_key
 from cluster.checks import at_least_zero, positive
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
 from twostroke.errors import ConfigError
 
-GRPC_SCHEME = "grpc://"
+GRPC_SCHEME, SEALED_GRPC_SCHEME = "grpc://", "grpcs://"
 SWITCHES = ("text", "chat", "no-ignore-eos")
-SETTINGS = ("model", "name", "api-key")
+SETTINGS = ("model", "name", "api-key", "api-key-file")
 FORM = f"URL[,{'][,'.join(SWITCHES)}][,{'=...][,'.join(SETTINGS)}=...]"
 DRAWN_SEEDS = 1 << 20
 
@@ -66,7 +69,7 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         "urls",
         nargs="+",
         metavar="URL",
-        help=f"an OpenAI-compatible server, or grpc://HOST:PORT of ours; asked in another way by {FORM}",
+        help=f"an OpenAI-compatible server, or grpc://HOST:PORT (grpcs:// over TLS) of ours; in another way by {FORM}",
     )
     group = parser.add_argument_group("endpoints")
     group.add_argument("--names", metavar="A,B,...", help="what to call them (default: their addresses)")
@@ -92,15 +95,17 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="token ids are drawn below this (default %(default)s)",
     )
+    client_tls.add(parser.add_argument_group("TLS", "for https:// and grpcs://"))
 
 
 def endpoints_from(args: argparse.Namespace) -> Endpoints:
     positive("--timeout", args.timeout)
+    tls = client_tls.tls_from(args)
     specs = [_Spec.parse(text) for text in args.urls]
     names = _names(specs, args.names)
     addresses = [spec.address for spec in specs]
     found = tuple(
-        Endpoint(name, spec.target(args.temperature, args.timeout), addresses[:index].count(spec.address))
+        Endpoint(name, spec.target(args.temperature, args.timeout, tls), addresses[:index].count(spec.address))
         for index, (name, spec) in enumerate(zip(names, specs, strict=True))
     )
     return Endpoints(
@@ -130,11 +135,12 @@ class _Spec:
             raise ConfigError(f"{text}: {unknown!r} is no way to ask a server; the form is {FORM}", field="urls")
         return cls(address.rstrip("/").removesuffix("/v1"), switches, settings)
 
-    def target(self, temperature: float, timeout_s: float) -> Target:
-        is_grpc = self.address.startswith(GRPC_SCHEME)
+    def target(self, temperature: float, timeout_s: float, tls: ClientTls | None) -> Target:
+        is_grpc = self.address.startswith((GRPC_SCHEME, SEALED_GRPC_SCHEME))
+        is_sealed = self.address.startswith((SEALED_GRPC_SCHEME, "https://"))
         return Target(
             url=DEFAULT_URL if is_grpc else self.address,
-            grpc=self.address.removeprefix(GRPC_SCHEME) if is_grpc else None,
+            grpc=self.address.partition("://")[2] if is_grpc else None,
             model=self.settings.get("model"),
             chat="chat" in self.switches,
             text="text" in self.switches,
@@ -142,8 +148,15 @@ class _Spec:
             ignore_eos="no-ignore-eos" not in self.switches,
             temperature=temperature,
             timeout_s=timeout_s,
-            api_key=self.settings.get("api-key") or os.environ.get(API_KEY_VARIABLE),
+            api_key=self._api_key(),
+            tls=(tls or ClientTls()) if is_sealed else None,
         )
+
+    def _api_key(self) -> str | None:
+        """Raises ConfigError."""
+        if (file := self.settings.get("api-key-file")) is not None:
+            return read_key("api-key-file", Path(file))
+        return self.settings.get("api-key") or os.environ.get(API_KEY_VARIABLE)
 
 
 def _names(specs: Sequence[_Spec], given: str | None) -> list[str]:

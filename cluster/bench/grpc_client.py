@@ -11,8 +11,10 @@ from cluster.bench.client import Client, Clock, Recorder, Send
 from cluster.bench.load import PlannedRequest, Speller
 from cluster.bench.measure import Answer
 from cluster.bench.options import DEFAULT_VOCAB_SIZE, Target
+from cluster.clients.api_key import shown
+from cluster.clients.tls import door_of
 from twostroke.errors import PeerLost
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -29,8 +31,9 @@ class GrpcClient(Client):
         self._target = target
         self._speller = speller
         self._clock = clock
-        self._channel = grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
+        self._channel = _open(target)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
+        self._metadata = tuple(shown(target.api_key or "").items())
 
     async def close(self) -> None:
         await self._channel.close()
@@ -53,7 +56,9 @@ class GrpcClient(Client):
         recorder = Recorder(self._clock)
         finished = False
         try:
-            async for message in self._inference.Generate(request, timeout=self._target.timeout_s):
+            async for message in self._inference.Generate(
+                request, timeout=self._target.timeout_s, metadata=self._metadata
+            ):
                 if message.token_ids:
                     recorder.token_event(self._clock(), len(message.token_ids))
                 if message.HasField("usage"):
@@ -69,14 +74,23 @@ class GrpcClient(Client):
         return recorder.completed()
 
 
-async def served_vocab_size(address: str) -> int:
+async def served_vocab_size(target: Target) -> int:
     """What the server says of its model; the default where it does not say. Raises PeerLost."""
-    async with grpc.aio.insecure_channel(address, options=list(_OPTIONS)) as channel:
-        stub = control_pb2_grpc.ControlStub(channel)
+    async with _open(target) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
         try:
-            info = await stub.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=10)
+            metadata = tuple(shown(target.api_key or "").items())
+            info = await stub.GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return DEFAULT_VOCAB_SIZE
-            raise PeerLost(f"no server at {address}: {error.details()}", field="grpc") from error
+            raise PeerLost(f"no server at {target.grpc}: {error.details()}", field="grpc") from error
     return info.vocab_size or DEFAULT_VOCAB_SIZE
+
+
+def _open(target: Target) -> grpc.aio.Channel:
+    assert target.grpc is not None
+    if target.tls is None:
+        return grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
+    door = door_of(target.tls)
+    return grpc.aio.secure_channel(target.grpc, door.credentials, options=[*_OPTIONS, *door.options])

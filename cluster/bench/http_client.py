@@ -36,7 +36,9 @@ class HttpClient(Client):
             headers["Authorization"] = f"Bearer {target.api_key}"
         session = aiohttp.ClientSession(
             # A connection per request: some servers close one after an answer just as the next request goes out on it.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(
+                limit=0, force_close=True, ssl=True if target.tls is None else target.tls.context()
+            ),
             timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster.checks import at_least_zero, file_can_be_made, is_host_port, positive
+from cluster.clients import api_key as own_key
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
 from twostroke.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -30,12 +33,19 @@ class Target:
     ignore_eos: bool
     temperature: float
     timeout_s: float
-    api_key: str | None
+    api_key: str | None = field(repr=False)
+    tls: ClientTls | None = None
+    """Over gRPC, None: plain. Over HTTP the URL says that, and None: the system's CAs."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(f"--url must look like {DEFAULT_URL}, got {self.url!r}", field="url")
+        if self.tls is not None and self.grpc is None and parts.scheme != "https":
+            raise ConfigError(
+                f"--url must begin with https:// where --tls-... or TWOSTROKE_TLS_... ask for TLS, got {self.url!r}",
+                field="url",
+            )
         if self.grpc is not None and not is_host_port(self.grpc):
             raise ConfigError(f"--grpc must look like 127.0.0.1:50051, got {self.grpc!r}", field="grpc")
         if self.grpc is not None and not self.stream:
@@ -153,7 +163,8 @@ def options_from(args: argparse.Namespace) -> Options:
             ignore_eos=args.ignore_eos,
             temperature=args.temperature,
             timeout_s=args.timeout,
-            api_key=args.api_key or os.environ.get(API_KEY_VARIABLE),
+            api_key=_api_key(args),
+            tls=client_tls.tls_from(args),
         ),
         workload=Workload(
             num_requests=args.num_requests,
@@ -202,7 +213,33 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="of one request (default %(default)s)"
     )
-    group.add_argument("--api-key", metavar="KEY", help=f"bearer token (default: the variable {API_KEY_VARIABLE})")
+    key = group.add_mutually_exclusive_group()
+    key.add_argument("--api-key-file", type=Path, metavar="FILE", help="with the bearer token")
+    key.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help=f"the same, for all who run ps to read (default: the variable {API_KEY_VARIABLE}, or {own_key.VARIABLE})",
+    )
+    client_tls.add(group)
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    """Raises ConfigError."""
+    if args.api_key_file is not None:
+        return read_key("--api-key-file", args.api_key_file)
+    return args.api_key or os.environ.get(API_KEY_VARIABLE) or own_key.own() or None
+
+
+def read_key(flag: str, path: Path) -> str:
+    """Raises ConfigError that names the flag, and shows nothing of what is in the file."""
+    try:
+        key = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{flag} {path} cannot be read: {why}", field="api_key_file") from error
+    if not key or len(key.split()) > 1:
+        raise ConfigError(f"{flag} {path} must hold one word, the key", field="api_key_file")
+    return key
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:

@@ -63,8 +63,8 @@ def form_is_refused(failures: set[str], target: Target) -> bool:
 
 
 def as_json(report: Report, options: Options) -> dict[str, Any]:
-    """Everything in the report and all flags but the key."""
-    target = {key: value for key, value in dataclasses.asdict(options.target).items() if key != "api_key"}
+    """Everything in the report and all flags but the key and certificates."""
+    target = {key: value for key, value in dataclasses.asdict(options.target).items() if key not in ("api_key", "tls")}
     workload = dataclasses.asdict(options.workload)
     workload["trace"] = None if options.workload.trace is None else str(options.workload.trace)
     return {

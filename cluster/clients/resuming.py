@@ -22,6 +22,9 @@ import aiohttp
 import grpc
 import grpc.aio
 
+from cluster.clients.api_key import shown
+from cluster.clients.tls import door_of
+from cluster.flags.client_tls import ClientTls
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, Overloaded, PeerLost, ServeError
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
@@ -58,14 +61,18 @@ class ResumingClient:
         silence_s: float = SILENCE_S,
         patience_s: float = PATIENCE_S,
         begin_s: float = PATIENCE_S,
+        api_key: str = "",
+        tls: ClientTls | None = None,
     ) -> None:
         """A router that is silent for `silence_s` is left. A stream fails that no router goes on with for `patience_s`,
-        and one that none begins for `begin_s`."""
+        and one that none begins for `begin_s`. `tls`: None where the routers' doors are plain."""
         self._silence_s = silence_s
         self._patience_s = patience_s
         self._begin_s = begin_s
-        self._grpc = [PeerChannel(address, "") for address in grpc]
+        self._tls = tls
+        self._grpc = [PeerChannel(address, "", None if tls is None else door_of(tls)) for address in grpc]
         self._http = list(http)
+        self._shown = shown(api_key)
         self._preferred = 0
         self._session: aiohttp.ClientSession | None = None
         self.resumptions = 0
@@ -73,8 +80,9 @@ class ResumingClient:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._silence_s, sock_read=self._silence_s)
+        context = True if self._tls is None else self._tls.context()
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True), timeout=timeout
+            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=context), timeout=timeout
         )
         return self
 
@@ -130,7 +138,9 @@ class ResumingClient:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded("the time for the answer is over")
-        call = inference_pb2_grpc.InferenceStub(channel.channel).Generate(asked, timeout=left_s)
+        call = inference_pb2_grpc.InferenceStub(channel.channel).Generate(
+            asked, timeout=left_s, metadata=tuple(self._shown.items())
+        )
         try:
             while True:
                 async with asyncio.timeout(self._silence_s):
@@ -155,7 +165,11 @@ class ResumingClient:
         address = self._http[router]
         resuming = {"Last-Event-ID": token} if token else {}
         try:
-            async with self._session.post(f"http://{address}{path}", json=body, headers={**headers, **resuming}) as got:
+            async with self._session.post(
+                f"{'http' if self._tls is None else 'https'}://{address}{path}",
+                json=body,
+                headers={**self._shown, **headers, **resuming},
+            ) as got:
                 if got.status != HTTPStatus.OK:
                     raise _refusal(got.status, await got.json())
                 after = ""

@@ -9,8 +9,12 @@ import sys
 from collections.abc import AsyncIterator, Callable
 
 from cluster import state_file
+from cluster.clients import api_key
 from cluster.clients.resuming import ResumingClient
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
 from cluster.router_process import reachable
+from cluster.state_file import ServeState
 from twostroke.errors import ConfigError
 from twostroke.rpc.v1 import inference_pb2
 
@@ -34,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="speak gRPC (default: to this user's local server)",
     )
     parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    client_tls.add(parser)
+    parser.add_argument("--tls", action="store_true", help="TLS with the system's CAs; the flags above mean it, too")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of each answer (default: the server's)")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
@@ -70,9 +76,8 @@ async def _turn(connect: Connect, ask: Ask, messages: list[Message], said: str) 
 
 
 def _http(args: argparse.Namespace) -> tuple[Connect, Ask]:
-    routers = _addresses(args.http, "--http") or [
-        reachable(router.http) for router in state_file.the_one_running(args.pid).routers
-    ]
+    secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
+    routers = _addresses(args.http, "--http") or [reachable(router.http) for router in _own(args.pid, secure).routers]
     options = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
     options = {name: value for name, value in options.items() if value is not None}
 
@@ -81,13 +86,12 @@ def _http(args: argparse.Namespace) -> tuple[Connect, Ask]:
             for choice in chunk["choices"]:
                 yield choice["delta"].get("content") or ""
 
-    return lambda: ResumingClient(http=routers, silence_s=ANSWER_S, begin_s=0), ask
+    return lambda: ResumingClient(http=routers, silence_s=ANSWER_S, begin_s=0, api_key=api_key.own(), tls=secure), ask
 
 
 def _grpc(args: argparse.Namespace) -> tuple[Connect, Ask]:
-    routers = _addresses(args.grpc, "--grpc") or [
-        reachable(router.grpc) for router in state_file.the_one_running(args.pid).routers
-    ]
+    secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
+    routers = _addresses(args.grpc, "--grpc") or [reachable(router.grpc) for router in _own(args.pid, secure).routers]
     sampling = inference_pb2.SamplingOptions(temperature=args.temperature, seed=args.seed)
     stop = inference_pb2.StopOptions(max_tokens=args.max_tokens)
 
@@ -97,7 +101,17 @@ def _grpc(args: argparse.Namespace) -> tuple[Connect, Ask]:
         async for response in client.generate(request):
             yield response.text
 
-    return lambda: ResumingClient(grpc=routers, silence_s=ANSWER_S, begin_s=0), ask
+    return lambda: ResumingClient(grpc=routers, silence_s=ANSWER_S, begin_s=0, api_key=api_key.own(), tls=secure), ask
+
+
+def _own(pid: int | None, secure: ClientTls | None) -> ServeState:
+    """This user's server."""
+    state = state_file.the_one_running(pid)
+    if state.has_tls and secure is None:
+        raise ConfigError(
+            "this user's server speaks TLS: say --tls-ca FILE, the CA that its certificate comes from", field="--tls-ca"
+        )
+    return state
 
 
 def _addresses(said: str | None, flag: str) -> list[str]:

@@ -9,11 +9,15 @@ import json
 import grpc
 from rich.console import Console
 
-from cluster import state_file
+from cluster import admin_access, state_file
+from cluster.admin_access import AdminAccess
+from cluster.clients.tls import door_of
 from cluster.doctor.diagnosis import Verdict, diagnose
 from cluster.doctor.doors import Door, GrpcDoor, HttpDoor
-from cluster.doctor.examine import examine
+from cluster.doctor.examine import examine, grpc_address_of
 from cluster.doctor.facts import Facts
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
 from cluster.router_process import reachable
 from twostroke.errors import ConfigError
 
@@ -23,11 +27,10 @@ MAX_SALTS = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--grpc", metavar="HOST:PORT", help="of the router (default: this user's local server)")
-    parser.add_argument(
-        "--url", metavar="URL", help="send the chats here, over HTTP (default: over gRPC); the rest is asked over gRPC"
-    )
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="send the chats here (default: where --admin says)")
+    parser.add_argument("--url", metavar="URL", help="send the chats here, over HTTP (default: over gRPC)")
+    client_tls.add(parser)
+    admin_access.add_arguments(parser)
     parser.add_argument(
         "--cache-salt",
         action="append",
@@ -41,10 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0 all that can be reused was, 1 not."""
     salts = _salts(args.cache_salt)
-    address = _grpc_address(args)
-    with grpc.insecure_channel(address, options=list(_OPTIONS)) as channel:
-        door: Door = HttpDoor(args.url) if args.url is not None else GrpcDoor(channel, address)
-        facts = examine(channel, address, door, salts)
+    tls = client_tls.tls_from(args)
+    admin = _admin(args)
+    with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
+        address = args.grpc or grpc_address_of(channel, admin)
+        with _channel(reachable(address), tls) as clients:
+            door: Door = HttpDoor(args.url, tls) if args.url is not None else GrpcDoor(clients, address)
+            facts = examine(channel, admin, door, salts)
     verdict = diagnose(facts)
     if args.json:
         print(json.dumps({"verdict": dataclasses.asdict(verdict), "facts": dataclasses.asdict(facts)}))
@@ -53,22 +59,30 @@ def run(args: argparse.Namespace) -> int:
     return 0 if verdict.is_fine else 1
 
 
+def _channel(address: str, tls: ClientTls | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address)
+    door = door_of(tls)
+    return grpc.secure_channel(address, door.credentials, options=list(door.options))
+
+
 def _salts(given: list[str]) -> tuple[str, str]:
     if len(given) > MAX_SALTS:
         raise ConfigError(f"--cache-salt may be given twice, got {len(given)}", field="--cache-salt")
     return (given[0], given[-1]) if given else ("", "")
 
 
-def _grpc_address(args: argparse.Namespace) -> str:
-    """Of the server at `--url`, where that is one of this user's."""
-    if args.grpc is not None:
-        return reachable(args.grpc)
-    if args.url is None or args.pid is not None:
-        return reachable(state_file.the_one_running(args.pid).grpc)
-    for router in (router for state in state_file.running() for router in state.routers):
-        if args.url.rstrip("/").removesuffix("/v1").endswith(reachable(router.http)):
-            return reachable(router.grpc)
-    raise ConfigError(f"--url {args.url}: say where its gRPC is, with --grpc HOST:PORT", field="--grpc")
+def _admin(args: argparse.Namespace) -> AdminAccess:
+    """Of the server that the chats go to, where that is one of this user's."""
+    said = args.url or args.grpc
+    if args.admin is not None or args.pid is not None or said is None:
+        return admin_access.access_from(args)
+    for state in state_file.running():
+        access = admin_access.access_to(state)
+        for router, address in zip(state.routers, access.addresses, strict=True):
+            if said.rstrip("/").removesuffix("/v1").endswith((reachable(router.http), reachable(router.grpc))):
+                return AdminAccess((address,), access.metadata)
+    raise ConfigError(f"{said}: say where its admin port is, with --admin HOST:PORT", field="--admin")
 
 
 def _print(verdict: Verdict, facts: Facts) -> None:

@@ -9,6 +9,7 @@ import sys
 import time
 
 from cluster import ray_environment, state_file
+from cluster.ray_address import reachable
 from twostroke.errors import PeerLost
 
 POLL_S = 0.05
@@ -38,11 +39,12 @@ def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
             print(f"twostroke: {state.pid} has not ended after {timeout_s:.0f} s", file=sys.stderr)
             return 1
         time.sleep(POLL_S)
-    print(f"stopped {state.pid} (http {', '.join(router.http for router in state.routers)})")
+    print(f"stopped {state.pid} ({state.doors})")
     return 0
 
 
 def _remove_fleet(address: str) -> int:
+    address = reachable(address)
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
     import ray

@@ -1,4 +1,4 @@
-"""`twostroke drain`: a worker takes no new work, hands over what it has, and leaves."""
+"""`twostroke drain`: a worker, or all of a Ray node, takes no new work, hands over what it has, and leaves."""
 
 from __future__ import annotations
 
@@ -6,13 +6,22 @@ import argparse
 from pathlib import Path
 
 from cluster import orders, ray_environment, state_file
+from cluster.ray_address import reachable
 from twostroke.errors import ConfigError, PeerLost
 
 DEADLINE_S = 30.0
+HEAD_S = 10.0
+"""A head that is begun again is there by then; whoever drains has this one chance."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("worker", metavar="WORKER", help="as `twostroke status` names it")
+    parser.add_argument("worker", metavar="WORKER", nargs="?", help="as `twostroke status` names it")
+    parser.add_argument(
+        "--node",
+        metavar="NODE",
+        help="instead of a worker: the Ray node with this address or id, or here (this one): Ray puts nothing on it "
+        "any more, its workers begin their next lives elsewhere, and it is yours to end (with --address)",
+    )
     parser.add_argument("--restart", action="store_true", help="begin a new life of it afterwards")
     add_common_arguments(parser)
 
@@ -32,6 +41,10 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if (args.worker is None) == (args.node is None):
+        raise ConfigError("name a worker, or a node with --node", field="--node")
+    if args.node is not None:
+        return _drain_node(args)
     left = drain(args, args.worker, args.restart)
     done = "serves again" if args.restart else "has left"
     cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
@@ -41,11 +54,29 @@ def run(args: argparse.Namespace) -> int:
 
 def drain(args: argparse.Namespace, worker: str, restart: bool) -> int:
     """How much was cut off."""
-    if not 0 <= args.deadline < float("inf"):
-        raise ConfigError(f"--deadline must be seconds, 0 or more, got {args.deadline}", field="--deadline")
+    _check_deadline(args.deadline)
     if args.address is not None:
         return _drain_at(args.address, worker, args.deadline, restart)
     return int(orders.give(folder(args), "drain", worker_id=worker, deadline_s=args.deadline, restart=restart))
+
+
+def _drain_node(args: argparse.Namespace) -> int:
+    _check_deadline(args.deadline)
+    if args.address is None or args.restart:
+        raise ConfigError("--node needs --address HOST:PORT of Ray's head, and takes no --restart", field="--node")
+    address = reachable(args.address, min(args.deadline, HEAD_S))
+    ray_environment.for_joined_cluster()
+    # Only now: Ray reads its environment when it is imported.
+    from cluster.node_drain import leave_node
+
+    moved = leave_node(address, args.node, args.deadline)
+    print(f"the node may end; moved away: {', '.join(moved) or 'nothing was on it'}")
+    return 0
+
+
+def _check_deadline(deadline_s: float) -> None:
+    if not 0 <= deadline_s < float("inf"):
+        raise ConfigError(f"--deadline must be seconds, 0 or more, got {deadline_s}", field="--deadline")
 
 
 def folder(args: argparse.Namespace) -> Path:
@@ -54,6 +85,7 @@ def folder(args: argparse.Namespace) -> Path:
 
 
 def _drain_at(address: str, worker: str, deadline_s: float, restart: bool) -> int:
+    address = reachable(address, min(deadline_s, HEAD_S))
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
     import ray

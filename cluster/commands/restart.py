@@ -30,7 +30,13 @@ def run(args: argparse.Namespace) -> int:
         raise NotFound(f"there is no {', '.join(unknown)}; there are {', '.join(everything)}")
     for name in everything if args.all else args.names:
         if name in known["workers"]:
-            drain(args, name, restart=True)
+            try:
+                drain(args, name, restart=True)
+            except NotFound:
+                if not args.all:
+                    raise
+                print(f"{name} has retired meanwhile", flush=True)
+                continue
         elif name in known["routers"]:
             orders.give(folder(args), "restart_router", name=name)
         else:

@@ -16,6 +16,7 @@ EPILOG = """examples:
   twostroke simulate --workload conversation --find-rate 5 --jobs 2
   twostroke simulate sweep --jobs 2
   twostroke simulate plan --trace conversation.jsonl --slo-ttft 5 --slo-itl 0.05 --html plan.html
+  twostroke simulate scale --workload conversation --surge 2 --max-prefill 6 --max-decode 6 --slo-ttft 5 --slo-itl 0.05
   twostroke simulate --fit requests.log --profile fleet.json
   twostroke simulate --trace requests.log --profile fleet.json
 """
@@ -35,6 +36,9 @@ COMMANDS = {
     ),
     "plan": Subcommand(
         "cluster.simulate.plan", True, "how many workers of each role a load needs, and where splitting them pays"
+    ),
+    "scale": Subcommand(
+        "cluster.simulate.scale", True, "let the planner scale the fleet, and hold it against fleets that stay"
     ),
 }
 

@@ -6,16 +6,20 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import grpc
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster import state_file
-from cluster.commands.rpc import describe
-from cluster.router_process import reachable
-from twostroke.errors import PeerLost
+from cluster import admin_access, orders, state_file
+from cluster.admin_access import AdminAccess
+from cluster.commands.rpc import describe, status_of
+from cluster.flags.token import VARIABLE
+from cluster.scaling.standing import Standing
+from twostroke.errors import PeerLost, Unauthenticated
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
@@ -25,11 +29,13 @@ PIPE_COLUMNS = 160
 @dataclass(frozen=True, slots=True)
 class RouterLine:
     address: str
-    """Of its gRPC door."""
+    """Of its admin port."""
     router_id: str
     """Empty, as the others, where it does not answer."""
     state: str
     http: str
+    grpc: str
+    metrics: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +58,56 @@ class WorkerLine:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--grpc-address", metavar="HOST:PORT", help="of one router (default: all of this user's local server)"
-    )
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    admin_access.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.grpc_address is not None:
-        addresses = [args.grpc_address]
-    else:
-        addresses = [router.grpc for router in state_file.the_one_running(args.pid).routers]
-    routers = [_router(reachable(address)) for address in addresses]
+    access = admin_access.access_from(args)
+    routers = [_router(address, access) for address in access.addresses]
     # Every router knows every worker: the first that answers is asked.
     address = next((router.address for router in routers if router.state), routers[0].address)
     with grpc.insecure_channel(address) as channel:
         control = control_pb2_grpc.ControlStub(channel)
         try:
-            model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S)
-            loads = control.GetLoad(control_pb2.GetLoadRequest(), timeout=ANSWER_S)
+            model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S, metadata=access.metadata)
+            loads = control.GetLoad(control_pb2.GetLoadRequest(), timeout=ANSWER_S, metadata=access.metadata)
         except grpc.RpcError as error:
             raise PeerLost(f"{address}: {describe(error)}") from error
     workers = [_line(entry) for entry in loads.workers]
+    scaling = _scaling(args)
     if args.json:
         lines = {"routers": [asdict(line) for line in routers], "workers": [asdict(line) for line in workers]}
-        print(json.dumps({"address": address, "model": model.model, **lines}))
+        print(json.dumps({"address": address, "model": model.model, **lines, "scaling": scaling}))
     else:
         _print_tables(model, routers, workers)
+        if scaling is not None:
+            print("\n".join(Standing(**scaling).lines()))
     return 0
 
 
-def _router(address: str) -> RouterLine:
+def _scaling(args: argparse.Namespace) -> Any:
+    """Of a fleet of this machine: its launcher can ask the supervisor, which may be away for a moment."""
+    if args.admin is not None:
+        return None
+    try:
+        return orders.give(Path(state_file.the_one_running(args.pid).log_dir), "scaling")
+    except PeerLost:
+        return None
+
+
+def _router(address: str, access: AdminAccess) -> RouterLine:
     with grpc.insecure_channel(address) as channel:
         try:
             info = control_pb2_grpc.ControlStub(channel).GetServerInfo(
-                control_pb2.GetServerInfoRequest(), timeout=ANSWER_S
+                control_pb2.GetServerInfoRequest(), timeout=ANSWER_S, metadata=access.metadata
             )
-        except grpc.RpcError:
-            return RouterLine(address, router_id="", state="", http="")
-    return RouterLine(address, info.server_id, _state_text(info.state), info.metrics_address)
+        except grpc.RpcError as error:
+            if status_of(error) is grpc.StatusCode.UNAUTHENTICATED:
+                raise Unauthenticated(f"{address}: {describe(error)}; name its file in {VARIABLE}") from error
+            return RouterLine(address, router_id="", state="", http="", grpc="", metrics="")
+    doors = (info.http_address, info.grpc_address, info.metrics_address)
+    return RouterLine(address, info.server_id, _state_text(info.state), *doors)
 
 
 def _state_text(state: control_pb2.WorkerState) -> str:
@@ -126,10 +142,11 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
         f"{model.model}: {model.dtype}, {model.max_model_len} tokens, blocks of {model.block_size}", markup=False
     )
     doors = Table(box=box.SIMPLE_HEAD)
-    for heading in ("router", "state", "http", "grpc"):
+    for heading in ("router", "state", "http", "grpc", "admin"):
         doors.add_column(heading, no_wrap=True)
     for router in routers:
-        doors.add_row(router.router_id or "-", router.state or "does not answer", router.http or "-", router.address)
+        state = router.state or "does not answer"
+        doors.add_row(router.router_id or "-", state, router.http or "-", router.grpc or "-", router.address)
     console.print(doors)
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("worker", "state", "epoch"):

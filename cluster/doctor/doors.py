@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 import grpc
 
+from cluster.clients import api_key
 from cluster.commands.rpc import describe
 from cluster.doctor.facts import Canary
+from cluster.flags.client_tls import ClientTls
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -35,7 +37,9 @@ class GrpcDoor:
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         try:
-            answer = self._inference.Tokenize(inference_pb2.TokenizeRequest(chat=_chat(text)), timeout=ANSWER_S)
+            answer = self._inference.Tokenize(
+                inference_pb2.TokenizeRequest(chat=_chat(text)), timeout=ANSWER_S, metadata=_metadata()
+            )
         except grpc.RpcError as error:
             raise PeerLost(f"{self._address}: {describe(error)}") from error
         return tuple(answer.token_ids)
@@ -48,17 +52,21 @@ class GrpcDoor:
             stop=inference_pb2.StopOptions(max_tokens=ANSWER_TOKENS),
         )
         try:
-            *_, last = self._inference.Generate(request, timeout=ANSWER_S)
+            *_, last = self._inference.Generate(request, timeout=ANSWER_S, metadata=_metadata())
         except grpc.RpcError as error:
             return replace(canary, failure=describe(error))
         return replace(canary, prompt_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens)
 
 
 class HttpDoor:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tls: ClientTls | None = None) -> None:
+        """`tls`: for https; None: the system's CAs."""
+        self._context = None if tls is None else tls.context()
         self._url = url.rstrip("/").removesuffix("/v1")
         if not self._url.startswith(("http://", "https://")):
             raise ConfigError(f"--url must look like http://127.0.0.1:8000, got {url!r}", field="--url")
+        if tls is not None and self._url.startswith("http://"):
+            raise ConfigError(f"--url must begin with https:// where TLS is asked for, got {url!r}", field="--url")
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(self._post("/tokenize", {"messages": _messages(text)}, "tokens"))
@@ -76,10 +84,10 @@ class HttpDoor:
 
     def _post(self, path: str, body: dict[str, Any], wanted: str) -> Any:
         """What the answer has under `wanted`."""
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **api_key.shown(api_key.own())}
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
+            with urllib.request.urlopen(request, timeout=ANSWER_S, context=self._context) as answer:
                 told = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise PeerLost(f"{self._url}{path}: {error.code}: {error.read().decode(errors='replace')}") from error
@@ -88,6 +96,10 @@ class HttpDoor:
         if not isinstance(told, dict) or not told.get(wanted):
             raise PeerLost(f"{self._url}{path}: the answer has no {wanted}; is this a router of twostroke?")
         return told[wanted]
+
+
+def _metadata() -> tuple[tuple[str, str], ...]:
+    return tuple(api_key.shown(api_key.own()).items())
 
 
 def _chat(text: str) -> inference_pb2.Chat:

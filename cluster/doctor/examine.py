@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import grpc
 
+from cluster.admin_access import AdminAccess
 from cluster.commands.rpc import describe
 from cluster.doctor.doors import ANSWER_TOKENS, Door
 from cluster.doctor.facts import Canary, Facts, WorkerFacts
@@ -25,12 +26,12 @@ BLOCKS = 6
 WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through the long grass".split())  # noqa: SIM905
 
 
-def examine(channel: grpc.Channel, address: str, door: Door, salts: tuple[str, str]) -> Facts:
-    """Raises PeerLost where the server cannot be asked."""
-    control = control_pb2_grpc.ControlStub(channel)
+def examine(channel: grpc.Channel, admin: AdminAccess, door: Door, salts: tuple[str, str]) -> Facts:
+    """`channel` is to the first of `admin`'s addresses. Raises PeerLost where the server cannot be asked."""
+    control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
+    server = _server_info(channel, admin)
     try:
-        model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S)
-        server = control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=ANSWER_S)
+        model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S, metadata=admin.metadata)
     except grpc.RpcError as error:
         raise PeerLost(f"{address}: {describe(error)}") from error
     text = _chat_of(door, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
@@ -38,10 +39,10 @@ def examine(channel: grpc.Channel, address: str, door: Door, salts: tuple[str, s
     names = name_blocks(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
     router = seen_from(address, server.metrics_address)
     before = scrape(router)
-    with IndexWatch(channel, names) as watch:
+    with IndexWatch(channel, admin.metadata, names) as watch:
         first = door.send(text, first)
         watch.until_held(len(names), SETTLE_S if first.failure is None else 0.0)
-        workers = tuple(_workers(control, address, scrape(router), watch))
+        workers = tuple(_workers(control, admin, scrape(router), watch))
         second = Canary(salt=salts[1], tokens=door.tokenize(text))
         if first.failure is None:
             second = door.send(text, second)
@@ -58,6 +59,20 @@ def examine(channel: grpc.Channel, address: str, door: Door, salts: tuple[str, s
     )
 
 
+def grpc_address_of(channel: grpc.Channel, admin: AdminAccess) -> str:
+    """Where that router's clients go. Raises PeerLost."""
+    return seen_from(admin.addresses[0], _server_info(channel, admin).grpc_address)
+
+
+def _server_info(channel: grpc.Channel, admin: AdminAccess) -> control_pb2.ServerInfo:
+    try:
+        return control_pb2_grpc.ControlStub(channel).GetServerInfo(
+            control_pb2.GetServerInfoRequest(), timeout=ANSWER_S, metadata=admin.metadata
+        )
+    except grpc.RpcError as error:
+        raise PeerLost(f"{admin.addresses[0]}: {describe(error)}") from error
+
+
 def _chat_of(door: Door, tokens: int, most_tokens: int) -> str:
     """A text that nobody has sent before, of at least `tokens` tokens if that many may be."""
     mark = f"Canary {secrets.token_hex(8)}:"
@@ -71,11 +86,12 @@ def _chat_of(door: Door, tokens: int, most_tokens: int) -> str:
 
 
 def _workers(
-    control: control_pb2_grpc.ControlStub, address: str, router: Samples, watch: IndexWatch
+    control: control_pb2_grpc.ControlStub, admin: AdminAccess, router: Samples, watch: IndexWatch
 ) -> list[WorkerFacts]:
+    address = admin.addresses[0]
     try:
         loads: Sequence[control_pb2.WorkerLoad] = control.GetLoad(
-            control_pb2.GetLoadRequest(), timeout=ANSWER_S
+            control_pb2.GetLoadRequest(), timeout=ANSWER_S, metadata=admin.metadata
         ).workers
     except grpc.RpcError as error:
         raise PeerLost(f"{address}: {describe(error)}") from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from cluster.admin_access import Metadata
 from twostroke.ids import BlockName
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -27,9 +28,9 @@ class Seen:
 class IndexWatch:
     """A thread of its own from `with` to the end of it."""
 
-    def __init__(self, channel: grpc.Channel, names: Sequence[BlockName]) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, names: Sequence[BlockName]) -> None:
         self._call: Iterator[control_pb2.KvEventBatch] = control_pb2_grpc.ControlStub(channel).SubscribeKvEvents(
-            control_pb2.SubscribeKvEventsRequest()
+            control_pb2.SubscribeKvEventsRequest(), metadata=metadata
         )
         self._names = tuple(names)
         self._wanted = frozenset(names)

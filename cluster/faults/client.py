@@ -15,7 +15,7 @@ import grpc.aio
 
 from cluster.faults.answer import Piece, Silence, Transcript
 from cluster.faults.load import Ask, Conduct, Door
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 GIVE_UP_S = 120.0

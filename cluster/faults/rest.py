@@ -49,7 +49,7 @@ async def _left(bed: Bed) -> str | None:
     except ServeError as error:
         return error.message
     for router in bed.routers:
-        samples = await asyncio.to_thread(scrape, router.http)
+        samples = await asyncio.to_thread(scrape, router.metrics)
         for name in ROUTER_GAUGES:
             total = _total(samples, name)
             if total or not samples:
@@ -77,7 +77,7 @@ async def refusals(bed: Bed) -> Counter[str]:
     counted: Counter[str] = Counter()
     view = await bed.view()
     workers = [member.metrics_address for member in view.members if member.metrics_address]
-    for address in (*workers, *(router.http for router in bed.routers)):
+    for address in (*workers, *(router.metrics for router in bed.routers)):
         samples = await asyncio.to_thread(scrape, address)
         counted.update({name: int(_total(samples, name)) for name in REFUSALS if name in samples})
     return counted

@@ -15,8 +15,9 @@ import grpc.aio
 
 from cluster.faults import process_table
 from cluster.faults.client import router_name
-from cluster.router_process import Addresses, is_ready
+from cluster.router_process import is_ready
 from cluster.serving import serving
+from router.addresses import Addresses
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
 from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
@@ -35,7 +36,7 @@ from twostroke.rpc.v1 import (
 ANSWER_S = 10.0
 """Of any process that is not broken, on a busy machine."""
 POLL_S = 0.1
-SUPERVISOR_TITLE = "ray::Supervisor"
+SUPERVISOR_TITLE = "ray::SupervisorActor"
 HEAD_TITLE = "gcs_server"
 TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
 """A local Ray's token is the cluster's (ray_environment)."""
@@ -95,7 +96,7 @@ class Bed:
     async def targets(self) -> list[Target]:
         """Whose addresses are known: all, once the cluster is whole."""
         view = await self.view()
-        routers = [Target(Process.ROUTER, router_name(router), router.grpc) for router in self.routers]
+        routers = [Target(Process.ROUTER, router_name(router), router.admin) for router in self.routers]
         workers = [Target(member.role, member.worker_id, member.address) for member in view.members if member.address]
         return [*routers, *workers, Target(Process.SUPERVISOR, Process.SUPERVISOR, await self.fleet_address())]
 
@@ -200,7 +201,7 @@ class Bed:
 
     async def forget_cached(self) -> None:
         """All that no request holds, on every worker."""
-        async with self.channel(self.routers[0].grpc) as channel:
+        async with self.channel(self.routers[0].admin) as channel:
             await control_pb2_grpc.ControlStub(channel.channel).ForgetCached(
                 control_pb2.ForgetCachedRequest(), metadata=channel.metadata, timeout=ANSWER_S
             )
@@ -235,19 +236,19 @@ class Bed:
         if len(serving) < self._workers:
             return f"only {sorted(serving)} serve"
         for router in self.routers:
-            if not await asyncio.to_thread(is_ready, router.http):
+            if not await is_ready(router.admin):
                 return f"router {router.http} is not ready"
             try:
-                known = await self._known_to(router)
+                known = await self.known_to(router)
             except ServeError as error:
                 return f"router {router.grpc}: {error.message}"
             if known != serving:
                 return f"router {router.grpc} knows {known} instead of {serving}"
         return None
 
-    async def _known_to(self, router: Addresses) -> dict[str, str]:
+    async def known_to(self, router: Addresses) -> dict[str, str]:
         """Workers that serve, as a router says."""
-        async with self.channel(router.grpc) as channel:
+        async with self.channel(router.admin) as channel:
             loads = await _loads(channel)
         return {
             entry.worker_id: entry.server.epoch

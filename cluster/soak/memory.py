@@ -17,7 +17,7 @@ FILES = 200
 _KINDS = {
     "ray::PrefillWorker": "prefill worker",
     "ray::DecodeWorker": "decode worker",
-    "ray::Supervisor": "supervisor",
+    "ray::SupervisorActor": "supervisor",
     "-m router": "router",
     "cluster.cli serve": "launcher",
 }

@@ -18,13 +18,20 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.fleet_service import FleetService
+from router.addresses import Addresses
 from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
-from twostroke.json_values import to_json
-from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.server import RpcServer
+from twostroke.doors_config import DoorsConfig
+from twostroke.json_values import from_values, to_json
+from twostroke.rpc.channel import Door, PeerChannel
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.tls_config import TlsConfig
+from twostroke.tracing.config import TracingConfig
 
 TOKEN = "token-of-the-test-cluster"
+SHOWN = ((TOKEN_KEY, TOKEN),)
+"""Metadata for calls to admin ports and workers."""
 PATIENCE_S = 90.0
 """Bounds every wait: a hang fails the test that hangs."""
 
@@ -40,9 +47,15 @@ class WorkerProcess:
 @dataclass(frozen=True, slots=True)
 class RouterProcess:
     process: asyncio.subprocess.Process
-    http: str
-    """HOST:PORT, as the other one."""
-    grpc: str
+    addresses: Addresses
+
+    @property
+    def http(self) -> str:
+        return self.addresses.http
+
+    @property
+    def grpc(self) -> str:
+        return self.addresses.grpc
 
 
 class ProcessCluster:
@@ -55,11 +68,21 @@ class ProcessCluster:
         cache: CacheConfig,
         schedule: ScheduleConfig,
         policy: str,
+        *,
         event_faults: str = "",
         public_prefixes: tuple[str, ...] = (),
         transports: tuple[str, ...] | None = None,
+        doors: DoorsConfig | None = None,
+        tracing: TracingConfig | None = None,
+        tls: TlsConfig | None = None,
+        cluster_tls: TlsConfig | None = None,
+        fleet_port: int = 0,
     ) -> None:
         self.folder = folder
+        self.tls, self.cluster_tls = tls, cluster_tls
+        self.us = Membership.of(TOKEN, cluster_tls)
+        self.tracing = tracing or TracingConfig()
+        self.doors = doors or DoorsConfig()
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.event_faults = event_faults
@@ -67,9 +90,11 @@ class ProcessCluster:
         self.workers: dict[str, WorkerProcess] = {}
         self.routers: dict[int, RouterProcess] = {}
         self._fleet = FleetService()
-        self._fleet_server = RpcServer("127.0.0.1", 0, token=TOKEN)
+        self._fleet_server = RpcServer("127.0.0.1", fleet_port, token=TOKEN, certificates=self.us.certificates)
         fleet_pb2_grpc.add_FleetServicer_to_server(self._fleet, self._fleet_server.server)
         self._version = 0
+        self._processes: list[asyncio.subprocess.Process] = []
+        """All that ever were: a worker that is started again may have an earlier life."""
 
     @property
     def http(self) -> str:
@@ -80,6 +105,11 @@ class ProcessCluster:
     def grpc(self) -> str:
         return self.routers[0].grpc
 
+    @property
+    def admin(self) -> str:
+        """Calls there need TOKEN."""
+        return self.routers[0].addresses.admin
+
     async def start(self, prefill: int, decode: int, model_dir: Path | None, routers: int = 1) -> None:
         await self._fleet_server.start()
         names = [(Role.PREFILL, index) for index in range(prefill)] + [(Role.DECODE, index) for index in range(decode)]
@@ -89,12 +119,19 @@ class ProcessCluster:
         )
         await self._until_ready()
 
-    async def start_router(self, model_dir: Path | None, rank: int = 0, http_port: int = 0, grpc_port: int = 0) -> None:
+    async def start_router(self, model_dir: Path | None, rank: int = 0, again: Addresses | None = None) -> None:
+        """`again`: on the ports of an earlier life."""
+        http_port, grpc_port, admin_port = (
+            (0, 0, 0) if again is None else map(port_of, (again.http, again.grpc, again.admin))
+        )
         config = RouterConfig(
             http_port=http_port,
             grpc_port=grpc_port,
+            doors=dataclasses.replace(self.doors, admin_port=admin_port),
             fleet_address=self._fleet_server.address,
             cluster_token=TOKEN,
+            tls=self.tls,
+            cluster_tls=self.cluster_tls,
             model_dir=str(model_dir or ""),
             served_model_name=self.model.public_name,
             policy=self.policy,
@@ -102,10 +139,11 @@ class ProcessCluster:
             rank=rank,
             event_faults=self.event_faults,
             public_prefixes=self.public_prefixes,
+            tracing=self.tracing,
         )
         process = await self._spawn("router", to_json(config))
         addresses = await self._first_line(process)
-        self.routers[rank] = RouterProcess(process, str(addresses["http"]), str(addresses["grpc"]))
+        self.routers[rank] = RouterProcess(process, from_values(Addresses, addresses))
 
     async def kill_router(self, rank: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
         process = self.routers[rank].process
@@ -128,10 +166,12 @@ class ProcessCluster:
             worker_id=worker_id,
             incarnation=incarnation,
             cluster_token=TOKEN,
+            cluster_tls=self.cluster_tls,
             model=self.model,
             cache=self.cache,
             schedule=self.schedule,
             transports=self.transports,
+            tracing=self.tracing,
         )
         config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # any field of the config
         module = "prefill_worker" if role is Role.PREFILL else "decode_worker"
@@ -169,7 +209,7 @@ class ProcessCluster:
         self._fleet.publish(fleet_pb2.FleetView(version=self._version, members=members))
 
     async def load(self, worker_id: str) -> control_pb2.Load:
-        channel = PeerChannel(str(self.workers[worker_id].info["address"]), TOKEN)
+        channel = PeerChannel(str(self.workers[worker_id].info["address"]), self.us)
         try:
             stub = control_pb2_grpc.ControlStub(channel.channel)
             answer = await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=channel.metadata, timeout=PATIENCE_S)
@@ -192,12 +232,11 @@ class ProcessCluster:
             assert load.pages_free + load.pages_cached == load.pages_total
 
     async def close(self) -> None:
-        processes = [held.process for held in (*self.routers.values(), *self.workers.values())]
-        for process in processes:
+        for process in self._processes:
             if process.returncode is None:
                 process.send_signal(signal.SIGCONT)
                 process.send_signal(signal.SIGTERM)
-        for process in processes:
+        for process in self._processes:
             try:
                 await asyncio.wait_for(process.wait(), 15)
             except TimeoutError:
@@ -219,6 +258,7 @@ class ProcessCluster:
             sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log_file
         )
         log_file.close()
+        self._processes.append(process)
         assert process.stdin is not None
         process.stdin.write(config.encode())
         process.stdin.close()
@@ -240,12 +280,12 @@ class ProcessCluster:
 
     async def _until_router_ready(self, router: RouterProcess) -> None:
         async with asyncio.timeout(PATIENCE_S):
-            async with grpc.aio.insecure_channel(router.grpc) as channel:
+            async with grpc.aio.insecure_channel(router.addresses.admin) as channel:
                 stub = control_pb2_grpc.ControlStub(channel)
                 health = health_pb2_grpc.HealthStub(channel)
                 while True:
                     try:
-                        loads = await stub.GetLoad(control_pb2.GetLoadRequest())
+                        loads = await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=SHOWN)
                         ready = await health.Check(health_pb2.HealthCheckRequest(service="ready"))
                         if len(loads.workers) == len(self.workers) and ready.status == ready.SERVING:
                             return
@@ -268,6 +308,11 @@ async def running_cluster(
     public_prefixes: tuple[str, ...] = (),
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
+    doors: DoorsConfig | None = None,
+    tracing: TracingConfig | None = None,
+    fleet_port: int = 0,
+    tls: TlsConfig | None = None,
+    cluster_tls: TlsConfig | None = None,
 ) -> AsyncIterator[ProcessCluster]:
     """A ready cluster; at the end every worker that still lives is proved quiet, and all processes are gone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -277,9 +322,14 @@ async def running_cluster(
             cache or CacheConfig(kv_cache_memory_bytes=256 << 20),
             schedule or ScheduleConfig(),
             policy,
-            event_faults,
-            public_prefixes,
-            transports,
+            event_faults=event_faults,
+            public_prefixes=public_prefixes,
+            transports=transports,
+            doors=doors,
+            tracing=tracing,
+            fleet_port=fleet_port,
+            tls=tls,
+            cluster_tls=cluster_tls,
         )
         try:
             await cluster.start(prefill, decode, model_dir, routers)
@@ -292,11 +342,20 @@ async def running_cluster(
             await cluster.close()
 
 
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
 class Client:
     """A gRPC client of the front door that speaks token ids."""
 
-    def __init__(self, address: str) -> None:
-        self.channel = grpc.aio.insecure_channel(address)
+    def __init__(self, address: str, door: Door | None = None) -> None:
+        """`door`: where it takes TLS."""
+        self.channel = (
+            grpc.aio.insecure_channel(address)
+            if door is None
+            else grpc.aio.secure_channel(address, door.credentials, options=list(door.options))
+        )
         self.stub = inference_pb2_grpc.InferenceStub(self.channel)
 
     async def close(self) -> None:

@@ -4,7 +4,6 @@
 "places"           NAME@NODE of each that lives
 "nodes"            the ids of those that live
 "node ROLE"        one more node, labelled for that role; its id
-"drain NODE"       `ray drain-node`, as before a preemption in ten minutes; how it ended
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 import ray
 
 RAY = str(Path(sys.executable).with_name("ray"))
-PREEMPTION = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test", "--deadline-remaining-seconds"]
 
 
 def actors() -> str:
@@ -50,11 +48,6 @@ def node(address: str, role: str) -> Iterator[str]:
             process.terminate()
 
 
-def drain(address: str, node_id: str) -> int:
-    command = [RAY, "drain-node", "--address", address, "--node-id", node_id, *PREEMPTION, "600"]
-    return subprocess.run(command, stdout=sys.stderr, check=False).returncode
-
-
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="r") as folder, contextlib.ExitStack() as stack:
         ray.init(
@@ -77,8 +70,6 @@ def main() -> None:
                     print(",".join(nodes()), flush=True)
                 case ["node", role]:
                     print(stack.enter_context(node(address, role)), flush=True)
-                case ["drain", node_id]:
-                    print(drain(address, node_id), flush=True)
                 case _:
                     print(actors(), flush=True)
 

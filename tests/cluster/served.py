@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 import psutil
 
 PATIENCE_S = 90.0
+CHECKOUT = Path(__file__).parents[2]
 TWOSTROKE = [sys.executable, "-m", "cluster.cli"]
 PACED = "paced:step_ms=1,max_model_len=2048"
 SMALL = ["--model", PACED, "--kv-cache-memory", "1M", "--served-model-name", "tiny"]
@@ -94,24 +96,43 @@ def wait_until(is_so: Callable[[], bool], explain: Callable[[], str] = str) -> N
 
 
 @contextmanager
-def starting(tmp_path: Path, *flags: str, **variables: str) -> Iterator[Server]:
-    """Started, not yet ready. Its temporary folder is its own, and must be empty soon after it has ended."""
+def starting(
+    tmp_path: Path, *flags: str, file: str | None = None, by_make: bool = False, **variables: str
+) -> Iterator[Server]:
+    """`serve` with flags, or `up` with the text of a cluster file: started, not yet ready. Its temporary folder is its
+    own, and must be empty soon after it has ended. `by_make`: what is started is `make serve`."""
     temporary = Path("/tmp") / f"t{os.getpid()}-{tmp_path.name[-12:]}"
     temporary.mkdir()
     environment = os.environ | {"TMPDIR": str(temporary), "RAY_ADDRESS": "192.0.2.77:1", **variables}
     environment.pop("XDG_RUNTIME_DIR", None)
     out = tmp_path / "out.txt"
+    command = [*TWOSTROKE, "serve", *ANY_PORT, *flags]
+    if file is not None:
+        (tmp_path / "cluster.yaml").write_text(file)
+        command = [*TWOSTROKE, "up", "-f", "cluster.yaml", *flags]
+    if by_make:
+        command, environment = _make_serve([*ANY_PORT, *flags], environment)
     with out.open("wb") as out_file:
-        process = subprocess.Popen(
-            [*TWOSTROKE, "serve", *ANY_PORT, *flags], env=environment, stdout=out_file, stderr=out_file, cwd=tmp_path
-        )
+        process = subprocess.Popen(command, env=environment, stdout=out_file, stderr=out_file, cwd=tmp_path)
     try:
         yield Server(process, out, temporary, environment)
     finally:
+        if by_make and process.poll() is None:
+            for launcher in psutil.Process(process.pid).children():  # which make would leave behind
+                launcher.kill()
         process.kill()
         process.wait()
         wait_until(lambda: not list(temporary.iterdir()))
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _make_serve(flags: list[str], environment: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+    """In the checkout, with what is installed there: nothing is fetched, whatever is newer than that."""
+    installed = ["-o", ".venv/.serve"]
+    command = ["make", "--no-print-directory", "-C", str(CHECKOUT), *installed, "serve", f"ARGS={shlex.join(flags)}"]
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    inherited = {name: value for name, value in environment.items() if name not in outer}
+    return command, inherited | {"PYTHONPATH": str(CHECKOUT)}
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -22,7 +22,7 @@ PROMPT = [7] * 16 * 12 + [1, 2, 3]
 
 
 async def arm(cluster: ProcessCluster, process: str, fault: str) -> None:
-    address = cluster.grpc if process == "router" else str(cluster.workers[process].info["address"])
+    address = cluster.admin if process == "router" else str(cluster.workers[process].info["address"])
     channel = PeerChannel(address, TOKEN)
     try:
         stub = FaultsStub(channel.channel)

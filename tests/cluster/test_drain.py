@@ -6,8 +6,8 @@ import asyncio
 import signal
 
 from tests.cluster.processes import Client, running_cluster
+from tests.cluster.test_index_equality import forget_cached
 from tests.unit.worker.rig import BLOCK, paced, prompt_of
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 STREAMS, TOKENS = 6, 160
 STEP_MS = 10.0
@@ -29,8 +29,7 @@ async def test_streams_move_with_their_pages_off_a_decode_worker_that_is_told_to
     async with running_cluster(prefill=1, decode=2, model=paced(step_ms=STEP_MS)) as cluster:
         client = Client(cluster.grpc)
         expected = await read_all(client, prompts, [[] for _ in prompts])
-        control = control_pb2_grpc.ControlStub(client.channel)
-        await control.ForgetCached(control_pb2.ForgetCachedRequest())
+        await forget_cached(cluster)
         answers: list[list[int]] = [[] for _ in prompts]
         reading = asyncio.create_task(read_all(client, prompts, answers))
         while min(map(len, answers)) < TOKENS // 4:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.cluster.processes import Client
-from tests.cluster.served import PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
+from tests.cluster.served import CHECKOUT, PACED, PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
 from tests.unit.worker.rig import prompt_of
 
 RAY_TOKEN = "5" * 64
@@ -36,6 +36,18 @@ class Owner:
         assert self.process.stdout is not None
         print(line, file=self.process.stdin, flush=True)
         return self.process.stdout.readline().strip()
+
+    def kill(self, title: str) -> None:
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            if title in "".join(process.cmdline()):
+                process.kill()
+                return
+        raise AssertionError(f"no process {title}")
+
+
+def asked(owner: Owner, *command: str) -> subprocess.CompletedProcess[str]:
+    line = [*TWOSTROKE, *command, "--address", owner.address]
+    return subprocess.run(line, env=os.environ | owner.environment, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -74,24 +86,60 @@ def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owne
     assert owner.process.poll() is None
 
 
-def test_what_a_killed_launcher_left_is_refused_by_the_next_and_taken_down_by_name(
+CACHE = "cache: {kv_cache_memory: 1M}"
+
+
+def example() -> str:
+    """deploy/examples/hosts.yaml, smaller."""
+    text = (CHECKOUT / "deploy/examples/hosts.yaml").read_text()
+    smaller = {
+        "model: smollm2-135m": f"model: {PACED}\n  served_model_name: tiny",
+        "count: 1\n  threads": "count: 0\n  threads",
+        "count: 2": "count: 1",
+        "prefer_labels: {role: decode}": 'labels: {role: "in(prefill, decode)"}',
+        "50050": "0",
+        "8000": "0",
+        "50051": "0",
+    }
+    for usual, here in smaller.items():
+        assert usual in text
+        text = text.replace(usual, here)
+    return f"{text}{CACHE}\n"
+
+
+def test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else(
     owner: Owner, tmp_path: Path
 ) -> None:
-    join = [*SMALL, "--prefill", "0", "--address", owner.address]
-    with starting(tmp_path, *join, **owner.environment) as server:
+    at = ["--address", owner.address]
+    hosts = example()  # hosts.yaml
+    with starting(tmp_path, *at, file=hosts, **owner.environment) as server:
         server.until_printed("Ctrl-C ends it")
+        epochs = server.epochs()
         router = psutil.Process(server.worker_pid("-m router"))
         server.end(signal.SIGKILL)
         wait_until(lambda: not router.is_running())
     assert owner.ask() == "decode-0,supervisor"
+    owner.kill("ray::SupervisorActor")
+    wait_until(
+        lambda: asked(owner, "scale", "--decode", "1").returncode == 0
+    )  # its next life begins without a launcher
 
-    with starting(tmp_path, *join, **owner.environment) as server:
+    with starting(tmp_path, *SMALL, "--prefill", "0", *at, **owner.environment) as server:
         assert server.process.wait(PATIENCE_S) == 2
         assert "already has a twostroke fleet; end it with: twostroke down --address" in server.printed
+    with starting(tmp_path, *at, file=hosts.replace(CACHE, CACHE.replace("1M", "2M")), **owner.environment) as server:
+        assert server.process.wait(PATIENCE_S) == 2
+        assert "was started with another configuration; end it first" in server.printed.splitlines()[-1]
 
-    down = [*TWOSTROKE, "down", "--address", owner.address]
-    done = subprocess.run(down, env=os.environ | owner.environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with starting(tmp_path, *at, "--keep", file=hosts, **owner.environment) as server:
+        server.until_printed("Ctrl-C ends it")
+        assert server.epochs() == epochs
+        assert server.command("chat", "Hello again?", "--max-tokens", "3").strip()
+        assert server.end(signal.SIGTERM) == 0
+    assert owner.ask() == "decode-0,supervisor"
+
+    down = asked(owner, "down")
+    assert down.returncode == 0, down.stderr
     assert owner.ask() == ""
 
 
@@ -136,7 +184,9 @@ async def test_workers_of_a_node_that_shall_be_left_go_on_elsewhere_one_after_th
         async with asyncio.TaskGroup() as load:
             for seed in range(4):
                 load.create_task(use(prompt_of(200 + 7 * seed, seed=seed)))
-            assert await asyncio.to_thread(owner.ask, f"drain {node}") == "0"
+            leave = ("drain", "--node", node, "--deadline", "600", "--address", owner.address)
+            said = await asyncio.to_thread(server.command, *leave)
+            assert "moved away: decode-0, decode-1" in said
             await asyncio.to_thread(wait_until, lambda: moves(server) == 4, lambda: server.printed)
             is_over.set()
         await client.close()

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import re
-import urllib.request
 from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cluster.processes import Client, ProcessCluster, running_cluster
-from twostroke.config import ModelConfig
+from tests.cluster.processes import Client, running_cluster
+from tests.deploy.scrape import PACED, noted, scraped, series_of
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
-PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
 OTHER_UNITS = re.compile(r"_(ms|millis\w*|us|minutes|kb|mb|gb|kib|mib|gib|percent)(_|$)")
 
 
-async def test_every_metric_that_the_documentation_names_is_scraped_with_its_labels() -> None:
+def test_every_metric_that_the_documentation_names_is_scraped_with_its_labels() -> None:
     documented = re.findall(r"`(twostroke_\w+)(\{[^}]*\})?`", OPERATIONS.read_text())
     assert len(documented) > 10
-    async with running_cluster(prefill=1, decode=1, model=PACED) as cluster:
-        await answer_something(cluster)
-        families = {name: family for scrape in scrapes(cluster) for name, family in named(scrape).items()}
+    families = {name: family for process in scraped() for name, family in named(process).items()}
     for name, labels in documented:
         assert name in families, f"{name} is documented, but nobody exports it"
         for label, values in re.findall(r'(\w+)(?:="([^"]*)")?', labels):
@@ -31,10 +26,8 @@ async def test_every_metric_that_the_documentation_names_is_scraped_with_its_lab
             assert not values or seen <= set(values.split("|")), f"{name}: {label} is {seen}"
 
 
-async def test_all_metrics_are_ours_in_base_units_and_say_whose_they_are() -> None:
-    async with running_cluster(prefill=1, decode=1, model=PACED) as cluster:
-        await answer_something(cluster)
-        families = [family for scrape in scrapes(cluster) for family in scrape]
+def test_all_metrics_are_ours_in_base_units_and_say_whose_they_are() -> None:
+    families = [family for process in scraped() for family in process]
     assert len(families) > 30
     for family in families:
         assert family.name.startswith("twostroke_")
@@ -46,21 +39,16 @@ async def test_all_metrics_are_ours_in_base_units_and_say_whose_they_are() -> No
             assert sample.labels.get("role") in ("router", "prefill", "decode"), sample
 
 
-async def answer_something(cluster: ProcessCluster) -> None:
-    client = Client(cluster.grpc)
-    assert len(await client.tokens(range(100), max_tokens=5)) == 5
-    await client.close()
+def test_the_series_that_queries_are_held_against_are_those_of_a_scrape() -> None:
+    told, seen = (dict(parted(line) for line in lines) for lines in (noted(), series_of(scraped())))
+    assert told.keys() == seen.keys(), "run `python -m tests.deploy.scrape --write`"
+    for name, labels in seen.items():  # which of them have begun by now is a matter of chance
+        assert labels <= told[name] or not told[name], name
 
 
-def scrapes(cluster: ProcessCluster) -> list[list[Metric]]:
-    """Of the router and of every worker."""
-    addresses = [cluster.http, *(f"http://{worker.info['metrics_address']}" for worker in cluster.workers.values())]
-    return [list(scrape(f"{address}/metrics")) for address in addresses]
-
-
-def scrape(url: str) -> Iterable[Metric]:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return text_string_to_metric_families(answer.read().decode())
+def parted(line: str) -> tuple[str, set[str]]:
+    name, _, labels = line.rstrip("}").partition("{")
+    return name, set(filter(None, labels.split(",")))
 
 
 def named(families: Iterable[Metric]) -> dict[str, Metric]:

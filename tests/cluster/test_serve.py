@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +19,10 @@ import grpc
 import psutil
 import pytest
 
-from cluster.router_process import is_ready
+from cluster.admin_access import LOCAL_TOKEN
 from tests.cluster.served import (
+    CHECKOUT,
+    PACED,
     PATIENCE_S,
     SMALL,
     TWOSTROKE,
@@ -29,10 +32,12 @@ from tests.cluster.served import (
     starting,
     wait_until,
 )
+from tests.deploy.documents import commands_in
 from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 from twostroke.simulate.traces import read_trace
 
+README = CHECKOUT / "README.md"
 LOG = "requests.jsonl"
 """Where the user stands."""
 
@@ -40,7 +45,8 @@ LOG = "requests.jsonl"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it serving."""
-    with starting(tmp_path_factory.mktemp("shared"), *SMALL, "--routers", "2", "--request-log", LOG) as started:
+    flags = ("--routers", "2", "--request-log", LOG, "--flexible")
+    with starting(tmp_path_factory.mktemp("shared"), *SMALL, *flags) as started:
         started.until_printed("Ctrl-C ends it")
         yield started
 
@@ -53,12 +59,48 @@ def test_a_question_is_answered_over_http_and_grpc(server: Server) -> None:
     assert over_http == over_grpc
 
 
-def test_the_printed_commands_can_be_pasted(server: Server) -> None:
+def test_the_printed_commands_and_those_of_the_readme_can_be_pasted(server: Server) -> None:
     curl, grpc = re.findall(r"^(?:curl|\S*twostroke chat) .*$", server.printed, re.MULTILINE)
+    readme = of_this(README.read_text(), server)
+    told = [command.text for command in commands_in(readme, "README.md")]
+    assert curl in told
+    assert f".venv/bin/twostroke chat{grpc.partition('twostroke chat')[2]}" in told
     if shutil.which("curl"):
         done = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.rstrip().endswith("data: [DONE]")
     assert server.command(*shlex.split(grpc)[1:], "--max-tokens", "3").strip()
+    (stub,) = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    python = [sys.executable, "-c", stub]
+    done = subprocess.run(python, capture_output=True, text=True, check=True, timeout=60, cwd=CHECKOUT)
+    assert len(done.stdout) == 64
+
+
+def of_this(text: str, server: Server) -> str:
+    """With its addresses and model instead of the usual ones."""
+    text = text.replace("127.0.0.1:8000", server.address("HTTP").removesuffix("/v1"))
+    return text.replace("127.0.0.1:50051", server.address("gRPC")).replace("smollm2-135m", "tiny")
+
+
+def test_how_many_workers_are_wanted_is_told(server: Server) -> None:
+    assert server.command("scale").startswith("wanted: 1 prefill + 1 decode; ")
+
+
+def test_a_worker_serves_in_the_role_that_it_is_given_until_it_is_given_another_one_though_it_is_killed(
+    server: Server,
+) -> None:
+    def role_and_epoch() -> tuple[str, int]:
+        workers = {each["worker_id"]: each for each in json.loads(server.command("status", "--json"))["workers"]}
+        said = workers.get("prefill-0", {"role": "", "epoch": "0."})
+        return said["role"], int(said["epoch"].partition(".")[0])
+
+    begun, pid = role_and_epoch()[1], server.worker_pid("PrefillWorker")
+    server.command("role", "prefill-0", "decode")
+    wait_until(lambda: role_and_epoch() == ("decode", begun + 1))
+    assert server.worker_pid("PrefillWorker") == pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: role_and_epoch() == ("decode", begun + 2))
+    server.command("role", "prefill-0", "prefill")
+    wait_until(lambda: role_and_epoch() == ("prefill", begun + 3))
 
 
 def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> None:
@@ -76,7 +118,7 @@ def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> N
         with urllib.request.urlopen(f"http://{worker['metrics_address']}/metrics") as answer:
             assert f'role="{worker["role"]}"' in answer.read().decode()
         assert worker["pages_free"] + worker["pages_cached"] == worker["pages_total"] > 0
-    table = server.command("status", "--grpc-address", server.address("gRPC"))
+    table = server.command("status", "--admin", server.address("admin"))
     assert all(worker["epoch"] in table for worker in workers.values())
 
 
@@ -160,6 +202,14 @@ def answer_of(http: str) -> str:
         return str(json.load(answer)["choices"][0]["text"])
 
 
+def is_ready(http: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{http}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def hears_another(http: str) -> bool:
     try:
         return router_metric(http, "twostroke_other_routers") == 1
@@ -209,12 +259,12 @@ def test_a_killed_router_comes_back_on_its_ports_while_the_other_one_serves(serv
 
 def supervisor_of(server: Server) -> int | None:
     titles = {process.pid: " ".join(cmdline_of(process)) for process in server.processes()}
-    return next((pid for pid, title in titles.items() if "ray::Supervisor" in title), None)
+    return next((pid for pid, title in titles.items() if "ray::SupervisorActor" in title), None)
 
 
 def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
     before, moved = server.epochs(), router_metric(server.address("HTTP"), "twostroke_reopened_requests_total")
-    supervisor = server.worker_pid("ray::Supervisor")
+    supervisor = server.worker_pid("ray::SupervisorActor")
     os.kill(supervisor, signal.SIGKILL)
     server.until_printed("the supervisor died")
     chats_since = 0
@@ -230,7 +280,7 @@ def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
 def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server) -> None:
     (folder,) = server.temporary.glob("ts-*")
     assert (folder / "ray" / "session_latest").exists()
-    worker = psutil.Process(server.worker_pid("ray::Supervisor"))
+    worker = psutil.Process(server.worker_pid("ray::SupervisorActor"))
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
     assert "RAY_ADDRESS" not in worker.environ()
     commands = " ".join(" ".join(cmdline_of(process)) for process in server.processes())
@@ -240,7 +290,9 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     assert folder.stat().st_mode & 0o077 == 0
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     assert len(files) > 5
-    assert not [path for path in files if token.encode() in path.read_bytes()]
+    telling = [path for path in files if token.encode() in path.read_bytes()]
+    assert telling == [folder / LOCAL_TOKEN]
+    assert telling[0].stat().st_mode & 0o077 == 0
 
 
 def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:
@@ -259,7 +311,10 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+    example = (CHECKOUT / "deploy/examples/one-machine.yaml").read_text()
+    for usual, here in (("smollm2-135m", PACED), ("count: 2", "count: 1"), ("8000", "0"), ("50051", "0")):
+        example = example.replace(usual, here)
+    with starting(tmp_path, file=example) as server:
         server.until_printed("Ctrl-C ends it")
         processes = server.processes()
         # A router that does not end by itself would be waited for.
@@ -277,10 +332,12 @@ def test_a_signal_while_starting_ends_the_start(tmp_path: Path) -> None:
         assert "Traceback" not in server.printed
 
 
-def test_down_ends_the_server_it_finds(tmp_path: Path) -> None:
-    with starting(tmp_path, *SMALL, "--prefill", "0") as server:
+def test_down_ends_the_server_that_make_serve_started(tmp_path: Path) -> None:
+    """`make serve ARGS=...`, with a model that needs no fetching."""
+    with starting(tmp_path, *SMALL, "--prefill", "0", by_make=True) as server:
         server.until_printed("Ctrl-C ends it")
-        assert server.command("down").startswith(f"stopped {server.process.pid} ")
+        (launcher,) = psutil.Process(server.process.pid).children()
+        assert server.command("down").startswith(f"stopped {launcher.pid} ")
         assert server.process.wait(PATIENCE_S) == 0
 
 

@@ -23,7 +23,8 @@ from cluster.ground import RayGround
 from cluster.placement import nodes_from_ray
 from cluster.plan import Stage
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec, fleet_spec
-from cluster.supervisor import Snapshot, Supervisor, Worker
+from cluster.supervisor import Supervisor
+from cluster.view import Snapshot, Worker
 from twostroke.config import ClusterConfig, ModelConfig, Role, WorkerConfig
 from twostroke.errors import ConfigError
 from twostroke.rpc.channel import PeerChannel
@@ -35,6 +36,8 @@ PATIENCE_S = 60.0
 
 class StandIn:
     """A plain worker without model or servers."""
+
+    plant = None
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -51,7 +54,9 @@ class StandIn:
 
     async def ready(self) -> Serving:
         await self._started.wait()
-        return Serving(f"{self._config.host}:1", f"{self._incarnation}.{os.getpid():016x}", "fingerprint", "metrics:1")
+        return Serving(
+            f"{self._config.host}:1", f"{self._incarnation}.{os.getpid():016x}", "fingerprint", "metrics:1", Role.DECODE
+        )
 
     async def drain(self, deadline_s: float) -> int:
         return 0
@@ -61,12 +66,12 @@ class StandIn:
 
 
 class PrefillWorker(MountedWorker):
-    def _load(self, config: WorkerConfig) -> PlainWorker:
+    def _load(self, config: WorkerConfig, plant: object) -> PlainWorker:
         return StandIn(config)
 
 
 class DecodeWorker(MountedWorker):
-    def _load(self, config: WorkerConfig) -> PlainWorker:
+    def _load(self, config: WorkerConfig, plant: object) -> PlainWorker:
         return StandIn(config)
 
 
@@ -93,7 +98,8 @@ def spec(**changes: Any) -> FleetSpec:
 
 @asynccontextmanager
 async def supervising(fleet: FleetSpec) -> AsyncIterator[Any]:
-    ground = RayGround(worker_count=2, mounts={Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker})
+    mounts: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}
+    ground = RayGround(worker_count=2, mounts=mounts, clock=lambda: 1.0)
     supervisor = (
         ray.remote(max_restarts=-1)(Supervisor)
         .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0)

@@ -47,10 +47,19 @@ asyncio.run(main())
 class Process:
     """A child whose output is read without blocking the event loop."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, told: str = "") -> None:
+        """`told` is what it reads from stdin."""
         self.child = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+        assert self.child.stdin is not None
+        self.child.stdin.write(told)
+        self.child.stdin.close()
+        self.child.stdin = None
 
     async def line(self) -> str:
         assert self.child.stdout is not None
@@ -67,8 +76,8 @@ class Process:
 
 
 @contextlib.asynccontextmanager
-async def process(*command: str) -> AsyncIterator[Process]:
-    running = Process(*command)
+async def process(*command: str, told: str = "") -> AsyncIterator[Process]:
+    running = Process(*command, told=told)
     try:
         yield running
     finally:
@@ -78,7 +87,7 @@ async def process(*command: str) -> AsyncIterator[Process]:
 
 @contextlib.asynccontextmanager
 async def worker_process(config: WorkerConfig) -> AsyncIterator[tuple[Process, ReadyInfo]]:
-    async with process("-m", f"{config.role.value}_worker", to_json(config)) as running:
+    async with process("-m", f"{config.role.value}_worker", told=to_json(config)) as running:
         yield running, ReadyInfo(**json.loads(await running.line()))
 
 
@@ -199,7 +208,7 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_open_pulls() -> No
     [({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"), ({"transports": ("pigeon",)}, "pigeon")],
 )
 async def test_a_worker_that_cannot_start_says_why_in_one_line(settings: dict, words: str) -> None:
-    async with process("-m", "decode_worker", to_json(worker_config(Role.DECODE, **settings))) as worker:
+    async with process("-m", "decode_worker", told=to_json(worker_config(Role.DECODE, **settings))) as worker:
         code, errors = await worker.end()
         assert code == 2
         assert "Traceback" not in errors

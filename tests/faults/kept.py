@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cluster.faults.testbed import Bed
-from cluster.router_process import Addresses
 from tests.cluster.processes import TOKEN, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.faults.injector import BY_CALL, JOURNAL
@@ -45,7 +44,7 @@ async def kept_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode:
         tasks = [keeping.create_task(_keep_worker(cluster, name)) for name in cluster.workers]
         tasks += [keeping.create_task(_keep_router(cluster, rank)) for rank in cluster.routers]
         yield Bed(
-            routers=[Addresses(http=router.http, grpc=router.grpc) for router in cluster.routers.values()],
+            routers=[router.addresses for router in cluster.routers.values()],
             model=MODEL.public_name,
             journal=journal,
             workers=len(cluster.workers),
@@ -69,5 +68,4 @@ async def _keep_router(cluster: ProcessCluster, rank: int) -> None:
     while True:
         router = cluster.routers[rank]
         await router.process.wait()
-        http_port, grpc_port = (int(address.rpartition(":")[2]) for address in (router.http, router.grpc))
-        await cluster.start_router(None, rank, http_port, grpc_port)
+        await cluster.start_router(None, rank, router.addresses)

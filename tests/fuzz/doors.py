@@ -35,6 +35,7 @@ from twostroke.transfer.nixl import NixlConnection
 from twostroke.transfer.nixl_agent import Agent, RemotePages
 from twostroke.transfer.nixl_owner import serve_writes
 from twostroke.transfer.pulls import Tally, check_copies
+from twostroke.transfer.seal import PLAIN
 from twostroke.transfer.tcp_owner import serve_pages
 from twostroke.transfer.tcp_reader import TcpConnection
 
@@ -123,7 +124,7 @@ def nixl_owner() -> Iterator[Try]:
 def page_reader() -> Iterator[Try]:
     """Owners may be anybody, too: what they answer goes into the wanted pages or nowhere."""
     memory = PageMemory(PAGES, PAGE_BYTES)
-    tcp, nixl = TcpConnection(ENDPOINT, READER, memory), NixlConnection(ENDPOINT, READER, memory)
+    tcp, nixl = TcpConnection(ENDPOINT, READER, memory, PLAIN), NixlConnection(ENDPOINT, READER, memory, PLAIN)
     copies = (PageCopy(PageId(2), PageId(1), 0), PageCopy(PageId(0), PageId(3), 0))
 
     def attempt(data: bytes) -> None:

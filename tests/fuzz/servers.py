@@ -25,6 +25,7 @@ from tests.fuzz.target import Target, Try
 from tests.unit.router.conftest import ScriptedDispatcher
 from tests.unit.worker.rig import TOKEN, Running, decode, prefill
 from twostroke.config import RouterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
@@ -274,12 +275,13 @@ HTTP = len(FRONT_METHODS)
 def front_doors() -> Iterator[Try]:
     with asyncio.Runner() as runner:
         dispatcher = ScriptedDispatcher(script=script)
-        config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, max_message_bytes=1 << 16)
+        doors = DoorsConfig(max_request_bytes=1 << 16)
+        config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, doors=doors)
         server = RouterServer(config, dispatcher, ByteText(), RouterMetrics(), router_id="router-0")
         serving = server.serving()
         runner.run(serving.__aenter__())
-        channel = grpc.aio.insecure_channel(server.grpc_address)
-        host, port = server.http_address.rsplit(":", 1)
+        channel = grpc.aio.insecure_channel(server.addresses.grpc)
+        host, port = server.addresses.http.rsplit(":", 1)
 
         async def http(raw: bytes) -> None:
             reader, writer = await asyncio.open_connection(host, int(port))

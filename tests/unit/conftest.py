@@ -1,22 +1,20 @@
-"""Native kernels, built once per run and for every variant that this CPU can run."""
+"""Native kernels for every variant that this CPU can run, in the user's cache, where workers look, too."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from twostroke.kernels.cpu.build import OVERRIDE, Kernels, chosen_variants, load_kernels
+from twostroke.models.catalog import cache_dir
 
 
 @pytest.fixture(scope="session")
-def built_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernels]:
-    folder: Path = tmp_path_factory.mktemp("kernels")
+def built_kernels() -> dict[str, Kernels]:
     built = {}
     for variant in chosen_variants():
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(OVERRIDE, variant.name)
-            kernels = load_kernels(folder)
+            kernels = load_kernels(cache_dir() / "kernels")
         assert kernels is not None, "the gate's machine has a compiler"
         built[variant.name] = kernels
     return built

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from twostroke.config import PACED_PREFIX, Role, WorkerConfig
+from twostroke.config import PACED_PREFIX, WorkerConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
@@ -99,7 +99,7 @@ def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _devic
                 config.model,
                 block_size=facts.block_size,
                 cores=cores,
-                with_head=config.role is Role.DECODE,
+                with_head=config.can_sample,
             )
         except BaseException:
             cores.close()

@@ -36,11 +36,11 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def check_threads(threads: int) -> None:
+def check_threads(threads: int, said: str = "--threads") -> None:
     """Raises ConfigError for more threads than there are cores."""
     cores = len(usable_cores())
     if threads > cores:
-        raise ConfigError(f"--threads {threads}: this machine lets us use {cores} cores", field="--threads")
+        raise ConfigError(f"{said} {threads}: this machine lets us use {cores} cores", field=said)
 
 
 def cores_folder() -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from twostroke.config import CacheConfig, Role, WorkerConfig
+from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import PageTable, graph_sizes
 from twostroke.engine.device_fit import Needs, device_pages, read_memory, working_bytes
@@ -44,7 +44,7 @@ class DevicePlan:
             max_model_len=model.max_model_len or spec.max_position_embeddings,
             max_tokens=schedule.step_tokens(on_gpu=device.type != "cpu"),
             max_sequences=schedule.max_num_seqs,
-            with_head=config.role is Role.DECODE,
+            with_head=config.can_sample,
         )
 
     def pages(self, cache: CacheConfig) -> int:

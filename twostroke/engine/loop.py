@@ -19,6 +19,10 @@ class EngineThread:
         """The step is on its way before this returns."""
         return asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, batch)
 
+    async def settle(self) -> None:
+        """Wait for the step in flight, whose result nobody may be waiting for any more."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, int)
+
     def close(self) -> None:
         """Wait for the step in flight, then close the runner on the thread that used it."""
         self._thread.submit(self._runner.close).result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -10,7 +10,9 @@ import grpc.aio
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
 from twostroke.faults import dialled, hang_up
 from twostroke.rpc.convert import rebuild_error
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
+from twostroke.rpc.tls import open_channel
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -39,14 +41,27 @@ _BY_STATUS: dict[grpc.StatusCode, type[ServeError]] = {
 }
 
 
+class Door(NamedTuple):
+    """How a client goes through one that takes TLS."""
+
+    credentials: grpc.ChannelCredentials
+    options: tuple[tuple[str, Any], ...]
+
+
 class PeerChannel:
     """One connection to one process; pass `metadata` with every call made over `channel`."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, member: Membership | str, door: Door | None = None) -> None:
+        """`member`: what this process shows; a token alone where the cluster has no certificates. `door`: for who is no
+        process of the cluster, but a client of its front door."""
+        member = Membership(member) if isinstance(member, str) else member
         self.address = address
         self._dialled = dialled(address)
-        self.channel = grpc.aio.insecure_channel(self._dialled, options=list(_OPTIONS))
-        self.metadata: Metadata = ((TOKEN_KEY, token),)
+        if door is None:
+            self.channel = open_channel(self._dialled, member.certificates, _OPTIONS)
+        else:
+            self.channel = grpc.aio.secure_channel(self._dialled, door.credentials, options=[*_OPTIONS, *door.options])
+        self.metadata: Metadata = ((TOKEN_KEY, member.token),)
 
     async def close(self) -> None:
         await self.channel.close()

@@ -11,6 +11,7 @@ from twostroke.kv_cache.block import NAME_BYTES
 from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
+from twostroke.tracing.context import TraceContext, header_of
 
 
 def names_to_bytes(names: Iterable[BlockName]) -> bytes:
@@ -89,6 +90,7 @@ def request_to_message(
         sampling=sampling_to_message(request.sampling),
         deadline_s=request.deadline_s,
         source=source,
+        traceparent=header_of(request.trace),
     )
     if peer is not None:
         peer.put(message)
@@ -107,6 +109,7 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         sampling=sampling_from_message(message.sampling),
         deadline_s=message.deadline_s if message.HasField("deadline_s") else None,
         router_id=message.router_id,
+        trace=TraceContext.parse(message.traceparent),
     )
 
 

@@ -10,7 +10,8 @@ import logging
 import math
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import grpc.aio
@@ -26,6 +27,10 @@ from twostroke.errors import (
     Unauthenticated,
     UnsupportedFeature,
 )
+from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
+from twostroke.rpc.tls import server_credentials
+from twostroke.tls import Certificates
+from twostroke.tls_config import CLUSTER_NAME
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +42,36 @@ RETRY_AFTER_KEY = "retry-after-ms"
 """Only where it was predicted. No name of ours: clients of other servers know it from HTTP."""
 MAX_MESSAGE_BYTES = 32 << 20
 """Between processes of a cluster: a million token ids with names and room to spare; pages never come this way."""
+HANDSHAKE_MS = 20_000
+"""By default two minutes, in which one who says nothing has a descriptor."""
+MOST_CONNECTIONS = 4096
+"""From peers. More are closed at once: strangers must not have all the descriptors of a process."""
 
-_NOTICE_DEAD_PEERS = (
+_OF_PEERS = (
+    ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
     ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
 )
 """Between processes of a cluster: a frozen puller's lease ends in about three seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Callers:
+    """Who calls a server, and so what it lets them do."""
+
+    options: tuple[tuple[str, int], ...] = _OF_PEERS
+    """Of gRPC."""
+    entrance: Entrance = field(default_factory=OwnEntrance)
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+
+PEERS = Callers()
+
+_OWN_HOST = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+"""What gRPC calls peers begin with that are on this host."""
 
 _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
@@ -52,8 +79,11 @@ _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 class Funnel(grpc.aio.ServerInterceptor):
     """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: str | None, entrance: Entrance, *, refuses_plain: bool = False) -> None:
+        """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host."""
         self._token = token or None
+        self._entrance = entrance
+        self._refuses_plain = refuses_plain
 
     async def intercept_service(
         self,
@@ -64,24 +94,24 @@ class Funnel(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        guarded = self._token is not None and not method.startswith(_OPEN_SERVICES)
+        is_open = method.startswith(_OPEN_SERVICES)
         if handler.request_streaming:
-            return handler
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._streaming(handler, method, guarded),
-                response_serializer=handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(handler, method, guarded),
-            response_serializer=handler.response_serializer,
+            assert is_open, f"nobody would ask who calls {method}"
+            return self._entrance.follow(handler)
+        make, wrap = (
+            (self._entrance.streaming, self._streaming)
+            if handler.response_streaming
+            else (self._entrance.unary, self._unary)
         )
+        return make(wrap(handler, method, is_open), response_serializer=handler.response_serializer)
 
-    def _unary(self, handler: Any, method: str, guarded: bool) -> Any:
-        async def funnelled(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> object:
+    def _unary(self, handler: Any, method: str, is_open: bool) -> Any:
+        async def funnelled(came: Any, context: Context) -> object:
             try:
-                self._authenticate(context, guarded)
-                return await handler.unary_unary(_decoded(handler, raw), context)
+                self._authenticate(context, is_open)
+                with self._entrance.admit(context, is_open):
+                    raw = await self._entrance.message(came, context, is_open)
+                    return await handler.unary_unary(_decoded(handler, raw), context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -89,17 +119,19 @@ class Funnel(grpc.aio.ServerInterceptor):
 
         return funnelled
 
-    def _streaming(self, handler: Any, method: str, guarded: bool) -> Any:
-        async def funnelled(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[object]:
+    def _streaming(self, handler: Any, method: str, is_open: bool) -> Any:
+        async def funnelled(came: Any, context: Context) -> AsyncIterator[object]:
             try:
-                self._authenticate(context, guarded)
-                responses = handler.unary_stream(_decoded(handler, raw), context)
-                if inspect.isawaitable(responses):  # a handler that writes its responses itself
-                    await responses
-                    return
-                async with contextlib.aclosing(responses):  # a call that ends here ends what serves it
-                    async for response in responses:
-                        yield response
+                self._authenticate(context, is_open)
+                with self._entrance.admit(context, is_open):
+                    raw = await self._entrance.message(came, context, is_open)
+                    responses = handler.unary_stream(_decoded(handler, raw), context)
+                    if inspect.isawaitable(responses):  # a handler that writes its responses itself
+                        await responses
+                        return
+                    async with contextlib.aclosing(responses):  # a call that ends here ends what serves it
+                        async for response in responses:
+                            yield response
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -107,13 +139,23 @@ class Funnel(grpc.aio.ServerInterceptor):
 
         return funnelled
 
-    def _authenticate(self, context: grpc.aio.ServicerContext[Any, Any], guarded: bool) -> None:
-        if guarded:
-            assert self._token is not None
+    def _authenticate(self, context: Context, is_open: bool) -> None:
+        if self._token is not None and not is_open:
+            _check_connection(context, self._refuses_plain)
             check_token(context, self._token)
 
 
-def check_token(context: grpc.aio.ServicerContext[Any, Any], token: str) -> None:
+def _check_connection(context: Context, refuses_plain: bool) -> None:
+    shown = context.auth_context()
+    if b"ssl" in shown.get("transport_security_type", ()):
+        # The CA may have issued for others as well; gRPC looks at the names of servers only.
+        if CLUSTER_NAME.encode() not in shown.get("x509_subject_alternative_name", ()):
+            raise Unauthenticated(f"the certificate does not name {CLUSTER_NAME} in its subjectAltName")
+    elif refuses_plain and not context.peer().startswith(_OWN_HOST):
+        raise Unauthenticated("from another host this takes TLS with a certificate of the cluster, on the peer port")
+
+
+def check_token(context: Context, token: str) -> None:
     """Raises Unauthenticated unless the caller has shown `token`; where there is none, everybody may call."""
     shown = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
     shown_bytes = shown.encode() if isinstance(shown, str) else shown
@@ -131,7 +173,7 @@ def _decoded(handler: Any, raw: bytes) -> Any:
         raise InvalidRequest(f"the request is not a valid message: {error}") from error
 
 
-async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if isinstance(error, NotImplementedError):  # as generated servicers answer
         error = UnsupportedFeature(f"{method} is not offered by this process")
     if not isinstance(error, ServeError):
@@ -147,6 +189,11 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], method: str, error
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailing_metadata=trailing)
 
 
+class SealedPort(NamedTuple):
+    port: int
+    certificates: Certificates
+
+
 class RpcServer:
     """A grpc.aio server with the funnel, health service and message limits; bound when constructed, started later."""
 
@@ -156,29 +203,32 @@ class RpcServer:
         port: int,
         *,
         token: str | None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        certificates: Certificates | None = None,
+        sealed: SealedPort | None = None,
+        callers: Callers = PEERS,
         shares_port: bool = False,
     ) -> None:
-        """`shares_port`: with others that do, of the same user; the kernel spreads new connections over them."""
-        _check_can_listen(host, port, shares_port)
+        """`certificates`: TLS, mutual where they ask clients. `sealed`: beside a port
+        that is plain for probes. `shares_port`: with others that do, of the same user; the kernel spreads new
+        connections over them."""
+        ports = [(port, certificates), *([] if sealed is None else [sealed])]
+        for each, _ in ports:
+            check_can_listen(host, each, shares_port)
         self.server = grpc.aio.server(
-            interceptors=[Funnel(token)],
+            interceptors=[Funnel(token, callers.entrance, refuses_plain=sealed is not None)],
             options=[
-                ("grpc.max_receive_message_length", max_message_bytes),
+                ("grpc.max_receive_message_length", callers.max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.so_reuseport", int(shares_port)),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
-                ("grpc.http2.max_ping_strikes", 0),
-                *(_NOTICE_DEAD_PEERS if token else ()),
+                ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                *callers.options,
             ],
         )
-        try:
-            bound = self.server.add_insecure_port(host_port(host, port))
-        except RuntimeError as error:
-            raise _cannot_listen(host, port) from error
-        self.address = host_port(host, bound)
+        self.addresses = [self._bind(host, *each) for each in ports]
+        self.address = self.addresses[0]
         self.health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
 
@@ -196,13 +246,20 @@ class RpcServer:
     async def stop(self, grace_s: float) -> None:
         await self.server.stop(grace_s)
 
+    def _bind(self, host: str, port: int, certificates: Certificates | None) -> str:
+        try:
+            bound = self.server.add_secure_port(host_port(host, port), server_credentials(certificates))
+        except RuntimeError as error:
+            raise _cannot_listen(host, port) from error
+        return host_port(host, bound)
+
 
 def host_port(host: str, port: int) -> str:
     """As an address is written: IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _check_can_listen(host: str, port: int, shares_port: bool) -> None:
+def check_can_listen(host: str, port: int, shares_port: bool) -> None:
     """Asked before there is a server: one that was never started hangs when it is collected after its event loop."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

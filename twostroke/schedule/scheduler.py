@@ -165,6 +165,7 @@ class Scheduler:
         emissions: list[Emission] = []
         for chunk in step.chunks:
             token = next(sampled) if chunk.samples else None
+            chunk.sequence.steps += 1
             self._computed(chunk.sequence, chunk.end)
             if chunk.sequence.ended:
                 self._vacate(chunk.sequence)

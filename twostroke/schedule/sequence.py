@@ -42,6 +42,8 @@ class Sequence:
     passes: int = 0
     """How often others were admitted past it while it waited."""
     preemptions: int = 0
+    steps: int = 0
+    """That it had a part in."""
     ended: bool = False
 
     @property

@@ -112,7 +112,7 @@ class Door:
         self._wake_s = None
         for feed in self._feeds.values():
             feed.close()
-        for host in self._around.lives.alive:
+        for host in self._around.lives.listed:
             self.join(host)
         for other in self.others:
             other.brain.left_router(self.name, self._agenda.now_s)

@@ -15,19 +15,39 @@ from twostroke.simulate.prefill import Builder
 
 
 class Lives:
-    def __init__(self, agenda: Agenda, shape: FleetShape) -> None:
+    def __init__(self, agenda: Agenda, shape: FleetShape, begin: dict[Role, int] | None = None) -> None:
+        """`begin`: so many of each role at first (None: all of them)."""
         self._agenda = agenda
         self._shape = shape
         self.gaps: Counter[int] = Counter()
         self.tallies = {worker: Tally() for worker in shape.workers}
         self._hosts: dict[WorkerId, Host] = {}
         self._answers: dict[WorkerId, Answers] = {}
+        self.leaving: dict[WorkerId, Role | None] = {}
+        """They end what they have; with the role in which another one follows at once."""
         for worker in shape.workers:
-            self.begin(worker)
+            role, _, number = worker.rpartition("-")
+            if begin is None or int(number) < begin[Role(role)]:
+                self.begin(worker)
+
+    @property
+    def known(self) -> tuple[WorkerId, ...]:
+        """All that there may ever be."""
+        return self._shape.workers
+
+    @property
+    def listed(self) -> list[Host]:
+        """Alive, and may be given work."""
+        return [host for host in self.alive if host.worker not in self.leaving]
 
     @property
     def alive(self) -> list[Host]:
         return [host for host in self._hosts.values() if not host.is_dead]
+
+    @property
+    def latest(self) -> list[Host]:
+        """The latest life of each that has lived."""
+        return [self._hosts[worker] for worker in self._shape.workers if worker in self._hosts]
 
     def host(self, worker: WorkerId) -> Host:
         """Its latest life."""

@@ -153,6 +153,10 @@ class Run:
     """Refused ones that would have made it, by the counterfactual (router.ghosts)."""
     unequal_indexes: tuple[str, ...] = ()
     """Router and worker, where a router's index was not the worker's set at the end."""
+    worker_s: float = 0.0
+    """Workers that there were, each for as long as it was there, until the last answer."""
+    scalings: int = 0
+    """Times that their number changed."""
 
     def of_status(self, status: Status) -> tuple[Outcome, ...]:
         return tuple(outcome for outcome in self.outcomes if outcome.status is status)

@@ -14,6 +14,7 @@ from twostroke.kv_cache.block import NAME_BYTES
 from twostroke.kv_cache.pool import PageState
 from twostroke.simulate.agenda import Agenda
 from twostroke.simulate.brain import Brain
+from twostroke.simulate.crew import Crew, Scaler
 from twostroke.simulate.door import Door, Surroundings
 from twostroke.simulate.feed import Counts
 from twostroke.simulate.fleet import Death, FleetShape, RouterRestart
@@ -42,8 +43,9 @@ class Brains(Protocol):
     def __call__(self, shape: FleetShape, router: int) -> Brain: ...
 
 
-def simulate(trace: Trace, shape: FleetShape, brains: Brains) -> Run:
-    """`trace` must be in order (see twostroke.simulate.traces.replayed), its blocks of the fleet's size."""
+def simulate(trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None = None) -> Run:
+    """`trace` must be in order (see twostroke.simulate.traces.replayed), its blocks of the fleet's size. `scaler`
+    says how many of the shape's workers there are; without one, all."""
     if trace.block_tokens != shape.block_size:
         raise ConfigError(
             f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",
@@ -52,7 +54,7 @@ def simulate(trace: Trace, shape: FleetShape, brains: Brains) -> Run:
     _check_lengths(trace, shape)
     _check_span(trace)
     begun_s = time.thread_time()
-    run = _Simulation(trace, shape, brains)
+    run = _Simulation(trace, shape, brains, scaler)
     run.play()
     return run.result(time.thread_time() - begun_s)
 
@@ -78,12 +80,12 @@ def _check_span(trace: Trace) -> None:
 
 
 class _Simulation:
-    def __init__(self, trace: Trace, shape: FleetShape, brains: Brains) -> None:
+    def __init__(self, trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None) -> None:
         self._trace = trace
         self._shape = shape
         self._brains = brains
         self._agenda = Agenda()
-        self._lives = Lives(self._agenda, shape)
+        self._lives = Lives(self._agenda, shape, None if scaler is None else scaler.begin)
         self._counts = Counts()
         self._outcomes: list[Outcome] = []
         self._last_end_s = 0.0
@@ -94,6 +96,7 @@ class _Simulation:
             door.others = [other for other in self._doors if other is not door]
             for host in self._lives.alive:
                 door.join(host)
+        self._crew = None if scaler is None else Crew(self._agenda, self._lives, scaler, self._join, self._leave)
 
     def play(self) -> None:
         agenda, rows = self._agenda, self._trace.rows
@@ -117,7 +120,7 @@ class _Simulation:
         return Run(
             policy=self._brains.policy,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
-            workers=tuple(self._use(host) for host in map(self._lives.host, self._shape.workers)),
+            workers=tuple(self._use(host) for host in self._lives.latest),
             events=EventUse(
                 batches=self._counts.batches,
                 gaps=sum(counts.gaps for counts in brains),
@@ -132,10 +135,27 @@ class _Simulation:
             cpu_s=cpu_s,
             false_refusals=sum(counts.false_refusals for counts in brains),
             unequal_indexes=tuple(self._unequal_indexes()),
+            worker_s=self._worker_s(),
+            scalings=0 if self._crew is None else self._crew.changes,
         )
+
+    def _worker_s(self) -> float:
+        if self._crew is None:
+            return (self._shape.prefill + self._shape.decode) * self._last_end_s
+        return self._crew.worker_seconds(self._last_end_s)
+
+    def _join(self, host: Host) -> None:
+        for door in self._doors:
+            door.join(host)
+
+    def _leave(self, host: Host) -> None:
+        for door in self._doors:
+            door.leave(host)
 
     def _arrive(self, index: int, row: TraceRow) -> None:
         shape = self._shape
+        if self._crew is not None:
+            self._crew.arrived += 1
         journey = Journey(
             index=index,
             request_id=RequestId(f"{index}#0"),
@@ -154,6 +174,8 @@ class _Simulation:
 
     def _over(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
+        if self._crew is not None:
+            self._crew.over(outcome)
         self._last_end_s = self._agenda.now_s
         if len(self._outcomes) == len(self._trace.rows):
             self._agenda.after(QUIET_S, self._agenda.stop)
@@ -181,9 +203,7 @@ class _Simulation:
                 door.lost(journey, attempt)
 
     def _come_back(self, death: Death) -> None:
-        host = self._lives.begin(death.worker)
-        for door in self._doors:
-            door.join(host)
+        self._join(self._lives.begin(death.worker))
 
     def _restart(self, restart: RouterRestart) -> None:
         door = self._doors[restart.router]
@@ -214,7 +234,7 @@ class _Simulation:
         """What the routers have of each worker, held against its own log."""
         unequal: list[str] = []
         for door in self._doors:
-            for host in self._lives.alive:
+            for host in self._lives.listed:
                 told, has = door.brain.blocks(host.worker), host.log.snapshot()
                 if told is None or (told.block_count, told.digest) != (has.block_count, has.digest):
                     unequal.append(f"{door.name} {host.worker}")

@@ -9,6 +9,7 @@ generation arrived, not that they are right: the caller checks the digest on its
 from __future__ import annotations
 
 import abc
+import asyncio
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -159,3 +160,17 @@ class PageTransport(abc.ABC):
 def digest(page: npt.NDArray[np.uint8] | bytes | memoryview) -> bytes:
     """Checksum of one page's bytes (XXH3, 64 bits): detects what a wire or a stale page does, not an attacker."""
     return xxhash.xxh3_64_digest(page.data if isinstance(page, np.ndarray) else page)
+
+
+async def fence_for_good(transport: PageTransport, transfer: Transfer) -> None:
+    """However often it is cancelled meanwhile: before the fence stands, the pages may still be written to."""
+    fence = asyncio.ensure_future(transport.fence(transfer))
+    was_cancelled = False
+    while not fence.done():
+        try:
+            await asyncio.shield(fence)
+        except asyncio.CancelledError:
+            was_cancelled = True
+    fence.result()
+    if was_cancelled:
+        raise asyncio.CancelledError

@@ -19,6 +19,7 @@ from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Welcome, introduce
 from twostroke.transfer.peers import LanePeer
 from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.threads import Lanes, hang_up, has_hung_up
 
 MAX_PAGES = 4096
@@ -28,7 +29,8 @@ MAX_PAGES = 4096
 class Connection(abc.ABC):
     """Only its thread sends, receives and closes; others may at most hang up, under the lock."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity) -> None:
+    def __init__(self, endpoint: Endpoint, identity: Identity, seal: Seal = PLAIN) -> None:
+        self._seal = seal
         self._endpoint = endpoint
         self._identity = identity
         self._lock = threading.Lock()
@@ -152,8 +154,9 @@ class Connection(abc.ABC):
                 failure = error
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock = carried(sock)
+                sock = self._seal.dialled(carried(sock))
                 self._use(sock)
+                self._seal.shake_hands(sock, deadline)
                 return sock
         raise failure
 

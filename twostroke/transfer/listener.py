@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
 from twostroke.errors import InvalidRequest, ServeError
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import HELLO_S, Gate
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.threads import hang_up
 
 log = logging.getLogger(__name__)
@@ -26,8 +28,11 @@ _ACCEPT_RETRY_S = 0.1
 class Listener:
     """Until closed. `serve` is called with a reader that was admitted, and ends by an exception."""
 
-    def __init__(self, name: str, sock: socket.socket, gate: Gate, serve: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self, name: str, sock: socket.socket, gate: Gate, serve: Callable[[socket.socket], None], seal: Seal = PLAIN
+    ) -> None:
         self._name = name
+        self._seal = seal
         self._sock = sock
         self._gate = gate
         self._serve = serve
@@ -85,7 +90,10 @@ class Listener:
     def _handle(self, connection: socket.socket) -> None:
         me = threading.current_thread()
         try:
-            self._gate.admit(connection, Deadline.after(HELLO_S))
+            deadline = Deadline.after(HELLO_S)
+            connection = self._sealed(connection)
+            self._seal.shake_hands(connection, deadline)
+            self._gate.admit(connection, deadline)
             with self._lock:
                 if self._strangers.pop(me, None) is None:
                     return
@@ -93,6 +101,10 @@ class Listener:
             self._serve(connection)
         except TimeoutError as error:
             self._gate.refuse("slow")
+            log.debug("page connection ended transport=%s reason=%s", self._name, error)
+        except ssl.SSLError as error:
+            if not isinstance(error, ssl.SSLEOFError):
+                self._gate.refuse("tls")
             log.debug("page connection ended transport=%s reason=%s", self._name, error)
         except (OSError, EOFError) as error:
             log.debug("page connection ended transport=%s reason=%s", self._name, error)
@@ -108,3 +120,12 @@ class Listener:
                 self._strangers.pop(me, None)
                 self._readers.pop(me, None)
                 connection.close()
+
+    def _sealed(self, connection: socket.socket) -> socket.socket:
+        """Whoever hangs up on this thread's connection reaches this one from here on."""
+        with self._lock:
+            sealed = self._seal.accepted(connection)
+            me = threading.current_thread()
+            if me in self._strangers:
+                self._strangers[me] = sealed
+            return sealed

@@ -17,6 +17,7 @@ from twostroke.transfer.hello import Gate
 from twostroke.transfer.host import host_id
 from twostroke.transfer.lane_transport import BACKLOG, LaneTransport
 from twostroke.transfer.listener import Listener
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.threads import off_loop
 
 
@@ -26,8 +27,8 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
     Raises ConfigError where `host` is no address that a peer could connect to.
     """
 
-    def __init__(self, host: str, stall_s: float = math.inf) -> None:
-        """`stall_s`: a pull of which no byte moves for so long has failed, whatever its deadline."""
+    def __init__(self, host: str, stall_s: float = math.inf, seal: Seal = PLAIN, port: int = 0) -> None:
+        """`stall_s`: a pull of which no byte moves for so long has failed, whatever its deadline. `port` 0: any."""
         if host in ("", "0.0.0.0", "::"):
             raise ConfigError(
                 f"page transport {self.name}: peers cannot connect to {host!r}, give an interface's address"
@@ -35,6 +36,8 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         super().__init__(Pages)  # type: ignore[type-abstract]  # nobody makes one of it
         self._host = host
         self._stall_s = stall_s
+        self.seal = seal
+        self._port = port
 
     @abc.abstractmethod
     def serve(self, sock: socket.socket, memory: Pages) -> None:
@@ -53,7 +56,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         listening = await off_loop(self._listen)
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"
-        listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self.serve(sock, memory))
+        listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self.serve(sock, memory), self.seal)
         return announced(address, pages=True), listener
 
     async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:
@@ -65,11 +68,12 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
 
     def _listen(self) -> socket.socket:
         try:
-            family, _, _, _, address = socket.getaddrinfo(self._host, 0, type=socket.SOCK_STREAM)[0]
+            family, _, _, _, address = socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)[0]
             return socket.create_server(address[:2], family=family, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(
-                f"page transport {self.name} cannot listen on {self._host!r}: {error}", field="host"
+                f"page transport {self.name} cannot listen on {self._host!r} port {self._port or 'any'}: {error}",
+                field="host",
             ) from error
 
 

@@ -33,6 +33,7 @@ from twostroke.transfer.network import NetworkTransport
 from twostroke.transfer.nixl_agent import Agent, load_bindings
 from twostroke.transfer.nixl_owner import serve_writes
 from twostroke.transfer.pulls import Tally
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.threads import off_loop
 
 _REASON_LIMIT_BYTES = 4096
@@ -43,9 +44,10 @@ class NixlTransport(NetworkTransport):
 
     name = "nixl"
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, seal: Seal = PLAIN) -> None:
+        """`seal`: of hellos and requests. Pages take connections of NIXL's own, which cannot be sealed."""
         load_bindings()
-        super().__init__(host)  # pages do not come through the socket: its silence says nothing
+        super().__init__(host, seal=seal)  # pages do not come through the socket: its silence says nothing
         self._agent: Agent | None = None
 
     async def listen(self, gate: Gate, memory: Pages) -> tuple[str, Listener]:
@@ -57,7 +59,7 @@ class NixlTransport(NetworkTransport):
         serve_writes(sock, memory, self._agent)
 
     def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
-        return [NixlConnection(endpoint, identity, memory)]
+        return [NixlConnection(endpoint, identity, memory, self.seal)]
 
     async def close(self) -> None:
         await super().close()
@@ -69,8 +71,8 @@ class NixlTransport(NetworkTransport):
 class NixlConnection(Connection):
     """The reader's end: a socket, and an agent that lasts as long as it."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> None:
-        super().__init__(endpoint, identity)
+    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages, seal: Seal) -> None:
+        super().__init__(endpoint, identity, seal)
         self._memory = memory
         self._agent: Agent | None = None
 

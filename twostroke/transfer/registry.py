@@ -7,25 +7,30 @@ from collections.abc import Callable, Sequence
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import Endpoint, PageTransport
+from twostroke.transfer.host import host_id
+from twostroke.transfer.seal import PLAIN, Seal
 from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
 
-def _open_cuda_ipc(_host: str, _stall_s: float) -> PageTransport:
+def _open_cuda_ipc(_host: str, _stall_s: float, _seal: Seal, _port: int) -> PageTransport:
     from twostroke.transfer.cuda_ipc import CudaIpcTransport  # loads torch
 
     return CudaIpcTransport()
 
 
-def _open_nixl(host: str, _stall_s: float) -> PageTransport:
+def _open_nixl(host: str, _stall_s: float, seal: Seal, _port: int) -> PageTransport:
     from twostroke.transfer.nixl import NixlTransport  # may not be installed
 
-    return NixlTransport(host)
+    return NixlTransport(host, seal)
 
 
-_MAKERS: dict[str, Callable[[str, float], PageTransport]] = {
+ONE_HOST = frozenset({"cuda_ipc", "shm"})
+"""They lead nowhere else."""
+
+_MAKERS: dict[str, Callable[[str, float, Seal, int], PageTransport]] = {
     "cuda_ipc": _open_cuda_ipc,
-    "shm": lambda _host, _stall_s: ShmTransport(),
+    "shm": lambda _host, _stall_s, _seal, _port: ShmTransport(),
     "nixl": _open_nixl,
     "tcp": TcpTransport,
 }
@@ -43,11 +48,21 @@ def check_names(names: Sequence[str]) -> None:
         raise ConfigError(f"--transports must be some of {known}, each once; got {list(names)}", field="transports")
 
 
-def open_transports(names: Sequence[str], host: str, stall_s: float) -> list[PageTransport]:
-    """One transport per name, in this order of preference; `host` is the interface that network ones bind to. Pulls of
-    which no byte moves for `stall_s` fail (where one can see that)."""
+def open_transports(
+    names: Sequence[str], host: str, stall_s: float, seal: Seal = PLAIN, port: int = 0
+) -> list[PageTransport]:
+    """One transport per name, in this order of preference; `host` is the interface that network ones bind to, and
+    `port` is that of tcp. Pulls of which no byte moves for `stall_s` fail (where one can see that). `seal`: of what
+    leaves the host."""
     check_names(names)
-    return [_MAKERS[name](host, stall_s) for name in names]
+    return [_MAKERS[name](host, stall_s, seal, port) for name in names]
+
+
+def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> list[str]:
+    """Better ones than the chosen that should have led there: to another host, those of one host need not."""
+    is_here = any(endpoint.host_id == host_id() for endpoint in endpoints)
+    better = [transport.name for transport in transports[: transports.index(chosen)]]
+    return [name for name in better if is_here or name not in ONE_HOST]
 
 
 def choose(endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> tuple[PageTransport, Endpoint]:

@@ -36,4 +36,4 @@ class TcpTransport(NetworkTransport):
         serve_pages(sock, memory)
 
     def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
-        return [TcpConnection(endpoint, identity, memory) for _ in range(CONNECTIONS)]
+        return [TcpConnection(endpoint, identity, memory, self.seal) for _ in range(CONNECTIONS)]

@@ -12,14 +12,15 @@ from twostroke.transfer.base import Endpoint, Identity, PageCopy
 from twostroke.transfer.connection import Connection
 from twostroke.transfer.frames import Deadline, check_fields, receive, receive_frame, receive_into, send_frame
 from twostroke.transfer.pulls import Tally
+from twostroke.transfer.seal import Seal
 from twostroke.transfer.tcp_owner import CHANGED, KEPT, batch_pages
 
 REASON_LIMIT_BYTES = 4096
 
 
 class TcpConnection(Connection):
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> None:
-        super().__init__(endpoint, identity)
+    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages, seal: Seal) -> None:
+        super().__init__(endpoint, identity, seal)
         self._size = memory.page_bytes
         self._window = memory.window(batch_pages(memory.page_bytes))
 

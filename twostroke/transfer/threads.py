@@ -73,14 +73,14 @@ class Lanes(Generic[State]):
 def hang_up(sock: socket.socket) -> None:
     """Wake every thread that blocks on this socket; its owner closes it."""
     with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # a sealed one's own would unseal what the thread reads next
 
 
 def has_hung_up(sock: socket.socket) -> bool:
     """Whether the other end of an idle connection is gone, or speaks out of turn."""
     try:
         sock.setblocking(False)
-        sock.recv(1, socket.MSG_PEEK)
+        socket.socket.recv(sock, 1, socket.MSG_PEEK)  # a sealed one's own cannot look without taking
     except BlockingIOError:
         return False
     except OSError:

@@ -61,7 +61,7 @@ def divide(chains: Iterable[Chain], shares: Sequence[Share]) -> None:
 
 async def _room(host: WorkerHost, heir: control_pb2.Heir) -> int:
     """Pages that it may be given; none where it does not answer."""
-    peer = PeerChannel(heir.address, host.config.cluster_token)
+    peer = PeerChannel(heir.address, host.us)
     try:
         answer = await control_pb2_grpc.ControlStub(peer.channel).GetLoad(
             control_pb2.GetLoadRequest(), metadata=peer.metadata, timeout=ANSWER_S
@@ -78,7 +78,7 @@ async def _room(host: WorkerHost, heir: control_pb2.Heir) -> int:
 async def _give(host: WorkerHost, share: Share, until_s: float) -> int:
     heir, blocks, loop = share.heir, 0, asyncio.get_running_loop()
     own = worker_pb2.PageSource(worker_id=host.config.worker_id, address=host.address, epoch=str(host.epoch))
-    peer = PeerChannel(heir.address, host.config.cluster_token)
+    peer = PeerChannel(heir.address, host.us)
     try:
         for chain in share.chains:
             within_s = until_s - loop.time()

@@ -11,6 +11,7 @@ from twostroke.faults import reach
 from twostroke.ids import WorkerId
 from twostroke.lifetime import Point
 from twostroke.rpc.events import batch_to_message
+from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.worker.host import WorkerHost
 
@@ -53,6 +54,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.DrainRequest, context: Context
     ) -> control_pb2.DrainResponse:
         return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s, request.heirs))
+
+    async def GetTrace(  # noqa: N802
+        self, request: control_pb2.GetTraceRequest, context: Context
+    ) -> control_pb2.GetTraceResponse:
+        return known_of(self._host.recorder, request.name)
 
     async def ForgetCached(  # noqa: N802
         self, request: control_pb2.ForgetCachedRequest, context: Context

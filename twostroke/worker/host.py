@@ -6,28 +6,25 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-import sys
 import time
 from dataclasses import dataclass
 
 from twostroke import __version__
 from twostroke.config import Role, WorkerConfig
-from twostroke.engine.build import BuiltEngine, build_runner
-from twostroke.engine.loop import EngineThread
-from twostroke.errors import ConfigError
 from twostroke.faults import announced, install
-from twostroke.ids import Epoch, PageId, SessionId
-from twostroke.kv_cache.events import EventLog
-from twostroke.kv_cache.memory import PageMemory, Pages
-from twostroke.kv_cache.pool import BlockPool, PageState
-from twostroke.models.catalog import locate
+from twostroke.ids import Epoch, SessionId
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.faults import serve_faults
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
+from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
+from twostroke.transfer.seal import seal_with
 from twostroke.transfer.spoilt import spoilable
 from twostroke.worker import calibration
 from twostroke.worker.calibration import Reach, calibrate
@@ -37,12 +34,10 @@ from twostroke.worker.gate import Gate
 from twostroke.worker.loop import WorkLoop
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.news import News
+from twostroke.worker.plant import Plant
 from twostroke.worker.pull_client import PullClient, PullLimits
 
 log = logging.getLogger(__name__)
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +54,24 @@ class ReadyInfo:
     pid: int
 
 
-class _PoolListener:
-    """Tells the event log of blocks and the memory of new writers."""
-
-    def __init__(self, log: EventLog, memory: Pages) -> None:
-        self.stored = log.stored
-        self.removed = log.removed
-        self._memory = memory
-
-    def new_writer(self, page: PageId) -> None:
-        self._memory.begin_new_generation(page)
-
-
 class WorkerHost:
-    """Owns pool, engine, transports and servers of one life; `open` before use, `close` at the end."""
+    """Owns transports and servers of one life, around its plant; `open` before use, `close` at the end."""
 
-    def __init__(self, config: WorkerConfig, epoch: Epoch, built: BuiltEngine) -> None:
+    def __init__(self, config: WorkerConfig, epoch: Epoch, plant: Plant) -> None:
         injector = install(config.worker_id)
-        facts = built.model
+        facts = plant.facts
+        self._plant = plant
         self.config = config
+        self.us = Membership.of(config.cluster_token, config.cluster_tls)
         self.epoch = epoch
         self.facts = facts
-        self.memory = built.memory
+        self.memory = plant.memory
         self.metrics = WorkerMetrics(config.role, facts.block_size)
-        self.metrics.computes(built.determinism)
-        self.feed = EventFeed(EventLog(epoch), config.patience.heartbeat_s)
-        self.pool = BlockPool(facts.pages, _PoolListener(self.feed.log, built.memory))
+        self.metrics.expiries.watch("cluster", self.us.certificates)
+        self.metrics.computes(plant.determinism)
+        self.feed = EventFeed(plant.begin_life(epoch), config.patience.heartbeat_s)
+        self.pool = plant.pool
+        self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
         self.scheduler = Scheduler(
             self.pool,
             config.schedule,
@@ -93,18 +80,23 @@ class WorkerHost:
                 facts.max_model_len,
                 facts.eos_token_ids,
                 align_chunks=config.role is Role.PREFILL,
-                on_gpu=not isinstance(built.memory, PageMemory),
+                on_gpu=not isinstance(plant.memory, PageMemory),
             ),
         )
         self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
         self.progress = News()
-        self.engine = EngineThread(built.runner)
-        self.loop = WorkLoop(self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s)
+        self.engine = plant.engine
+        self.loop = WorkLoop(
+            self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s, plant.rates
+        )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        names = config.transports or default_names(built.memory)
-        self.transports = spoilable(open_transports(names, config.host, config.patience.dead_after_s))
+        names = config.transports or default_names(plant.memory)
+        seal = seal_with(config.cluster_tls)
+        self.transports = spoilable(
+            open_transports(names, config.host, config.patience.dead_after_s, seal, config.page_port)
+        )
         self.endpoints: list[Endpoint] = []
-        self.digests = PageDigests(built.memory)
+        self.digests = PageDigests(plant.memory)
         self.metrics.watch_pages(self.digests, self.transports)
         self.pulls = PullClient(
             self.gate,
@@ -112,27 +104,18 @@ class WorkerHost:
             self.digests,
             self.transports,
             self.metrics,
-            cluster_token=config.cluster_token,
+            us=self.us,
             limits=PullLimits(copy_s=config.pull_timeout_s, silence_s=config.patience.dead_after_s),
             wake=self.loop.wake,
         )
-        self.rpc = RpcServer(config.host, config.port, token=config.cluster_token or None)
-        serve_faults(injector, self.rpc.server, config.cluster_token)
+        self.rpc = RpcServer(
+            config.host, config.port, token=config.cluster_token or None, certificates=self.us.certificates
+        )
+        serve_faults(injector, self.rpc.server)
         self.address = announced(self.rpc.address)
         """Of the rpc server, as others are told."""
-        self._metrics_server = MetricsServer(self.metrics.registry, config.host)
+        self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.metrics_port)
         self._sessions = itertools.count(1)
-
-    @classmethod
-    async def load(cls, config: WorkerConfig, incarnation: int) -> WorkerHost:
-        """Load the model (on a thread: it takes seconds) and put the parts together."""
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        built = await asyncio.to_thread(_build, config)
-        try:
-            return cls(config, Epoch.begin(incarnation), built)
-        except BaseException:
-            built.close()
-            raise
 
     async def open(self) -> None:
         identity = Identity(self.config.worker_id, self.epoch, self.facts.fingerprint, self.config.cluster_token)
@@ -147,9 +130,9 @@ class WorkerHost:
         for transport in self.transports:
             await transport.close()
         await self.digests.close()
-        await asyncio.to_thread(self.engine.close)
+        await self.engine.settle()
         await asyncio.to_thread(self._metrics_server.close)
-        self.memory.close()
+        await asyncio.to_thread(self.recorder.close)
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
@@ -226,26 +209,19 @@ class WorkerHost:
         )
 
     async def _calibrate(self) -> None:
-        """Nobody is served before what that costs is known."""
+        """Nobody is served before what that costs is known; what an earlier life has learned still holds."""
+        if self._plant.is_calibrated:
+            return
         reach = Reach(
             step_tokens=self.scheduler.step_tokens,
             max_model_len=self.facts.max_model_len,
             max_sequences=self.config.schedule.max_num_seqs,
             pages=self.pool.total,
             block_size=self.facts.block_size,
-            samples=self.config.role is Role.DECODE,
+            samples=self.config.can_sample,
         )
         effort = calibration.PACED if self.config.model.is_paced else calibration.COMPUTED
         started_s = time.monotonic()
         await calibrate(self.engine, self.loop.rates, reach, effort)
+        self._plant.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
-
-
-def _build(config: WorkerConfig) -> BuiltEngine:
-    model = config.model
-    if model.is_paced:
-        return build_runner(config, None)
-    directory = locate(model.model, model.dtype)
-    if directory is None:
-        raise ConfigError(f"model {model.model!r} is not on this machine; run: twostroke model pull {model.model}")
-    return build_runner(config, directory)

@@ -35,6 +35,9 @@ class Role(Protocol):
 
     def preempted(self, sequence: Sequence) -> None: ...
 
+    def computed(self, step: Step, seconds: float) -> None:
+        """A step has just been run, with more than one token of some sequence: of a prompt, that is."""
+
     def settled(self, emissions: list[Emission]) -> None: ...
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None: ...
@@ -42,7 +45,13 @@ class Role(Protocol):
 
 class WorkLoop:
     def __init__(
-        self, scheduler: Scheduler, engine: EngineThread, metrics: WorkerMetrics, progress: News, step_target_s: float
+        self,
+        scheduler: Scheduler,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        progress: News,
+        step_target_s: float,
+        rates: Rates | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._engine = engine
@@ -51,7 +60,7 @@ class WorkLoop:
         """Told after every step and every arrival: blocks may have become readable."""
         self._step_target_s = step_target_s
         self._wake = asyncio.Event()
-        self.rates = Rates()
+        self.rates = rates or Rates()
         self.prefill_busy_s = 0.0
         """Of steps, what went to prompt tokens, since the beginning."""
 
@@ -114,4 +123,6 @@ class WorkLoop:
         prompt_share = self.rates.cost.prompt_share(terms)
         self.prefill_busy_s += result.seconds * prompt_share
         self._metrics.stepped(step, result.seconds, prompt_share)
+        if len(step.batch.tokens) > step.batch.sequences:
+            role.computed(step, result.seconds)
         return self._scheduler.settle(step, result)

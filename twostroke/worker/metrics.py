@@ -10,14 +10,18 @@ from prometheus_client.registry import Collector
 
 from twostroke.config import Role
 from twostroke.engine.determinism import Determinism
+from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Scheduler
 from twostroke.schedule.sequence import Sequence as KnownSequence
-from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S
+from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.transfer.base import PageTransport
 from twostroke.worker.digests import PageDigests
+
+PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
+"""Counted from 0 on: what is counted from its first time on has no rate then."""
 
 
 class WorkerMetrics:
@@ -25,6 +29,7 @@ class WorkerMetrics:
         self.registry = CollectorRegistry()
         self._block_size = block_size
         self._role = role.value
+        self.expiries = introduce(self.registry, role.value)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"twostroke_{name}", text, ("role", *labels), registry=self.registry)
@@ -46,9 +51,17 @@ class WorkerMetrics:
         self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
         self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
         self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")
+        self._fallbacks = counter(
+            "transport_fallbacks_total", "Pulls that a faster transport of this host should have taken.", "transport"
+        )
         self._peer_blocks = counter("peer_pulled_blocks_total", "Blocks fetched from peers.").labels(role_name)
         self._peer_bytes = counter("peer_pulled_bytes_total", "Page bytes fetched from peers.").labels(role_name)
         self._peer_failures = counter("peer_pull_failures_total", "Pulls from peers given up: computed here.", "reason")
+        for reason in PULL_TROUBLES:
+            self._pull_failures.labels(role_name, reason.__name__)
+            self._peer_failures.labels(role_name, reason.__name__)
+        for kind in ("prefill", "decode"):
+            self._steps.labels(role_name, kind)
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
         self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
         self.stale_attempts = counter("stale_attempts_total", "Calls about a replaced attempt.").labels(role_name)
@@ -71,6 +84,11 @@ class WorkerMetrics:
     def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
         """Report at every scrape what checksums cost, and who was refused at the page ports."""
         self.registry.register(_PageCounters(self._role, digests, transports))
+        for transport in transports:
+            self._pull_bytes.labels(self._role, transport.name)
+            self._pull_seconds.labels(self._role, transport.name)
+        for transport in transports[:-1]:
+            self._fallbacks.labels(self._role, transport.name)
 
     def admitted(self, sequence: KnownSequence) -> None:
         if sequence.preemptions == 0:
@@ -87,6 +105,10 @@ class WorkerMetrics:
     def pulled(self, transport: str, copied_bytes: int, seconds: float) -> None:
         self._pull_bytes.labels(self._role, transport).inc(copied_bytes)
         self._pull_seconds.labels(self._role, transport).observe(seconds)
+
+    def fell_back(self, transport: str) -> None:
+        """Of two on one host, that should have reached one another by it."""
+        self._fallbacks.labels(self._role, transport).inc()
 
     def pulled_from_peer(self, blocks: int, copied_bytes: int) -> None:
         """Besides `pulled`, which counts all pulls."""

@@ -25,6 +25,7 @@ from twostroke.lifetime import Point
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.tracing.context import TraceContext
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.fetch import Fetches
 from twostroke.worker.host import WorkerHost
@@ -47,6 +48,8 @@ class Wanted:
     blocks: list[int]
     peer: PeerPrefix | None
     """Where to fetch what is missing here, before anything is computed."""
+    trace: TraceContext | None = None
+    """The span of the pull."""
 
 
 class PageJob(Protocol):
@@ -150,7 +153,8 @@ class PagesService(worker_pb2_grpc.PagesServicer):
         tokens = list(request.tokens[: blocks * self._block_size])
         if len(tokens) < blocks * self._block_size and not request.resident_only:
             raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
-        return Wanted(RequestId(request.request_id), tokens, names[:blocks], wanted, PeerPrefix.of(request))
+        trace = TraceContext.parse(request.traceparent)
+        return Wanted(RequestId(request.request_id), tokens, names[:blocks], wanted, PeerPrefix.of(request), trace)
 
     async def _announce(self, job: PageJob, pending: Sequence[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         while pending:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.schedule.sequence import Sequence
+from twostroke.tracing.span import OpenSpan
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pull_client import PullReport, PullSpec
 
@@ -29,6 +30,7 @@ class PeerPulls:
         peer: PeerPrefix,
         missing: Iterable[int],
         arrived: Callable[[int], None] | None = None,
+        trace: OpenSpan | None = None,
     ) -> asyncio.Task[PullReport] | None:
         """Pull those of the missing blocks that the peer is expected to hold; None where there are none.
 
@@ -47,5 +49,6 @@ class PeerPulls:
             {block: sequence.pages[block] for block in blocks},
             resident_within_s=ANSWER_S + host.loop.queued_s,
             arrived=arrived,
+            trace=trace,
         )
         return host.pulls.start(spec, self._tasks)

@@ -19,9 +19,10 @@ DRAIN_S = 30.0
 
 
 def main(worker_class: type[Worker]) -> int:
-    """Read a WorkerConfig as JSON from the first argument or stdin; print ReadyInfo as JSON once serving."""
+    """Read a WorkerConfig as JSON from stdin, as arguments are for everybody to read; print ReadyInfo as JSON once
+    serving."""
     try:
-        config = from_json(WorkerConfig, sys.argv[1] if len(sys.argv) > 1 else sys.stdin.read())
+        config = from_json(WorkerConfig, sys.stdin.read())
         asyncio.run(_serve(worker_class(config)))
     except ServeError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr)

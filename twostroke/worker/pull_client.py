@@ -22,10 +22,12 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, Transfer
-from twostroke.transfer.registry import choose
+from twostroke.tracing.span import OpenSpan
+from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, fence_for_good
+from twostroke.transfer.registry import choose, outranked
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.gate import Gate
 from twostroke.worker.links import LinkRates
@@ -55,6 +57,8 @@ class PullSpec:
     worker can no longer say so. Whoever else waits for the blocks computes them."""
     arrived: Callable[[int], None] | None = None
     """Told of each block as it becomes readable."""
+    trace: OpenSpan | None = None
+    """The span that it is part of."""
 
     @property
     def is_from_peer(self) -> bool:
@@ -76,7 +80,10 @@ class PullReport:
     pulled: int = 0
     computed: int = 0
     """Of the pulled blocks, those that the source computed for this pull."""
+    transport: str = ""
     copied_bytes: int = 0
+    wire_s: float = 0.0
+    """Of copies, one after the other."""
     first_page_s: float | None = None
     last_page_s: float | None = None
     failure: ServeError | None = None
@@ -105,6 +112,7 @@ class OpenPull:
 @dataclass(slots=True, eq=False)
 class _Session:
     spec: PullSpec
+    span: OpenSpan | None
     started_s: float
     remaining: dict[int, PageId]
     report: PullReport = field(default_factory=PullReport)
@@ -130,7 +138,7 @@ class PullClient:
         transports: Sequence[PageTransport],
         metrics: WorkerMetrics,
         *,
-        cluster_token: str,
+        us: Membership,
         limits: PullLimits,
         wake: Callable[[], None],
     ) -> None:
@@ -139,7 +147,7 @@ class PullClient:
         self._digests = digests
         self._transports = transports
         self._metrics = metrics
-        self._token = cluster_token
+        self._us = us
         self._limits = limits
         self._wake = wake
         self._links: dict[str, _Link] = {}
@@ -153,7 +161,8 @@ class PullClient:
         """
         for page in spec.pages.values():
             self._pool.assign_writer(page, spec.session)
-        session = _Session(spec, asyncio.get_running_loop().time(), dict(spec.pages))
+        span = None if spec.trace is None else spec.trace.begin("pull")
+        session = _Session(spec, span, _now_s(), dict(spec.pages))
         task = self._sessions[session] = tasks.create_task(self._run(session))
         # Not in `_run`: a task that is cancelled before its first step runs none of its code.
         task.add_done_callback(lambda _: self._ended(session))
@@ -231,6 +240,13 @@ class PullClient:
         if spec.is_from_peer:
             self._metrics.pulled_from_peer(report.pulled, report.copied_bytes)
         outcome = "stopped" if session.is_stopped else "done" if report.failure is None else repr(report.failure)
+        if session.span is not None:
+            session.span.set(
+                source=spec.source.worker_id, is_from_peer=spec.is_from_peer, transport=report.transport or None,
+                wanted_pages=len(spec.pages), pages=report.pulled, computed_pages=report.computed,
+                bytes=report.copied_bytes, wire_s=report.wire_s, is_stopped=session.is_stopped,
+            )  # fmt: skip
+            session.span.end(error=None if report.failure is None else repr(report.failure))
         log.info(
             "pull ended request=%s %s=%s blocks=%d pulled=%d bytes=%d outcome=%s",
             spec.request_id, "peer" if spec.is_from_peer else "source", spec.source.worker_id,
@@ -261,6 +277,7 @@ class PullClient:
             names=names_to_bytes(spec.names),
             wanted=sorted(spec.pages),
             resident_only=spec.is_from_peer,
+            traceparent="" if session.span is None else session.span.context.header,
         )
         if spec.peer is not None:
             spec.peer.put(request)
@@ -272,6 +289,7 @@ class PullClient:
         async with hearing(call, spec.source.worker_id, self._limits.silence_s) as responses:
             accepted = (await responses.next()).accepted
             transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
+            session.report.transport = transport.name
             while session.remaining:
                 ready = (await responses.next()).ready
                 if not session.has_begun and not ready.computed and spec.peer is None:
@@ -282,6 +300,8 @@ class PullClient:
 
     async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[PageTransport, Peer]:
         transport, endpoint = choose(endpoints, self._transports)
+        for better in outranked(transport, endpoints, self._transports):
+            self._metrics.fell_back(better)
         return transport, await transport.connect(endpoint, self._limits.silence_s)
 
     async def _copy(
@@ -299,13 +319,14 @@ class PullClient:
             is_done = result.outcome is Outcome.DONE
         finally:
             if not is_done:
-                await _fence(transport, transfer)
+                await fence_for_good(transport, transfer)
         if not is_done:
             raise TransferFailed(f"{result.outcome.value}: {result.reason}")
         reach(Point.PULL_COPIED)
         self._metrics.pulled(transport.name, result.copied_bytes, result.seconds)
         report = session.report
         report.copied_bytes += result.copied_bytes
+        report.wire_s += result.seconds
         pulled_before = report.pulled
         digests = await self._digests.of([copy.local for copy in copies])
         try:
@@ -345,7 +366,7 @@ class PullClient:
         if known is not None and epoch.incarnation < known.epoch.incarnation:
             self._metrics.stale_epochs.inc()
             raise StaleEpoch(f"{source.worker_id} lives in epoch {known.epoch}, the request names {epoch}")
-        link = self._links[source.worker_id] = _Link(epoch, PeerChannel(source.address, self._token))
+        link = self._links[source.worker_id] = _Link(epoch, PeerChannel(source.address, self._us))
         if known is not None:
             await known.channel.close()
         return link.channel
@@ -357,20 +378,6 @@ def _now_s() -> float:
 
 def _left_s(deadline_s: float | None) -> float | None:
     return None if deadline_s is None else max(0.0, deadline_s - time.time())
-
-
-async def _fence(transport: PageTransport, transfer: Transfer) -> None:
-    """However often it is cancelled meanwhile: before the fence stands, the pages may still be written to."""
-    fence = asyncio.ensure_future(transport.fence(transfer))
-    was_cancelled = False
-    while not fence.done():
-        try:
-            await asyncio.shield(fence)
-        except asyncio.CancelledError:
-            was_cancelled = True
-    fence.result()
-    if was_cancelled:
-        raise asyncio.CancelledError
 
 
 def _epoch_of(source: worker_pb2.PageSource) -> Epoch:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from twostroke.config import WorkerConfig
 from twostroke.errors import PeerLost
 from twostroke.faults import reach
+from twostroke.ids import Epoch
 from twostroke.lifetime import Point
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
 from twostroke.telemetry import configure_logging
@@ -22,6 +23,7 @@ from twostroke.worker.control import ControlService
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.loop import Role
 from twostroke.worker.pages_service import PageJobs, PagesService
+from twostroke.worker.plant import Plant
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,11 @@ class RoleServices(Role, PageJobs, abc.ABC):
 
 
 class Worker(abc.ABC):
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, plant: Plant | None = None) -> None:
+        """`plant` comes from an earlier life in this process."""
         self._config = config
+        self.plant = plant
+        """Once it is loaded. A flexible worker leaves it to the next life."""
         self._ready: asyncio.Future[ReadyInfo] | None = None
         self._host: WorkerHost | None = None
         self._pages: PagesService | None = None
@@ -61,11 +66,16 @@ class Worker(abc.ABC):
         configure_logging(self._config.worker_id)
         ready = self._ready_future()
         try:
-            host = await WorkerHost.load(self._config, incarnation or self._config.incarnation)
+            plant = self.plant = self.plant or await Plant.load(self._config)
             try:
-                await self._serve(host, ready)
+                host = WorkerHost(self._config, Epoch.begin(incarnation or self._config.incarnation), plant)
+                try:
+                    await self._serve(host, ready)
+                finally:
+                    await host.close()
             finally:
-                await host.close()
+                if not self._config.flexible:
+                    await plant.close()
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from cluster.admin_access import AdminAccess
 from twostroke.config import Role
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -38,9 +39,11 @@ class Busy:
         return sum(self.workers.values()) / len(self.workers) if self.workers else 0.0
 
 
-async def read(router: str) -> Reading:
-    async with grpc.aio.insecure_channel(router) as channel:
-        answer = await control_pb2_grpc.ControlStub(channel).GetLoad(control_pb2.GetLoadRequest(), timeout=ANSWER_S)
+async def read(admin: AdminAccess) -> Reading:
+    async with grpc.aio.insecure_channel(admin.addresses[0]) as channel:
+        answer = await control_pb2_grpc.ControlStub(channel).GetLoad(
+            control_pb2.GetLoadRequest(), timeout=ANSWER_S, metadata=admin.metadata
+        )
     busy, whole = _machine_times()
     return Reading(
         at_s=time.perf_counter(),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.admin_access import AdminAccess, access_to
 from cluster.bench.client import Client
 from cluster.bench.connect import connect
 from cluster.bench.drive import Measured, fixed_concurrency, run_plan
@@ -63,8 +64,8 @@ class Course:
 
 async def run_trial(course: Course, policy: str, trace: Trace, log_path: Path) -> tuple[Report, Busy, Log]:
     async with serving(course.served.arguments(policy, log_path)) as state:
-        router = state.grpc
-        client = await connect(_target(router), course.seed, None)
+        router = access_to(state)
+        client = await connect(_target(state.grpc), course.seed, None)
         try:
             warmup = _warmup(course.warmup, trace.block_tokens)
             await fixed_concurrency(client, warmup, course.served.decode, lambda record: None)
@@ -85,7 +86,7 @@ async def probe(course: Course, policy: str, log_path: Path) -> Log:
     return read_log(log_path)
 
 
-async def _drive(client: Client, router: str, trace: Trace) -> tuple[Measured, Reading]:
+async def _drive(client: Client, router: AdminAccess, trace: Trace) -> tuple[Measured, Reading]:
     due_s = [row.timestamp_s for row in trace.rows]
 
     async def read_at_last_arrival() -> Reading:

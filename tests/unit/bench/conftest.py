@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from cluster.bench import add_arguments
 from cluster.bench.options import Options, options_from
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 STEP_S = 0.002
 NARROW = 3
@@ -161,6 +161,8 @@ async def openai_server() -> AsyncIterator[FakeOpenAI]:
 
 
 class FakeInference(inference_pb2_grpc.InferenceServicer):
+    vocab_size = 300
+
     def __init__(self) -> None:
         self.address = ""
         self.requests: list[inference_pb2.GenerateRequest] = []
@@ -187,24 +189,8 @@ class FakeInference(inference_pb2_grpc.InferenceServicer):
     async def Abort(self, request: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
 
-
-class FakeControl(control_pb2_grpc.ControlServicer):
-    vocab_size = 300
-
-    async def GetModelInfo(self, request: Any, context: Any) -> control_pb2.ModelInfo:  # noqa: N802
-        return control_pb2.ModelInfo(vocab_size=self.vocab_size)
-
-    async def GetServerInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def GetLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def SubscribeKvEvents(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
-
-    async def Drain(self, request: Any, context: Any) -> Any:  # noqa: N802
-        raise NotImplementedError
+    async def GetModel(self, request: Any, context: Any) -> inference_pb2.GetModelResponse:  # noqa: N802
+        return inference_pb2.GetModelResponse(vocab_size=self.vocab_size)
 
 
 @pytest.fixture
@@ -212,7 +198,6 @@ async def grpc_server() -> AsyncIterator[FakeInference]:
     fake = FakeInference()
     server = grpc.aio.server()
     inference_pb2_grpc.add_InferenceServicer_to_server(fake, server)
-    control_pb2_grpc.add_ControlServicer_to_server(FakeControl(), server)
     fake.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

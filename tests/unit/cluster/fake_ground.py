@@ -9,9 +9,12 @@ from contextlib import asynccontextmanager
 from cluster.actors import Place, Serving
 from cluster.ground import Departure, Nodes
 from cluster.plan import Stage
+from cluster.planner import Counts
+from cluster.scaling.roster import Roster
 from cluster.spec import FleetSpec, fleet_spec
-from cluster.supervisor import Snapshot, Supervisor, Worker
-from twostroke.config import ClusterConfig, WorkerConfig
+from cluster.supervisor import Supervisor
+from cluster.view import Snapshot, Worker
+from twostroke.config import ClusterConfig, Role, WorkerConfig
 from twostroke.errors import PeerLost, ServeError
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -51,6 +54,8 @@ class FakeWorker:
     def __init__(self, worker_id: str) -> None:
         self.worker_id = worker_id
         self.incarnations: list[int] = []
+        self.role = Role.ROUTER
+        """Of its last life."""
         self.dies_of: ServeError | None = None
         self.control = Control()
         self.node_id = "node"
@@ -66,18 +71,19 @@ class FakeWorker:
             await self.room.wait()
         return Place(pid=1, node_id=self.node_id, log_path="")
 
-    async def run(self, incarnation: int) -> None:
+    async def run(self, incarnation: int, role: Role) -> None:
         self.incarnations.append(incarnation)
+        self.role = role
         if self.dies_of is not None:
             raise self.dies_of
         self._end = asyncio.get_running_loop().create_future()
         await self._end
 
-    async def ready(self) -> Serving:
+    async def ready(self, incarnation: int) -> Serving:
         if self.dies_of is not None:
             raise self.dies_of
         epoch = f"{self.incarnations[-1]}.00"
-        return Serving(self.control.address or f"{self.worker_id}:1", epoch, "fingerprint", "metrics:1")
+        return Serving(self.control.address or f"{self.worker_id}:1", epoch, "fingerprint", "metrics:1", self.role)
 
     async def shutdown(self) -> None:
         self.is_shut_down = True
@@ -110,6 +116,9 @@ class FakeGround:
         """Nodes, and the seconds that they have."""
         self.silent_looks = 0
         """At nodes, that nobody answers from now on."""
+        self.written: Roster | None = None
+        self.asked: Counts | None = None
+        """For room."""
         self._incarnations: dict[str, int] = {}
 
     def find(self, config: WorkerConfig) -> FakeWorker | None:
@@ -133,6 +142,15 @@ class FakeGround:
 
     def set_departure(self, worker_id: str, departure: Departure | None) -> None:
         self.departures[worker_id] = departure
+
+    def roster(self) -> Roster | None:
+        return self.written
+
+    def set_roster(self, roster: Roster) -> None:
+        self.written = roster
+
+    def ask_for_room(self, placed: Counts) -> None:
+        self.asked = placed
 
     async def nodes(self) -> Nodes:
         if self.silent_looks:

@@ -15,7 +15,10 @@ from twostroke.worker.host import ReadyInfo
 class Plain:
     """A worker that takes a while to start and another to tidy up."""
 
-    def __init__(self) -> None:
+    plant = None
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
         self.may_start = asyncio.Event()
         self.stop = asyncio.Event()
         self.serves = asyncio.Event()
@@ -31,7 +34,7 @@ class Plain:
 
     async def ready(self) -> ReadyInfo:
         await self.serves.wait()
-        return ReadyInfo("decode-0", "decode", "host:1", "1.00", "fingerprint", "metrics:1", 1)
+        return ReadyInfo("decode-0", self.role.value, "host:1", "1.00", "fingerprint", "metrics:1", 1)
 
     async def shutdown(self) -> None:
         self.stop.set()
@@ -40,8 +43,8 @@ class Plain:
 class Mounted(MountedWorker):
     plain: Plain
 
-    def _load(self, config: WorkerConfig) -> Plain:
-        self.plain = Plain()
+    def _load(self, config: WorkerConfig, plant: object) -> Plain:
+        self.plain = Plain(config.role)
         return self.plain
 
 
@@ -57,9 +60,9 @@ def no_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_down() -> None:
     worker = mounted()
-    life = asyncio.create_task(worker.run(1))
+    life = asyncio.create_task(worker.run(1, Role.DECODE))
     worker.plain.may_start.set()
-    assert (await worker.ready()).address == "host:1"
+    assert (await worker.ready(1)).address == "host:1"
     await worker.shutdown()
     assert worker.plain.is_tidy
     await life
@@ -67,10 +70,26 @@ async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_d
 
 async def test_a_start_is_not_waited_for() -> None:
     worker = mounted()
-    life = asyncio.create_task(worker.run(1))
+    life = asyncio.create_task(worker.run(1, Role.DECODE))
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
         await worker.shutdown()
     assert not worker.plain.is_tidy
     worker.plain.may_start.set()
     await life
+
+
+async def test_who_asks_whether_a_life_serves_before_it_has_begun_hears_of_that_life_and_of_no_other() -> None:
+    """Ray keeps no order among the calls to an actor like this one."""
+    config = WorkerConfig(role=Role.DECODE, worker_id="decode-0", host="127.0.0.1", flexible=True)
+    worker = Mounted(config)
+    for incarnation, role in enumerate((Role.PREFILL, Role.DECODE), start=1):
+        ready = asyncio.create_task(worker.ready(incarnation))
+        await asyncio.sleep(0)
+        life = asyncio.create_task(worker.run(incarnation, role))
+        await asyncio.sleep(0)
+        worker.plain.may_start.set()
+        async with asyncio.timeout(10):
+            assert (await ready).role is role
+            await worker.shutdown()
+            await life

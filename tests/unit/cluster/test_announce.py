@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cluster import announce
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.config import ClusterConfig
 
 
@@ -47,10 +47,12 @@ def test_on_a_terminal_there_is_a_bar_for_each_step() -> None:
 def test_every_router_is_announced_and_the_commands_to_paste_ask_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    routers = (Addresses("h:1", "h:2"), Addresses("h:3", "h:4"))
+    routers = (Addresses("h:1", "h:2", "h:5", "h:1"), Addresses("h:3", "h:4", "h:6", "h:3"))
     announce.Announcer().ready(ClusterConfig(routers=2), routers, tmp_path)
     printed = capsys.readouterr().out
     assert "http://h:1/v1  http://h:3/v1\n" in printed
     assert "h:2  h:4\n" in printed
+    assert "h:5  h:6\n" in printed
+    assert "http://h:1/metrics  http://h:3/metrics\n" in printed
     assert "curl -N http://h:1/v1/chat/completions" in printed
     assert "chat --grpc h:2 " in printed

@@ -14,7 +14,7 @@ import pytest
 
 from cluster import bound, state_file
 from cluster.home import Home
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 
 PATIENCE_S = 30.0
 
@@ -37,7 +37,7 @@ def is_running(pid: int) -> bool:
 
 def test_at_the_end_folder_state_file_and_processes_of_the_folder_are_gone() -> None:
     with Home() as home:
-        state_file.write(state_file.own((Addresses("h:1", "g:1"),), "m", str(home.folder)))
+        state_file.write(state_file.own((Addresses("h:1", "g:1", "a:1", "m:1"),), "m", str(home.folder)))
         own_file = (home.log_dir / "driver.log").open("w")
         with (home.log_dir / "worker.err").open("w") as log:
             ours = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stderr=log)
@@ -56,7 +56,7 @@ def test_at_the_end_folder_state_file_and_processes_of_the_folder_are_gone() -> 
 
 def test_a_state_folder_that_others_use_stays() -> None:
     with Home() as home:
-        state_file.write(state_file.own((Addresses("h:1", "g:1"),), "m", str(home.folder)))
+        state_file.write(state_file.own((Addresses("h:1", "g:1", "a:1", "m:1"),), "m", str(home.folder)))
         state_file.path_of(1).write_text("{}")
     assert [path.name for path in state_file.folder().iterdir()] == ["1.json"]
 

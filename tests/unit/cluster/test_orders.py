@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from pathlib import Path
 
 import pytest
 
 from cluster import orders
+from cluster.commands import restart
 from twostroke.errors import InvalidRequest, NotFound, PeerLost
 
 
@@ -26,6 +28,36 @@ async def test_what_comes_of_an_order_goes_back_as_a_result_or_as_the_error_that
             await asyncio.to_thread(orders.give, tmp_path, "steal")
     with pytest.raises(PeerLost):
         orders.give(tmp_path, "add", a=1, b=2)
+
+
+async def test_a_rolling_restart_passes_over_a_worker_that_retires_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def processes() -> dict[str, list[str]]:
+        return {"workers": ["decode-0", "decode-1"], "routers": []}
+
+    async def drain(worker_id: str, deadline_s: float, restart: bool) -> int:
+        if worker_id == "decode-0":
+            raise NotFound("there is no worker 'decode-0'")
+        return 0
+
+    async def restart_supervisor() -> None:
+        pass
+
+    monkeypatch.setattr(restart, "folder", lambda args: tmp_path)
+    monkeypatch.setattr("cluster.commands.drain.folder", lambda args: tmp_path)
+    parser = argparse.ArgumentParser()
+    restart.add_arguments(parser)
+    known = {"processes": processes, "drain": drain, "restart_supervisor": restart_supervisor}
+    async with orders.taking(tmp_path, known):
+        assert await asyncio.to_thread(restart.run, parser.parse_args(["--all"])) == 0
+        with pytest.raises(NotFound, match="decode-0"):
+            await asyncio.to_thread(restart.run, parser.parse_args(["decode-0"]))
+    assert capsys.readouterr().out.splitlines() == [
+        "decode-0 has retired meanwhile",
+        "decode-1 serves again",
+        "supervisor serves again",
+    ]
 
 
 async def test_an_order_goes_on_when_whoever_gave_it_goes_away(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cluster import router_keeper
 from cluster.announce import Announcer
 from cluster.router_keeper import RouterKeeper
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.config import RouterConfig
 
 
@@ -24,7 +24,7 @@ class FakeProcess:
         if not self.is_up:  # it takes longer than a turn of the event loop
             await asyncio.sleep(0.01)
         self.is_up = True
-        return Addresses("127.0.0.1:1", "127.0.0.1:2")
+        return Addresses("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:1")
 
     async def wait(self) -> int:
         await self.has_left.wait()

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from cluster import launcher
+from cluster import start_checks
 from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
-from cluster.commands.serve import config_from, memory_bytes, size_text
-from cluster.spec import fleet_spec, router_configs, router_ports
+from cluster.commands.serve import config_from
+from cluster.flags.memory import memory_bytes, size_text
+from cluster.spec import RouterPorts, fleet_spec, router_configs, router_ports
 from twostroke.config import DEVICE_SHARE, ClusterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import available_memory_bytes
+from twostroke.tls_config import TlsConfig
+
+CLUSTER_FILES = {"cert": "w.crt", "key": "w.key", "ca": "ca"}
 
 
 def config_of(*flags: str) -> ClusterConfig:
@@ -57,6 +62,36 @@ def test_a_request_log_is_where_the_user_stands_not_where_the_router_does(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert config_of("--request-log", "log.jsonl").request_log == str(tmp_path / "log.jsonl")
+
+
+def test_certificates_come_with_their_keys_and_paths_that_hold_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cluster = ("--cluster-tls-cert", "w.crt", "--cluster-tls-key", "w.key", "--cluster-tls-ca", "ca")
+    config = config_of("--tls-cert", "a.crt", "--tls-key", "/k", *cluster)
+    assert config.tls == TlsConfig(cert=str(tmp_path / "a.crt"), key="/k")
+    assert {worker.cluster_tls for worker in fleet_spec(config, token="", port=0).workers} == {config.cluster_tls}
+    assert config.cluster_tls == TlsConfig(**{k: str(tmp_path / f) for k, f in CLUSTER_FILES.items()})
+    assert config_of(*cluster, "--transports", "nixl", "--unencrypted-nixl").transports == ("nixl",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--tls-cert", "a"), "--tls-cert needs --tls-key, too"),
+        (("--tls-client-ca", "a"), "--tls-client-ca needs --tls-cert and --tls-key"),
+        (("--cluster-tls-ca", "a"), "--cluster-tls-ca needs --cluster-tls-cert and --cluster-tls-key, too"),
+        (
+            (*(f"--cluster-tls-{part}=x" for part in ("cert", "key", "ca")), "--transports", "nixl,tcp"),
+            "--transports nixl does not go with --cluster-tls-cert",
+        ),
+    ],
+)
+def test_half_a_certificate_and_what_cannot_be_encrypted_are_refused(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config_of(*flags)
+    assert refused.value.message.startswith(said)
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
@@ -122,7 +157,12 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--device", "gpu"], "--device must be auto, cpu, cuda or cuda:N"),
         (["--model", "no/such/directory/anywhere/"], "no/such/directory/anywhere"),
         (["--model", "paced:speed=9"], "--model paced: unknown key 'speed'"),
-        (["--routers", "0"], "--routers must be at least 1"),
+        (["--routers", "-1"], "--routers must be 0 (they run elsewhere) or more"),
+        (["--ray-wait", "-1"], "--ray-wait must be seconds"),
+        (["--fleet-port", "70000"], "--fleet-port must be from 0 to 65535"),
+        (["--worker-rpc-port", "-1"], "--worker-rpc-port must be from 0 to 65535"),
+        (["--worker-rpc-port", "7001"], "fixed ports of workers are for one worker per node"),
+        (["--token-file", "/no/such/secret"], "--token-file /no/such/secret: No such file"),
         (["--slo-ttft", "0"], "--slo-ttft must be positive and finite"),
         (["--max-held", "-1"], "--max-held must be positive and finite"),
         (["--host", "203.0.113.1"], "--host"),
@@ -130,6 +170,8 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--address", "127.0.0.1:1"], "--address"),
         (["--http-port", "99999"], "--http-port"),
         (["--http-port", "7001", "--grpc-port", "7001"], "--grpc-port"),
+        (["--admin-port", "7001", "--metrics-port", "7001"], "--admin-port and --metrics-port are both 7001"),
+        (["--metrics-host", "127.0.0.1"], "--metrics-host needs --metrics-port"),
     ],
 )
 def test_a_wrong_value_is_one_line_that_names_the_flag_and_status_2(
@@ -142,7 +184,7 @@ def test_a_wrong_value_is_one_line_that_names_the_flag_and_status_2(
     assert named in said
 
 
-@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port"])
+@pytest.mark.parametrize("flag", ["--http-port", "--grpc-port", "--admin-port", "--metrics-port"])
 def test_a_port_in_use_is_refused_before_anything_starts(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -155,7 +197,7 @@ def test_pools_that_fit_one_by_one_but_not_together_are_refused(
     has_gpu: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Pages of a paced model are in host memory, whatever else is in the machine."""
-    monkeypatch.setattr(launcher, "NVIDIA_DRIVER", Path("/" if has_gpu else "/nowhere"))
+    monkeypatch.setattr(start_checks, "NVIDIA_DRIVER", Path("/" if has_gpu else "/nowhere"))
     size_bytes = available_memory_bytes() * 3 // 4
     flags = ["--http-port", "0", "--grpc-port", "0", "--model", "paced:", "--kv-cache-memory", str(size_bytes)]
     assert main(["serve", *flags]) == USAGE_ERROR
@@ -173,10 +215,16 @@ def test_pools_that_fit_one_by_one_but_not_together_are_refused(
         ["--step-target-ms", "soon"],
     ],
 )
-def test_a_value_that_is_none_of_the_choices_is_refused_by_usage(flags: list[str]) -> None:
+def test_a_value_that_is_none_of_the_choices_is_refused_in_one_line(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["serve", *flags])
     assert ended.value.code == USAGE_ERROR
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert flags[0] in said
+    assert said.endswith("; see: twostroke serve --help\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -229,9 +277,11 @@ def test_routers_whose_ports_would_meet_are_refused() -> None:
         router_ports(ClusterConfig(routers=3, http_port=8000, grpc_port=8002))
     with pytest.raises(ConfigError, match=r"both 8000$"):
         router_ports(ClusterConfig(http_port=8000, grpc_port=8000))
-    assert router_ports(ClusterConfig(routers=2, http_port=0, grpc_port=0)) == [(0, 0), (0, 0)]
+    assert router_ports(ClusterConfig(routers=2, http_port=0, grpc_port=0)) == [RouterPorts(0, 0, 0, None)] * 2
+    doors = DoorsConfig(admin_port=7000, metrics_port=9090)
+    second = router_ports(ClusterConfig(routers=2, doors=doors))[1]
+    assert second == RouterPorts(8001, 50052, 7001, 9091)
 
 
-def test_there_is_at_least_one_router() -> None:
-    with pytest.raises(ConfigError, match="--routers must be at least 1, got 0"):
-        ClusterConfig(routers=0)
+def test_routers_may_run_elsewhere() -> None:
+    assert router_ports(ClusterConfig(routers=0)) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster import state_file
-from cluster.router_process import Addresses
+from router.addresses import Addresses
 from twostroke.errors import ConfigError, NotFound
 
 
@@ -21,7 +21,10 @@ def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-ROUTERS = (Addresses("127.0.0.1:8000", "127.0.0.1:50051"), Addresses("127.0.0.1:8001", "127.0.0.1:50052"))
+ROUTERS = tuple(
+    Addresses(f"127.0.0.1:800{i}", f"127.0.0.1:5005{i + 1}", f"127.0.0.1:5006{i}", f"127.0.0.1:800{i}")
+    for i in range(2)
+)
 
 
 def own() -> state_file.ServeState:
@@ -39,6 +42,25 @@ def test_a_running_server_is_found_with_or_without_its_pid() -> None:
 def test_its_folder_is_the_users_alone() -> None:
     state_file.write(own())
     assert state_file.folder().stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("made", ["a link", "open to others", "somebody else's"])
+def test_nothing_is_written_into_a_folder_that_others_may_have_prepared(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir(mode=0o700)
+    if made == "a link":
+        state_file.folder().symlink_to(theirs)
+    else:
+        state_file.folder().mkdir()
+        state_file.folder().chmod(0o777 if made == "open to others" else 0o700)
+    if made == "somebody else's":
+        own_id = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: own_id + 1)
+    with pytest.raises(ConfigError, match="only this user can write to"):
+        state_file.write(own())
+    assert not list(theirs.iterdir())
 
 
 def test_no_server_is_said_plainly() -> None:

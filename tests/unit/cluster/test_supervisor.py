@@ -47,7 +47,7 @@ async def test_all_workers_of_the_spec_come_to_serve_with_the_address_they_name(
     async with running(FakeGround()) as supervisor:
         for worker_id in ("prefill-0", "decode-0"):
             worker = await until(supervisor, "serving", worker_id)
-            assert worker.serving == Serving(f"{worker_id}:1", "1.00", "fingerprint", "metrics:1")
+            assert worker.serving == Serving(f"{worker_id}:1", "1.00", "fingerprint", "metrics:1", worker.config.role)
             assert worker.to_member().node == "node"
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from decode_worker.answer import Answer
+from decode_worker.answer_trace import AnswerTrace
 from twostroke.ids import RequestId, SessionId
 from twostroke.kv_cache.block import name_blocks
 from twostroke.request import FinishReason, Request, SampledToken, SamplingParams
 from twostroke.schedule.sequence import Sequence
+from twostroke.tracing.recorder import Recorder
 
 
 def an_answer(request_id: str = "r", *, prompt: int = 40, emitted: int = 0, router_id: str = "router-0") -> Answer:
@@ -23,7 +25,7 @@ def an_answer(request_id: str = "r", *, prompt: int = 40, emitted: int = 0, rout
         router_id=router_id,
     )
     sequence = Sequence(request.request_id, SessionId(1), known, prompt, names, b"", sampling)
-    return Answer(request, sequence, None, 16)
+    return Answer(request, sequence, None, 16, AnswerTrace(Recorder(), request))
 
 
 def grow(answer: Answer, *tokens: int, finish: FinishReason | None = None) -> None:

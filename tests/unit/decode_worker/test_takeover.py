@@ -96,7 +96,9 @@ async def test_a_burst_is_computed_on_both_sides_and_every_answer_is_right(takeo
         assert [answer.tokens for answer in answers] == [expected_tokens(prompt, 6) for prompt in prompts]
         taken = target.metric("takeovers_total")
         assert 1 <= taken <= 2 if takeover else taken == 0
-        assert source.metric("computed_tokens_total") == (4 - taken) * 8 * BLOCK, "what is taken over is dropped there"
+        left = (4 - taken) * 8 * BLOCK
+        under_way = taken * CHUNK.max_num_batched_tokens
+        assert left <= source.metric("computed_tokens_total") <= left + under_way, "what is taken over is dropped there"
         assert {answer.last.cached_tokens for answer in answers} == {0}
 
 

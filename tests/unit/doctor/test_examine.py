@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from zlib import crc32
 
 import grpc
 import pytest
@@ -53,7 +54,7 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         )
 
     def tokens_of(self, chat: str) -> list[int]:
-        tokens = [sum(word.encode()) % 4000 for word in chat.split()]
+        tokens = [crc32(word.encode()) % 4000 for word in chat.split()]
         if self.varies_at is not None:
             self.tokenized += 1
             tokens[self.varies_at] = 4001 + self.tokenized
@@ -90,7 +91,9 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         return control_pb2.ModelInfo(vocab_size=5000, block_size=BLOCK, max_model_len=self.max_model_len)
 
     def GetServerInfo(self, request, context):  # noqa: N802
-        return control_pb2.ServerInfo(role="router", fingerprint=PRINT, metrics_address=self.http)
+        return control_pb2.ServerInfo(
+            role="router", fingerprint=PRINT, metrics_address=self.http, grpc_address=self.grpc
+        )
 
     def GetLoad(self, request, context):  # noqa: N802
         server = control_pb2.ServerInfo(role="decode", fingerprint=self.worker_fingerprint, metrics_address=self.http)
@@ -172,7 +175,7 @@ def serving(double: Server) -> Iterator[None]:
 
 
 def visit(server: Server, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict]:
-    status = main(["doctor", "--grpc", server.grpc, "--json", *flags])
+    status = main(["doctor", "--admin", server.grpc, "--json", *flags])
     return status, json.loads(capsys.readouterr().out)
 
 
@@ -222,7 +225,7 @@ def test_every_visit_brings_a_chat_that_nobody_has_sent_before(
 
 def test_for_people_it_is_a_few_lines_with_the_remedy(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     server.evicts = True
-    assert main(["doctor", "--grpc", server.grpc]) == 1
+    assert main(["doctor", "--admin", server.grpc]) == 1
     printed = capsys.readouterr().out
     assert "eviction: decode-0 had" in printed
     assert "try: give workers more --kv-cache-memory" in printed
@@ -231,10 +234,11 @@ def test_for_people_it_is_a_few_lines_with_the_remedy(server: Server, capsys: py
 def test_a_server_that_is_not_there_and_flags_that_cannot_be_meant_end_with_status_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["doctor", "--grpc", "127.0.0.1:1"]) == 2
-    assert main(["doctor", "--url", "http://127.0.0.1:1"]) == 2
-    assert "--grpc HOST:PORT" in capsys.readouterr().err
-    assert main(["doctor", "--grpc", "127.0.0.1:1", *["--cache-salt", "x"] * 3]) == 2
+    assert main(["doctor", "--admin", "127.0.0.1:1"]) == 2
+    for elsewhere in (("--url", "http://127.0.0.1:1"), ("--grpc", "127.0.0.1:1")):
+        assert main(["doctor", *elsewhere]) == 2
+        assert "--admin HOST:PORT" in capsys.readouterr().err
+    assert main(["doctor", "--admin", "127.0.0.1:1", *["--cache-salt", "x"] * 3]) == 2
 
 
 def test_a_door_of_another_server_and_a_page_that_is_no_metrics_are_said(
@@ -243,7 +247,7 @@ def test_a_door_of_another_server_and_a_page_that_is_no_metrics_are_said(
     monkeypatch.setattr(server, "page", lambda: "<html>")
     assert visit(server, capsys)[1]["facts"]["policy"] is None
     monkeypatch.setattr(Pages, "do_POST", lambda self: self._reply(b'["other"]'))
-    assert main(["doctor", "--grpc", server.grpc, "--url", f"http://{server.http}"]) == 2
+    assert main(["doctor", "--admin", server.grpc, "--url", f"http://{server.http}"]) == 2
     assert "/tokenize: the answer has no tokens" in capsys.readouterr().err
 
 

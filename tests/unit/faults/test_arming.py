@@ -27,8 +27,8 @@ PATIENCE_S = 20.0
 
 @asynccontextmanager
 async def served(injector: Injector | None) -> AsyncIterator[tuple[FaultsAsyncStub, PeerChannel]]:
-    server = RpcServer("127.0.0.1", 0, token=None)  # as a router's: clients need no token for its other services
-    serve_faults(injector, server.server, TOKEN)
+    server = RpcServer("127.0.0.1", 0, token=TOKEN)
+    serve_faults(injector, server.server)
     await server.start()
     peer = PeerChannel(server.address, TOKEN)
     try:

@@ -120,10 +120,11 @@ longest, is_over, started, passed = 0.0, threading.Event(), threading.Event(), [
 def tick():
     global longest
     last = time.monotonic()
-    while not is_over.is_set():
+    is_last = False
+    while not is_last:
+        is_last = is_over.is_set()
         now = time.monotonic()
-        if now - last > longest:
-            longest = now - last
+        longest = max(longest, now - last)
         last = now
         started.set()
         time.sleep(0.001)

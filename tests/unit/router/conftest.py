@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
@@ -18,6 +19,7 @@ from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text import ByteText
 from twostroke.config import RouterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
 from twostroke.request import FinishReason, SampledToken
 from twostroke.rpc.v1 import control_pb2
@@ -142,6 +144,9 @@ class Doors:
     url: str
     openai: AsyncOpenAI
     channel: grpc.aio.Channel
+    admin: grpc.aio.Channel
+    grpc_address: str
+    """Address of `channel`."""
 
     def limit(self, **facts: int) -> None:
         """Change what the workers say about themselves."""
@@ -161,14 +166,21 @@ async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
 
 @pytest.fixture
 async def doors() -> AsyncIterator[Doors]:
+    async with open_doors(DoorsConfig(max_request_bytes=1 << 16)) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def open_doors(doors: DoorsConfig) -> AsyncIterator[Doors]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
-    config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, max_message_bytes=1 << 16)
+    config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, doors=doors)
     server = RouterServer(config, dispatcher, ByteText(), metrics, router_id="router-0")
-    url = f"http://{server.http_address}"
+    url = f"http://{server.addresses.http}"
     async with (
         server.serving(),
         httpx.AsyncClient(base_url=url, timeout=20) as http,
         AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client,
-        grpc.aio.insecure_channel(server.grpc_address) as channel,
+        grpc.aio.insecure_channel(server.addresses.grpc) as channel,
+        grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):
-        yield Doors(dispatcher, metrics, http, url, client, channel)
+        yield Doors(dispatcher, metrics, http, url, client, channel, admin, server.addresses.grpc)

@@ -188,7 +188,7 @@ async def test_text_and_chats_can_be_tokenized(doors):
 
 
 async def test_control_tells_about_the_router_and_the_model(doors):
-    stub = control_pb2_grpc.ControlStub(doors.channel)
+    stub = control_pb2_grpc.ControlStub(doors.admin)
     server = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert (server.server_id, server.role, server.fingerprint) == ("router-0", "router", "toy/1")
     assert server.state == control_pb2.WORKER_STATE_SERVING
@@ -207,7 +207,7 @@ async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(doo
     states = aiter(watch)
     while (await anext(states)).status != health_pb2.HealthCheckResponse.SERVING:
         pass
-    stub = control_pb2_grpc.ControlStub(doors.channel)
+    stub = control_pb2_grpc.ControlStub(doors.admin)
     assert (await stub.Drain(control_pb2.DrainRequest(deadline_s=0))).open_requests == 0
     while (await anext(states)).status != health_pb2.HealthCheckResponse.NOT_SERVING:
         pass
@@ -220,16 +220,25 @@ async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(doo
     assert live.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_reflection_lists_the_services(doors):
-    stub = reflection_pb2_grpc.ServerReflectionStub(doors.channel)
+async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_control(doors):
     ask_list = reflection_pb2.ServerReflectionRequest(list_services="")
-    async for answer in stub.ServerReflectionInfo(iter([ask_list])):
-        names = {service.name for service in answer.list_services_response.service}
-    assert {"twostroke.v1.Inference", "twostroke.v1.Control", "grpc.health.v1.Health"} <= names
+    for channel, offers in ((doors.channel, "Inference"), (doors.admin, "Control")):
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        async for answer in stub.ServerReflectionInfo(iter([ask_list])):
+            names = {service.name for service in answer.list_services_response.service}
+        assert names == {f"twostroke.v1.{offers}", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await control_pb2_grpc.ControlStub(doors.channel).GetLoad(control_pb2.GetLoadRequest())
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_clients_learn_which_model_it_is(doors):
+    model = await inference_pb2_grpc.InferenceStub(doors.channel).GetModel(inference_pb2.GetModelRequest())
+    assert (model.model, model.max_model_len, model.vocab_size) == ("toy", 256, 300)
 
 
 async def test_the_deadline_of_a_drain_is_counted_from_now(doors):
-    stub = control_pb2_grpc.ControlStub(doors.channel)
+    stub = control_pb2_grpc.ControlStub(doors.admin)
     before_s = time.time()
     await stub.Drain(control_pb2.DrainRequest(deadline_s=100))
     assert doors.dispatcher.drained_until_s is not None
@@ -238,7 +247,7 @@ async def test_the_deadline_of_a_drain_is_counted_from_now(doors):
 
 @pytest.mark.parametrize("deadline_s", [-1.0, float("nan"), float("inf")])
 async def test_a_drain_without_a_sensible_deadline_is_refused(doors, deadline_s):
-    stub = control_pb2_grpc.ControlStub(doors.channel)
+    stub = control_pb2_grpc.ControlStub(doors.admin)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.Drain(control_pb2.DrainRequest(deadline_s=deadline_s))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -18,6 +18,7 @@ import pytest
 
 from router.listener import bind_listener
 from twostroke.config import RouterConfig
+from twostroke.doors_config import DoorsConfig
 from twostroke.json_values import to_json
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -96,9 +97,8 @@ def test_a_port_in_use_is_said_and_nothing_is_served(field):
 
 
 def test_a_config_that_is_none_is_said():
-    done = subprocess.run(
-        [sys.executable, "-m", "router", '{"http_prt": 1}'], capture_output=True, text=True, timeout=30, check=False
-    )
+    command = [sys.executable, "-m", "router"]
+    done = subprocess.run(command, input='{"http_prt": 1}', capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 2
     assert "unknown keys ['http_prt']" in done.stderr
 
@@ -117,7 +117,12 @@ fleet.Fleet.run = fail
 sys.exit(main())
 """
     done = subprocess.run(
-        [sys.executable, "-c", script, to_json(config())], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", script],
+        input=to_json(config()),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
     )
     assert done.returncode == 1
     assert json.loads(done.stdout)["http"]
@@ -149,10 +154,11 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
         told = {"http_port": door[1], "http_fd": listener.fileno()}
         kept, idle = (http.client.HTTPConnection(*door, timeout=10) for _ in range(2))
         with router_process(config(**told), listener.fileno()) as first:
-            grpc_port = int(addresses_of(first)["grpc"].rpartition(":")[2])
+            ports = {door: int(address.rpartition(":")[2]) for door, address in addresses_of(first).items()}
+            told |= {"grpc_port": ports["grpc"], "doors": DoorsConfig(admin_port=ports["admin"])}
             assert live(kept) is live(idle) is None
-            with router_process(config(**told, grpc_port=grpc_port), listener.fileno()) as second:
-                assert addresses_of(second)["grpc"] == f"127.0.0.1:{grpc_port}"
+            with router_process(config(**told), listener.fileno()) as second:
+                assert addresses_of(second)["grpc"] == f"127.0.0.1:{ports['grpc']}"
                 first.send_signal(signal.SIGUSR1)
                 while live(kept) is None:  # it has not heard of it yet
                     with contextlib.closing(http.client.HTTPConnection(*door, timeout=10)) as another:
@@ -162,6 +168,6 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
                 assert first.wait(timeout=20) == 0
                 assert live(kept) is None, "the next life has the door"
                 kept.close()
-                with grpc.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+                with grpc.insecure_channel(f"127.0.0.1:{ports['admin']}") as channel:
                     control = control_pb2_grpc.ControlStub(channel)
                     assert control.GetServerInfo(control_pb2.GetServerInfoRequest(), timeout=10).role == "router"

@@ -23,6 +23,7 @@ from tests.unit.transfer.makers import (
     all_bytes,
     fill,
     group_of,
+    make_certificates,
     make_memory,
     make_transport,
 )
@@ -152,6 +153,12 @@ class Reader:
 
 def copies(pairs: list[tuple[int, int]], generation: int = 0) -> list[PageCopy]:
     return [PageCopy(PageId(remote), PageId(local), generation) for remote, local in pairs]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Before the first process is forked."""
+    make_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,7 @@ from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
 from twostroke.kv_cache.block import NAME_BYTES, name_blocks, root_name
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
+from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.transfer import hello, same_host
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageTransport, Peer, Transfer, TransferResult
@@ -190,7 +191,7 @@ class World(Bytes):
             PageDigests(self.memory),
             [self.transport],
             metrics(Role.DECODE),
-            cluster_token="token",
+            us=Membership("token"),
             limits=PullLimits(silence_s=SILENCE_S, copy_s=60.0),
             wake=lambda: None,
         )

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import mmap
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
 
 import msgpack
 import numpy as np
 import pytest
 import torch
 
+from tests.certificates import Authority
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import Sharing
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.tls_config import TlsConfig
 from twostroke.transfer.base import PageTransport
 from twostroke.transfer.cuda_ipc import CudaIpcTransport
 from twostroke.transfer.fake import FakeTransport
+from twostroke.transfer.seal import seal_with
 from twostroke.transfer.shm import ShmTransport
 from twostroke.transfer.tcp import TcpTransport
 
@@ -28,13 +34,22 @@ HAS_GPU = torch.cuda.device_count() > 0
 """As the driver's library counts them: `is_available` would start CUDA here, and processes forked from this one, in
 which pages are owned, could not use it."""
 KINDS = [
-    *("shm", "tcp", "fake", "tcp-staged", "cuda_ipc"),
+    *("shm", "tcp", "fake", "tcp-staged", "tcp-sealed", "cuda_ipc"),
     *(["nixl"] if HAS_NIXL else []),
     *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS if HAS_GPU),
 ]
 ONE_SIDED = {"shm", "cuda_ipc", "cuda_ipc-gpu"}
 """Kinds for which nothing of the owner runs during a pull."""
 STAGED = {"tcp-staged", "cuda_ipc", *GPU_KINDS}
+
+
+CERTIFICATES = "TWOSTROKE_TEST_CERTIFICATES"
+"""Of both ends, in the environment: it reaches processes that are forked later."""
+
+
+def make_certificates(folder: Path) -> None:
+    authority = Authority(folder)
+    os.environ[CERTIFICATES] = json.dumps(asdict(authority.config(authority.issue("worker"))))
 
 
 class HostSharing(Sharing):
@@ -60,6 +75,7 @@ GROUPS = {
     "host": ["shm", "tcp"],
     "staged": ["tcp-staged", "cuda_ipc"],
     "nixl": ["nixl"],
+    "sealed": ["tcp-sealed"],
     "gpu": ["cuda_ipc-gpu", "tcp-gpu"],
 }
 """Owners of one group serve all its kinds at once."""
@@ -109,6 +125,8 @@ def make_transport(kind: str) -> PageTransport:
             from twostroke.transfer.nixl import NixlTransport
 
             return NixlTransport("127.0.0.1")
+        case "tcp-sealed":
+            return TcpTransport("127.0.0.1", seal=seal_with(TlsConfig(**json.loads(os.environ[CERTIFICATES]))))
         case "fake":
             return FakeTransport(TcpTransport("127.0.0.1"))
     return TcpTransport("127.0.0.1")

@@ -51,7 +51,7 @@ def without_fences(patch: pytest.MonkeyPatch) -> None:
     async def no_fence(*_: Any) -> None:
         return None
 
-    patch.setattr(pull_client, "_fence", no_fence)
+    patch.setattr(pull_client, "fence_for_good", no_fence)
 
 
 def without_quarantine(patch: pytest.MonkeyPatch) -> None:

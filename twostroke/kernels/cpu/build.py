@@ -101,6 +101,14 @@ def load_kernels(folder: Path) -> Kernels | None:
     return None
 
 
+def build_all(folder: Path) -> None:
+    """Libraries for all CPUs of this architecture, for machines without a compiler. Raises OSError without one."""
+    is_x86 = os.uname().machine == "x86_64"
+    for variant in VARIANTS:
+        if is_x86 or not variant.needs:
+            _compile(folder / f"kernels-{variant.name}-{_key(variant)}.so", variant)
+
+
 def chosen_variants() -> tuple[Variant, ...]:
     """What to try in turn: all that this CPU can run, or what `OVERRIDE` asks for; nothing where it asks for torch."""
     features = set(_cpu_features().split())
@@ -141,9 +149,10 @@ def _load(library: Path, variant: Variant) -> ctypes.CDLL:
 
 
 def _key(variant: Variant) -> str:
-    """A library serves exactly these sources, these flags and this kind of CPU."""
+    """A library serves exactly these sources and these flags, on every CPU that has what its variant needs: so images
+    bring libraries along that were built elsewhere."""
     sources = [path.name + "\0" + path.read_text(encoding="utf-8") for path in _sources("*.h") + _sources("*.cpp")]
-    facts = (*sources, FLAGS, variant.flags, _cpu_features())
+    facts = (*sources, FLAGS, variant.flags)
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
 
 

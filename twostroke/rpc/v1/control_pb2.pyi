@@ -36,7 +36,7 @@ class GetServerInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServerInfo(_message.Message):
-    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address")
+    __slots__ = ("server_id", "role", "epoch", "fingerprint", "version", "state", "metrics_address", "http_address", "grpc_address")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +44,8 @@ class ServerInfo(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     METRICS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GRPC_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     role: str
     epoch: str
@@ -51,7 +53,9 @@ class ServerInfo(_message.Message):
     version: str
     state: WorkerState
     metrics_address: str
-    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ...) -> None: ...
+    http_address: str
+    grpc_address: str
+    def __init__(self, server_id: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[str] = ..., fingerprint: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[_Union[WorkerState, str]] = ..., metrics_address: _Optional[str] = ..., http_address: _Optional[str] = ..., grpc_address: _Optional[str] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()
@@ -246,6 +250,72 @@ class DrainResponse(_message.Message):
     OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     open_requests: int
     def __init__(self, open_requests: _Optional[int] = ...) -> None: ...
+
+class GetTraceRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class GetTraceResponse(_message.Message):
+    __slots__ = ("stream", "spans", "forgotten", "silent")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    spans: _containers.RepeatedCompositeFieldContainer[TraceSpan]
+    forgotten: bool
+    silent: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stream: _Optional[str] = ..., spans: _Optional[_Iterable[_Union[TraceSpan, _Mapping]]] = ..., forgotten: _Optional[bool] = ..., silent: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TraceSpan(_message.Message):
+    __slots__ = ("name", "process", "trace_id", "span_id", "parent_id", "start_s", "end_s", "attributes", "events", "error")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_ID_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
+    PARENT_ID_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    END_S_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    process: str
+    trace_id: str
+    span_id: int
+    parent_id: int
+    start_s: float
+    end_s: float
+    attributes: _containers.RepeatedCompositeFieldContainer[TraceAttribute]
+    events: _containers.RepeatedCompositeFieldContainer[TraceEvent]
+    error: str
+    def __init__(self, name: _Optional[str] = ..., process: _Optional[str] = ..., trace_id: _Optional[str] = ..., span_id: _Optional[int] = ..., parent_id: _Optional[int] = ..., start_s: _Optional[float] = ..., end_s: _Optional[float] = ..., attributes: _Optional[_Iterable[_Union[TraceAttribute, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[TraceEvent, _Mapping]]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class TraceEvent(_message.Message):
+    __slots__ = ("name", "at_s", "attributes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    at_s: float
+    attributes: _containers.RepeatedCompositeFieldContainer[TraceAttribute]
+    def __init__(self, name: _Optional[str] = ..., at_s: _Optional[float] = ..., attributes: _Optional[_Iterable[_Union[TraceAttribute, _Mapping]]] = ...) -> None: ...
+
+class TraceAttribute(_message.Message):
+    __slots__ = ("name", "text", "whole", "number", "flag")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FLAG_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    text: str
+    whole: int
+    number: float
+    flag: bool
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., whole: _Optional[int] = ..., number: _Optional[float] = ..., flag: _Optional[bool] = ...) -> None: ...
 
 class ForgetCachedRequest(_message.Message):
     __slots__ = ()

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ControlStub:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike.
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
     """
 
     def __init__(self, channel):
@@ -65,10 +66,16 @@ class ControlStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.FromString,
                 _registered_method=True)
+        self.GetTrace = channel.unary_unary(
+                '/twostroke.v1.Control/GetTrace',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike.
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
     """
 
     def GetServerInfo(self, request, context):
@@ -111,6 +118,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrace(self, request, context):
+        """What happened to one of the latest requests, and when (on a router: also as its workers know it).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +158,11 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.SerializeToString,
             ),
+            'GetTrace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTrace,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'twostroke.v1.Control', rpc_method_handlers)
@@ -153,7 +172,8 @@ def add_ControlServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Control:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike.
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
     """
 
     @staticmethod
@@ -308,6 +328,33 @@ class Control:
             '/twostroke.v1.Control/ForgetCached',
             twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_control__pb2.ForgetCachedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Control/GetTrace',
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_control__pb2.GetTraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,7 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ControlStub:
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -44,10 +46,14 @@ class ControlStub:
     """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
     ForgetCached: _grpc.UnaryUnaryMultiCallable[_control_pb2.ForgetCachedRequest, _control_pb2.ForgetCachedResponse]
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
+    GetTrace: _grpc.UnaryUnaryMultiCallable[_control_pb2.GetTraceRequest, _control_pb2.GetTraceResponse]
+    """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
 
 @_typing.type_check_only
 class ControlAsyncStub(ControlStub):
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_control_pb2.GetServerInfoRequest, _control_pb2.ServerInfo]  # type: ignore[assignment]
@@ -61,9 +67,13 @@ class ControlAsyncStub(ControlStub):
     """Take no new work and report NOT_SERVING; returns when what is open has ended, or at the deadline."""
     ForgetCached: _aio.UnaryUnaryMultiCallable[_control_pb2.ForgetCachedRequest, _control_pb2.ForgetCachedResponse]  # type: ignore[assignment]
     """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
+    GetTrace: _aio.UnaryUnaryMultiCallable[_control_pb2.GetTraceRequest, _control_pb2.GetTraceResponse]  # type: ignore[assignment]
+    """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
 
 class ControlServicer(metaclass=_abc_1.ABCMeta):
-    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike."""
+    """What a process is, how loaded it is, and which blocks it holds. Served by workers and routers alike, to who has the
+    cluster's token; by routers on their admin port.
+    """
 
     @_abc_1.abstractmethod
     def GetServerInfo(
@@ -111,5 +121,13 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.ForgetCachedResponse, _abc.Awaitable[_control_pb2.ForgetCachedResponse]]:
         """Forget every block that nobody uses at the moment (on a router: on all of its workers), as before a measurement."""
+
+    @_abc_1.abstractmethod
+    def GetTrace(
+        self,
+        request: _control_pb2.GetTraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.GetTraceResponse, _abc.Awaitable[_control_pb2.GetTraceResponse]]:
+        """What happened to one of the latest requests, and when (on a router: also as its workers know it)."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -16,14 +16,30 @@ class WatchRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class FleetView(_message.Message):
-    __slots__ = ("version", "members", "routers")
+    __slots__ = ("version", "members", "routers", "scaling")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
+    SCALING_FIELD_NUMBER: _ClassVar[int]
     version: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     routers: _containers.RepeatedCompositeFieldContainer[RouterMember]
-    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterMember, _Mapping]]] = ...) -> None: ...
+    scaling: Scaling
+    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterMember, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
+
+class Scaling(_message.Message):
+    __slots__ = ("wanted_prefill", "wanted_decode", "automatic", "changes", "switches")
+    WANTED_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    WANTED_DECODE_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    SWITCHES_FIELD_NUMBER: _ClassVar[int]
+    wanted_prefill: int
+    wanted_decode: int
+    automatic: bool
+    changes: int
+    switches: int
+    def __init__(self, wanted_prefill: _Optional[int] = ..., wanted_decode: _Optional[int] = ..., automatic: _Optional[bool] = ..., changes: _Optional[int] = ..., switches: _Optional[int] = ...) -> None: ...
 
 class RouterMember(_message.Message):
     __slots__ = ("router_id", "address")
@@ -68,3 +84,31 @@ class DrainWorkerResponse(_message.Message):
     OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     open_requests: int
     def __init__(self, open_requests: _Optional[int] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("router_id", "arrived", "ended", "workers", "block_size")
+    ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
+    ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    router_id: str
+    arrived: int
+    ended: _containers.RepeatedCompositeFieldContainer[EndedAnswer]
+    workers: _containers.RepeatedCompositeFieldContainer[_control_pb2.WorkerLoad]
+    block_size: int
+    def __init__(self, router_id: _Optional[str] = ..., arrived: _Optional[int] = ..., ended: _Optional[_Iterable[_Union[EndedAnswer, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[_control_pb2.WorkerLoad, _Mapping]]] = ..., block_size: _Optional[int] = ...) -> None: ...
+
+class EndedAnswer(_message.Message):
+    __slots__ = ("prompt_tokens", "cached_tokens", "output_tokens")
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    def __init__(self, prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -45,6 +45,11 @@ class FleetStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/twostroke.v1.Fleet/Report',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportResponse.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -65,6 +70,13 @@ class FleetServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Report(self, request, context):
+        """What a router has been asked for, and what its workers tell it of their load: every second or so.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FleetServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.DrainWorker,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.SerializeToString,
+            ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Fleet:
             '/twostroke.v1.Fleet/DrainWorker',
             twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_fleet__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Fleet/Report',
+            twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_fleet__pb2.ReportResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class FleetStub:
     """The whole view at once, then again after every change and at least every few seconds."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
     """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
+    Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportResponse]
+    """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
 @_typing.type_check_only
 class FleetAsyncStub(FleetStub):
@@ -47,6 +49,8 @@ class FleetAsyncStub(FleetStub):
     """The whole view at once, then again after every change and at least every few seconds."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
     """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
+    Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportResponse]  # type: ignore[assignment]
+    """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
 class FleetServicer(metaclass=_abc_1.ABCMeta):
     """Who is alive. Served by the supervisor."""
@@ -66,5 +70,13 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainWorkerResponse, _abc.Awaitable[_fleet_pb2.DrainWorkerResponse]]:
         """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
+
+    @_abc_1.abstractmethod
+    def Report(
+        self,
+        request: _fleet_pb2.ReportRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fleet_pb2.ReportResponse, _abc.Awaitable[_fleet_pb2.ReportResponse]]:
+        """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -50,6 +50,11 @@ class InferenceStub:
                 request_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
                 response_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.GetModel = channel.unary_unary(
+                '/twostroke.v1.Inference/GetModel',
+                request_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -75,6 +80,12 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetModel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +103,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortRequest.FromString,
                     response_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
+            'GetModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetModel,
+                    request_deserializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.GetModelRequest.FromString,
+                    response_serializer=twostroke_dot_rpc_dot_v1_dot_inference__pb2.GetModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -176,6 +192,33 @@ class Inference:
             '/twostroke.v1.Inference/Abort',
             twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
             twostroke_dot_rpc_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/twostroke.v1.Inference/GetModel',
+            twostroke_dot_rpc_dot_v1_dot_inference__pb2.GetModelRequest.SerializeToString,
+            twostroke_dot_rpc_dot_v1_dot_inference__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -56,6 +56,8 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         self.refusal: ServeError | None = None
         self.may_open = asyncio.Event()
         self.may_open.set()
+        self.may_subscribe = asyncio.Event()
+        self.may_subscribe.set()
         self.fail_answers: ServeError | None = None
         self.forgets = 0
         """Answers to come that are accepted and not kept."""
@@ -259,6 +261,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         )
 
     async def SubscribeKvEvents(self, request, context):  # noqa: N802
+        await self.may_subscribe.wait()
         queue: asyncio.Queue[control_pb2.KvEventBatch | None] = asyncio.Queue()
         replay = self.log.since(request.start_sequence) if request.epoch == str(self.epoch) else None
         for batch in [self.log.snapshot()] if replay is None else replay:

@@ -27,8 +27,8 @@ async def doors(fleet):
     server = RouterServer(config, core, ByteText(), RouterMetrics(), router_id=core.router_id)
     async with (
         server.serving(),
-        httpx.AsyncClient(base_url=f"http://{server.http_address}", timeout=20) as http,
-        grpc.aio.insecure_channel(server.grpc_address) as channel,
+        httpx.AsyncClient(base_url=f"http://{server.addresses.http}", timeout=20) as http,
+        grpc.aio.insecure_channel(server.addresses.grpc) as channel,
     ):
         yield http, inference_pb2_grpc.InferenceStub(channel)
 

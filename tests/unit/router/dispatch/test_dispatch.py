@@ -274,6 +274,9 @@ async def test_a_choice_finished_early_ends_as_stop_and_is_closed(fleet, ask, so
     await answer.task
     assert len(answer.tokens[0]) == 5
     assert len(answer.tokens[1]) == 20
+    assert [ended.output_tokens for ended in core._demand.ended] == [5, 20], (
+        "a stop string ends an answer like any other"
+    )
 
 
 async def test_an_aborted_request_ends_as_cancelled(fleet, ask, soon):

@@ -31,10 +31,10 @@ async def test_a_router_needs_a_fleet_address_and_a_known_policy():
         RouterCore(RouterConfig(fleet_address="127.0.0.1:1", policy="best"), RouterMetrics())
 
 
-async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, standing, soon, monkeypatch):
-    monkeypatch.setattr("router.feed.RETRY_PAUSE_S", 0.4)
+async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, standing, soon):
     first, second = await fleet.add("decode-0"), await fleet.add("decode-1")
     core = await fleet.core()
+    first.may_subscribe.clear()
     first.break_events()
     await soon(lambda: standing(core)["decode-0"] == "suspect")
     for number in range(6):
@@ -42,15 +42,16 @@ async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fle
     assert standing(core)["decode-0"] == "suspect"
     assert first.opens == []
     assert len(second.opens) == 6
+    first.may_subscribe.set()
     await soon(lambda: standing(core)["decode-0"] == "serving")
 
 
-async def test_streams_of_a_suspect_worker_go_on(fleet, ask, standing, soon, monkeypatch):
-    monkeypatch.setattr("router.feed.RETRY_PAUSE_S", 0.4)
+async def test_streams_of_a_suspect_worker_go_on(fleet, ask, standing, soon):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
     answer = ask(core)
     await answer.has(5)
+    worker.may_subscribe.clear()
     worker.break_events()
     await soon(lambda: standing(core)["decode-0"] == "suspect")
     worker.hold_at = None

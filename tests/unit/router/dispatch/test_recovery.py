@@ -32,6 +32,24 @@ async def test_an_answer_goes_on_elsewhere_when_its_decode_worker_dies(fleet, as
     assert sampled(core, "reopened_requests_total") == 1
 
 
+@pytest.mark.parametrize("is_dead_first", [True, False])
+async def test_a_worker_that_the_supervisor_no_longer_lists_is_owed_nothing(fleet, ask, standing, soon, is_dead_first):
+    first, second = await fleet.add("decode-0", hold_at=30), await fleet.add("decode-1", hold_at=30)
+    core = await fleet.core()
+    answer = ask(core, tokens=60)
+    await answer.has(30)
+    dying, other = (first, second) if first.opens else (second, first)
+    other.hold_at = None
+    if is_dead_first:
+        await dying.kill()
+        await answer.task
+        await soon(lambda: dying.worker_id in core._links._owed)
+    await fleet.remove(dying.worker_id)
+    await soon(lambda: dying.worker_id not in standing(core))
+    await answer.task
+    assert not core._links._owed
+
+
 async def test_an_answer_waits_for_the_only_decode_worker_to_come_back(fleet, ask, standing, soon):
     worker = await fleet.add("decode-0", hold_at=10)
     core = await fleet.core()

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import grpc.aio
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.dispatch import RouterCore
 from router.metrics import RouterMetrics
@@ -44,7 +45,7 @@ async def replica(fleet) -> AsyncIterator[Replica]:
     )
     core = RouterCore(config, RouterMetrics())
     server = RouterServer(config, core, ByteText(), RouterMetrics(), router_id=core.router_id)
-    server.share(core.reservations, TOKEN)
+    server.share(core.reservations)
     async with server.serving():
         await core.start(server.peer_address)
         try:
@@ -138,10 +139,13 @@ async def test_a_router_that_has_no_news_is_not_taken_for_a_dead_one(fleet, soon
 
 
 @pytest.mark.parametrize("metadata", [(), (("twostroke-token", "wrong"),)], ids=["no token", "a wrong token"])
-async def test_strangers_may_ask_a_router_for_answers_but_not_for_reservations(pair, metadata):
+async def test_strangers_may_ask_a_router_whether_it_is_well_but_not_for_reservations_or_loads(pair, metadata):
     first, _ = pair
-    async with grpc.aio.insecure_channel(first.server.grpc_address) as channel:
-        await control_pb2_grpc.ControlStub(channel).GetLoad(control_pb2.GetLoadRequest(), metadata=metadata)
+    async with grpc.aio.insecure_channel(first.server.addresses.admin) as channel:
+        for service in ("", "live", "ready"):
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+        with pytest.raises(grpc.aio.AioRpcError, match="token"):
+            await control_pb2_grpc.ControlStub(channel).GetLoad(control_pb2.GetLoadRequest(), metadata=metadata)
         watch = routing_pb2_grpc.RoutingStub(channel).WatchReservations(
             routing_pb2.WatchReservationsRequest(router_id="stranger"), metadata=metadata
         )
@@ -153,7 +157,7 @@ async def test_strangers_may_ask_a_router_for_answers_but_not_for_reservations(p
 async def test_a_burst_is_told_in_few_messages(pair, soon):
     first, _ = pair
     reservations = first.core.reservations
-    channel = PeerChannel(first.server.grpc_address, TOKEN)
+    channel = PeerChannel(first.server.addresses.admin, TOKEN)
     try:
         watch = routing_pb2_grpc.RoutingStub(channel.channel).WatchReservations(
             routing_pb2.WatchReservationsRequest(router_id="test"), metadata=channel.metadata

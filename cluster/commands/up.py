@@ -1,0 +1,39 @@
+"""`twostroke up -f cluster.yaml`: `serve`, from one file; a fleet that runs already is taken over."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster.file.cluster import read
+from cluster.launcher import up
+from cluster.start_checks import check
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--file", required=True, type=Path, metavar="FILE", help="the cluster, in YAML")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="the Ray cluster to join (default: as the file's ray.address says)"
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="leave workers and supervisor running when told to end; the next `up` with this file goes on with them "
+        "(default: they end, too)",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="say whether the file, and files that it names, are well; then end"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    file = read(args.file, args.address)
+    if args.check:
+        with file.blamed():
+            check(file.config)
+        print(
+            f"{args.file}: {file.config.prefill} prefill, {file.config.decode} decode, {file.config.model.public_name}"
+        )
+        return 0
+    with file.blamed():
+        return up(file.config, keeps=args.keep)

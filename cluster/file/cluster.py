@@ -1,0 +1,197 @@
+"""From a file's text to the ClusterConfig that flags would have given, or to one line that says where it is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.commands import serve
+from cluster.file import keys
+from cluster.file.text import Entry, parse
+from cluster.flags.memory import memory_bytes
+from twostroke.config import ClusterConfig
+from twostroke.errors import ConfigError
+from twostroke.placement_config import RoleConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    config: ClusterConfig
+    source: Source
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """ConfigErrors about a key come out with file and line."""
+        with self.source.blamed():
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    name: str
+    lines: Mapping[str, int]
+    """Of each key that the file has, by its path."""
+
+    def error(self, path: str, why: str) -> ConfigError:
+        """About a key, or about the section around it where the file does not have the key."""
+        here = path
+        while here and here not in self.lines:
+            here = here.rpartition(".")[0]
+        at = f"{self.name}:{self.lines[here]}" if here else self.name
+        return ConfigError(f"{at}: {why}", field=path)
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except ConfigError as error:
+            if error.field is None or error.message.startswith(f"{self.name}:"):
+                raise
+            why, path = keys.in_words_of_the_file(error.message), keys.path_of(error.field)
+            if path not in self.lines:  # an error about several keys may be the fault of another one
+                path = next((key for key in self.lines if key in why.replace(",", " ").split()), path)
+            raise self.error(path, why if path in why or "." not in path else f"{path}: {why}") from error
+
+
+def read(path: Path, address: str | None = None) -> ClusterFile:
+    """`address` is what the command line says instead of the file's ray.address."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", field="-f") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file: {error.reason} at byte {error.start}", field="-f") from error
+    return load(text, str(path), address)
+
+
+def load(text: str, name: str, address: str | None = None) -> ClusterFile:
+    whole = parse(text, name)
+    if not isinstance(whole.value, dict):
+        raise ConfigError(f"{name}:{whole.line}: the file must be sections ({', '.join(keys.known())})")
+    entries = dict(_flatten(whole, name))
+    source = Source(name, {path: entry.line for path, entry in entries.items()})
+    args = argparse.Namespace(**{action.dest: action.default for action in keys.actions().values()})
+    for path, entry in entries.items():
+        if (action := keys.actions().get(path)) is not None and entry.value is not None:
+            setattr(args, action.dest, _converted(action, entry, source, path))
+    if address is not None:
+        args.address = address
+    with source.blamed():
+        config = serve.config_from(args)
+    prefill, decode = (_role(role, whole.value.get(role), source) for role in keys.ROLES)
+    return ClusterFile(replace(config, prefill_role=prefill, decode_role=decode), source)
+
+
+def _flatten(whole: Entry, name: str) -> Iterator[tuple[str, Entry]]:
+    """Sections, and their keys by path. Raises ConfigError for those that there are none of."""
+    for section, entry in whole.value.items():
+        _check_known(section, keys.known(), f"{name}:{entry.line}: ", "")
+        yield section, entry
+        if entry.value is None:
+            continue
+        if not isinstance(entry.value, dict):
+            raise ConfigError(f"{name}:{entry.line}: {section} must be a section with keys, got {entry.kind}")
+        for key, below in entry.value.items():
+            _check_known(key, keys.known(section), f"{name}:{below.line}: ", f"{section}.")
+            yield f"{section}.{key}", below
+            if isinstance(below.value, dict):
+                yield from ((f"{section}.{key}.{deep}", entry) for deep, entry in below.value.items())
+
+
+def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
+    if key in known:
+        return
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    advice = f"did you mean {prefix}{near[0]}?" if near else f"known are: {', '.join(known)}"
+    raise ConfigError(f"{where}unknown key {prefix}{key}; {advice}", field=f"{prefix}{key}")
+
+
+def _converted(action: argparse.Action, entry: Entry, source: Source, path: str) -> Any:
+    """As the flag would have had it."""
+    if action.nargs == 0:  # said, or not said
+        return _typed(entry, bool, source, path)
+    if isinstance(action, argparse._AppendAction):
+        items = entry.value if isinstance(entry.value, list) else [entry]
+        return [_typed(item, str, source, path) for item in items]
+    if action.type is memory_bytes:
+        return _size(entry, source, path)
+    if action.type in (int, float):
+        return _typed(entry, action.type, source, path)
+    if isinstance(entry.value, list) and path in keys.LISTS:  # as in --transports shm,tcp
+        return ",".join(_typed(item, str, source, path) for item in entry.value)
+    text = _typed(entry, str, source, path)
+    if action.choices is not None and text not in action.choices:
+        near = difflib.get_close_matches(text, [str(choice) for choice in action.choices], n=1)
+        advice = f"; did you mean {near[0]}?" if near else ""
+        raise source.error(path, f"{path} must be one of {', '.join(action.choices)}, got {text!r}{advice}")
+    return text
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def _typed(entry: Entry, kind: Any, source: Source, path: str) -> Any:
+    value = entry.value
+    fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
+    if not fits:
+        raise source.error(path, f"{path} must be {_KINDS[kind]}, got {entry.kind}: {entry.plain()!r}")
+    return float(value) if kind is float else value
+
+
+def _size(entry: Entry, source: Source, path: str) -> int:
+    if isinstance(entry.value, bool) or not isinstance(entry.value, (int, str)):
+        raise source.error(path, f"{path} must be a size such as 2GiB, got {entry.kind}: {entry.plain()!r}")
+    try:
+        return memory_bytes(str(entry.value))
+    except argparse.ArgumentTypeError as error:
+        raise source.error(path, f"{path}: {error}") from error
+
+
+def _role(role: str, entry: Entry | None, source: Source) -> RoleConfig:
+    section: dict[str, Entry] = (entry.value or {}) if entry is not None else {}
+    values: dict[str, Any] = {}
+    if (threads := section.get("threads")) is not None and threads.value is not None:
+        values["threads"] = _typed(threads, int, source, f"{role}.threads")
+    for key in ("labels", "prefer_labels"):
+        below = _below(section, role, key, source)
+        values[key] = {name: _label(each, source, f"{role}.{key}.{name}") for name, each in below.items()}
+    resources = _below(section, role, "resources", source)
+    paths = {name: f"{role}.resources.{name}" for name in resources}
+    for name in resources:
+        if (meant := keys.fixed_resource_meant(name)) is not None:
+            raise source.error(paths[name], f"unknown key {paths[name]}; did you mean {role}.resources.{meant}?")
+    custom = {
+        name: _typed(each, float, source, paths[name])
+        for name, each in resources.items()
+        if name not in keys.FIXED_RESOURCES
+    }
+    for name in ("num_cpus", "num_gpus"):
+        if name in resources:
+            values[name] = _typed(resources[name], float, source, paths[name])
+    if "memory" in resources:
+        values["memory_bytes"] = _size(resources["memory"], source, paths["memory"])
+    try:
+        return RoleConfig(custom=custom, **values)
+    except ConfigError as error:
+        path, key = f"{role}.{error.field}", str(error.field)
+        why = error.message.removeprefix(f"{key} ")
+        raise source.error(path, f"{path} {why}" if why != error.message else f"{path}: {why}") from error
+
+
+def _below(section: Mapping[str, Entry], role: str, key: str, source: Source) -> dict[str, Entry]:
+    entry = section.get(key)
+    if entry is None or entry.value is None:
+        return {}
+    if not isinstance(entry.value, dict):
+        raise source.error(f"{role}.{key}", f"{role}.{key} must be a section with keys, got {entry.kind}")
+    below: dict[str, Entry] = entry.value
+    return below
+
+
+def _label(entry: Entry, source: Source, path: str) -> str:
+    return str(_typed(entry, str, source, path))

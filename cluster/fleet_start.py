@@ -1,0 +1,68 @@
+"""The fleet on a Ray that is joined: the one that runs there already, or a new one once there are nodes for it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from cluster import ray_session
+from cluster.announce import Announcer
+from cluster.placement import misfit
+from cluster.spec import FleetSpec
+from twostroke.config import ClusterConfig
+from twostroke.errors import ConfigError
+
+PAUSE_S = 1.0
+"""Between two looks at Ray's nodes, which have no event here."""
+
+
+class FleetStart:
+    def __init__(self, config: ClusterConfig, spec: FleetSpec, announcer: Announcer) -> None:
+        self._config = config
+        self._spec = spec
+        self._announcer = announcer
+
+    def run(self, *, takes_over: bool, has_token: bool) -> tuple[Any, str]:
+        """The supervisor, and the fleet's token. `has_token`: ours was given, not drawn."""
+        running = ray_session.running_supervisor() if takes_over else None
+        if running is not None:
+            return running, self._take_over(running, has_token)
+        self._until_there_is_room()
+        self._announcer.say("starting workers")
+        return ray_session.create_supervisor(self._spec), self._spec.token
+
+    def _take_over(self, running: Any, has_token: bool) -> str:
+        spec = ray_session.spec_of(running)
+        where = f"the fleet that runs at {self._config.address}"
+        end = f"twostroke down --address {self._config.address}"
+        if not spec.is_as(self._spec):
+            raise ConfigError(f"{where} was started with another configuration; end it first with: {end}", field="ray")
+        if has_token and spec.token != self._spec.token:
+            raise ConfigError(f"{where} has another token; end it first with: {end}", field="token_file")
+        if self._config.fleet_port and spec.port != self._config.fleet_port:
+            raise ConfigError(
+                f"{where} has its Fleet service at port {spec.port}; end it first with: {end}", field="fleet_port"
+            )
+        self._announcer.say("a fleet runs here already: taking it over")
+        return spec.token
+
+    def _until_there_is_room(self) -> None:
+        """Raises ConfigError where there is none after the time that is given for it."""
+        until_s = time.monotonic() + self._config.ray_wait_s
+        while True:
+            nodes = ray_session.living_nodes()
+            found = [
+                (role, misfit(nodes, role, self._config.role(role), count))
+                for role, count in self._config.counts
+                if count
+            ]
+            wrong = next(((role, each) for role, each in found if each is not None), None)
+            if wrong is None:
+                return
+            role, each = wrong
+            if time.monotonic() >= until_s:
+                raise ConfigError(
+                    f"{each.why} (--ray-wait: how long to wait for one)", field=f"{role.value}.{each.key}"
+                )
+            self._announcer.say_once(f"waiting: {each.why}")
+            time.sleep(PAUSE_S)

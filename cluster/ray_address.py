@@ -1,0 +1,65 @@
+"""The Ray cluster that is meant: HOST:PORT, or the one that this node is in. Asked before anything of Ray is loaded."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from cluster import ray_credentials
+from cluster.announce import Announcer
+from twostroke.errors import ConfigError
+
+AUTO = "auto"
+CONNECT_S = 5.0
+PAUSE_S = 0.5
+"""Between two tries to reach a head that is not up yet."""
+CURRENT = Path("/tmp/ray/ray_current_cluster")
+"""Written by `ray start`."""
+
+
+def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = None) -> str:
+    """HOST:PORT, once somebody answers there. Raises ConfigError where nobody has after `wait_s`, or refuses us."""
+    address = _here() if address == AUTO else address
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(f"--address must be HOST:PORT of a Ray head, or {AUTO}, got {address!r}", field="--address")
+    context = ray_credentials.check()
+    until_s = time.monotonic() + wait_s
+    while (error := _try(host, int(port))) is not None:
+        if time.monotonic() >= until_s:
+            raise ConfigError(
+                f"--address {address}: nothing answers there: {error}; is Ray's head up (ray start --head), and "
+                "is this its port?",
+                field="--address",
+            ) from error
+        announcer = announcer or Announcer()
+        announcer.say_once(f"waiting for Ray's head at {address}")
+        time.sleep(PAUSE_S)
+    ray_credentials.check_head(host, int(port), context)
+    return address
+
+
+def _try(host: str, port: int) -> OSError | None:
+    try:
+        socket.create_connection((host.strip("[]"), port), CONNECT_S).close()
+    except OSError as error:
+        return error
+    except UnicodeError:  # a name that no name service is asked for
+        return OSError("no name of a host")
+    return None
+
+
+def _here() -> str:
+    """Of the job that this is part of, else of the Ray that was started on this node."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
+    try:
+        return CURRENT.read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--address {AUTO}: this node is in no Ray cluster ({CURRENT} is missing, RAY_ADDRESS is not set); "
+            "write HOST:PORT of its head",
+            field="--address",
+        ) from error

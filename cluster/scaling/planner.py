@@ -1,0 +1,299 @@
+"""How many workers of each role there should be now. Pure: what was seen goes in, with its time; counts come out.
+
+What a load needs is `cluster.planner`'s formula, with the rate and the requests of the last seconds and the costs that
+workers have measured. More come when that was needed for `up_s` without a break; some go when fewer would have done for
+`down_s`, even with a quarter more requests. Between the two nothing happens: noise at the edge of a count is not
+answered by starting and stopping workers. A worker that its role could spare becomes the other one as soon as that
+lacks some.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cluster.planner import (
+    POISSON_SLACK,
+    Ability,
+    Counts,
+    Demand,
+    Load,
+    Promise,
+    attainment_of,
+    first_tokens_alone_s,
+    mean_context_tokens,
+    prefill_seconds,
+    streams_per_worker,
+)
+from twostroke.scaling_config import Bounds, ScalingConfig
+
+REMEMBERED = 96
+"""Requests: enough for their lengths' spread, few enough to follow a change of what is asked."""
+LEAST_KNOWN = 8
+"""Requests that have ended, before anything is decided for those that come."""
+NOTHING = Demand(0, 0, 0)
+"""Of nobody, where nobody asks."""
+SPARE = 1.25
+"""Times the load that fewer workers must be enough for, before some go."""
+BUSY = 0.75
+"""Share of their time that prefill workers compute, where no first token is promised, or none can be kept."""
+SILENCE_S = 10.0
+"""Without being shown anything: what was before says nothing of the time between."""
+CLEAR_S = 20.0
+"""In which a queue that has grown shall be gone."""
+PATIENCE = 3.0
+"""Times `down_s`: for so long nobody of a role is sent away while one that was asked for starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """The fleet at one moment."""
+
+    at_s: float
+    arrived: int
+    """Requests, since whenever counting began."""
+    ended: tuple[Demand, ...] = ()
+    """Since the look before; a sample where there were many."""
+    ability: Ability | None
+    """None: no worker has told yet what its steps cost."""
+    seats: int
+    """Streams that one decode worker can hold."""
+    backlog_s: float = 0.0
+    """Of computing, over all prefill workers: prompts that wait."""
+    decode_waiting: int = 0
+    """Requests that wait for pages or a seat of a decode worker."""
+    streams: int = 0
+    """That run, over all decode workers."""
+    stream_tokens: int = 0
+    """That those hold."""
+    serving: Counts
+    staff: Counts
+    """Who shall be there: those that still start, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """By formula, at one moment."""
+
+    at_s: float
+    now: Counts
+    with_spare: Counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A decision, and what it was made of."""
+
+    wanted: Counts
+    need: Counts | None = None
+    """By formula; None while too little is known."""
+    requests_per_s: float = 0.0
+    prefill_busy: float = 0.0
+    """Prefill workers that the load keeps busy without a pause, with what waits."""
+    streams: float | None = 0.0
+    """On each decode worker, in equilibrium, with as many as are wanted; None where there are ever more."""
+    why: str
+
+    def __str__(self) -> str:
+        if self.need is None:
+            return self.why
+        streams = "ever more" if self.streams is None else f"{self.streams:.1f}"
+        return (
+            f"{self.wanted}: {self.why} ({self.requests_per_s:.2f} requests/s keep {self.prefill_busy:.2f} prefill "
+            f"workers busy and {streams} streams on each decode worker; needs {self.need})"
+        )
+
+
+class Planner:
+    """What it remembers is what it was shown."""
+
+    def __init__(
+        self, promise: Promise, prefill: Bounds, decode: Bounds, pace: ScalingConfig, *, may_switch: bool
+    ) -> None:
+        self._promise = promise
+        self._prefill, self._decode = prefill, decode
+        self._pace = pace
+        self._may_switch = may_switch
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._demands: deque[Demand] = deque(maxlen=REMEMBERED)
+        self._needs: deque[Needs] = deque()
+        self._complete_s = [-math.inf, -math.inf]
+        """When all prefill and all decode workers last served that shall be there."""
+
+    def decide(self, seen: Seen) -> Outlook:
+        self._remember(seen)
+        rate = self._rate()
+        if rate is None or seen.ability is None or (rate and len(self._demands) < LEAST_KNOWN):
+            return Outlook(wanted=self._within(seen.staff), why="too little is known of the load yet")
+        load = Load(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
+        needs = self._needs_of(load, seen.ability, seen)
+        self._needs.append(needs)
+        wanted, why = self._wanted(seen, needs)
+        streams = streams_per_worker(max(1, wanted.decode), load, seen.ability)
+        return Outlook(
+            wanted=wanted,
+            need=needs.now,
+            requests_per_s=rate,
+            prefill_busy=_busy(load, seen.ability),
+            streams=streams,
+            why=why,
+        )
+
+    def _remember(self, seen: Seen) -> None:
+        self._demands.extend(seen.ended)
+        if self._arrivals:
+            at_s, arrived = self._arrivals[-1]
+            if seen.arrived < arrived or seen.at_s - at_s > SILENCE_S:
+                self._arrivals.clear()  # counting began anew, or nobody knows who came meanwhile
+        if self._needs and seen.at_s - self._needs[-1].at_s > SILENCE_S:
+            self._needs.clear()  # what was needed in between is not known
+        self._arrivals.append((seen.at_s, seen.arrived))
+        while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._pace.window_s:
+            self._arrivals.popleft()
+        for role, (serving, staff) in enumerate(zip(seen.serving.pair, seen.staff.pair, strict=True)):
+            if serving >= staff:
+                self._complete_s[role] = seen.at_s
+        while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - self._pace.down_s:
+            self._needs.popleft()
+
+    def _rate(self) -> float | None:
+        (first_s, first), (last_s, last) = self._arrivals[0], self._arrivals[-1]
+        span_s = last_s - first_s
+        return (last - first) / span_s if span_s >= self._pace.window_s / 2 else None
+
+    def _needs_of(self, load: Load, ability: Ability, seen: Seen) -> Needs:
+        spare = replace(load, requests_per_s=load.requests_per_s * SPARE)
+        # What waits for workers that are coming is no reason for more of them.
+        backlog_s = seen.backlog_s if seen.serving.prefill >= seen.staff.prefill else 0.0
+        waits = seen.decode_waiting > 0 and seen.serving.decode >= seen.staff.decode
+        return Needs(
+            at_s=seen.at_s,
+            now=self._within(
+                Counts(
+                    self._prefill_need(load, ability, backlog_s),
+                    max(self._decode_need(load, ability, seen), seen.staff.decode + 1 if waits else 0),
+                )
+            ),
+            with_spare=self._within(
+                Counts(
+                    self._prefill_need(spare, ability, backlog_s),
+                    max(self._decode_need(spare, ability, seen, SPARE), seen.staff.decode + 1 if waits else 0),
+                )
+            ),
+        )
+
+    def _prefill_need(self, load: Load, ability: Ability, backlog_s: float) -> int:
+        mean_s = _mean(prefill_seconds(load, ability))
+        if not mean_s:
+            return self._prefill.clamp(math.ceil(backlog_s / CLEAR_S))
+        with_queue = replace(load, requests_per_s=load.requests_per_s + backlog_s / CLEAR_S / mean_s)
+        share, busy = self._possible_share(load, ability), _busy(with_queue, ability)
+        for count in range(max(1, self._prefill.least, math.ceil(busy)), self._prefill.most + 1):
+            if self._promise.ttft_s is None or not share:
+                if busy <= count * BUSY:
+                    return count
+            elif attainment_of(count, with_queue, ability, self._promise.ttft_s) >= share:
+                return count
+        return self._prefill.most
+
+    def _possible_share(self, load: Load, ability: Ability) -> float:
+        """Of first tokens in time: as promised, or half of what an empty fleet would keep; 0 where that keeps none."""
+        if self._promise.ttft_s is None:
+            return 0.0
+        alone_s = first_tokens_alone_s(load, ability)
+        most = sum(each <= self._promise.ttft_s for each in alone_s) / len(alone_s)
+        return self._promise.attainment if most > self._promise.attainment else most / 2
+
+    def _decode_need(self, load: Load, ability: Ability, seen: Seen, spare: float = 1.0) -> int:
+        """Also for what runs: those who asked for long answers, and for nothing since, are no rate any more."""
+        context = mean_context_tokens(load)
+        for count in range(self._decode.least, self._decode.most + 1):
+            streams = streams_per_worker(count, load, ability)
+            if streams is None:
+                continue
+            busy = streams + POISSON_SLACK * math.sqrt(streams)
+            running = math.ceil(seen.streams * spare / count)
+            if (
+                max(busy, running) <= seen.seats
+                and self._carries(ability, busy, busy * context)
+                and self._carries(ability, running, seen.stream_tokens * spare / count)
+            ):
+                return count
+        return self._decode.most
+
+    def _carries(self, ability: Ability, streams: float, tokens: float) -> bool:
+        """One decode worker, as promised; what not even a single stream gets is promised in vain."""
+        itl_s, cost = self._promise.itl_s, ability.cost
+        is_fast = (
+            itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s
+        )
+        return tokens <= ability.decode_pool_tokens and is_fast
+
+    def _wanted(self, seen: Seen, needs: Needs) -> tuple[Counts, str]:
+        staff = seen.staff
+        more = Counts(*(max(*pair) for pair in zip(staff.pair, self._lasting(seen.at_s).pair, strict=True)))
+        fewer = self._fewer(seen)
+        lacks = (more.prefill > staff.prefill, more.decode > staff.decode)
+        if any(lacks):
+            wanted = self._switched(seen, more) if self._may_switch else more
+            what = " and ".join(name for name, is_so in zip(("prefill", "decode"), lacks, strict=True) if is_so)
+            return self._within(wanted), f"more {what} workers are needed for {self._pace.up_s:g} s"
+        if fewer is not None and (fewer.prefill < staff.prefill or fewer.decode < staff.decode):
+            wanted = Counts(*(min(*pair) for pair in zip(staff.pair, fewer.pair, strict=True)))
+            return self._within(wanted), f"fewer would have done for {self._pace.down_s:g} s, with {SPARE - 1:.0%} more"
+        return self._within(staff), "enough"
+
+    def _fewer(self, seen: Seen) -> Counts | None:
+        fewer = self._peak(seen.at_s, self._pace.down_s)
+        if fewer is None:
+            return None
+        patience_s = PATIENCE * self._pace.down_s
+        starts = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
+        staff = seen.staff.pair
+        return Counts(*(have if waits else n for have, waits, n in zip(staff, starts, fewer.pair, strict=True)))
+
+    def _lasting(self, now_s: float) -> Counts:
+        """Needed all the time since `up_s` ago; nothing where that is not known."""
+        since_s = now_s - self._pace.up_s
+        if self._needs[0].at_s > since_s:
+            return Counts(0, 0)
+        recent = [needs.now for needs in self._since(since_s)]
+        return Counts(min(each.prefill for each in recent), min(each.decode for each in recent))
+
+    def _peak(self, now_s: float, span_s: float) -> Counts | None:
+        """What would have been enough all the time, with something to spare; None where that is not known."""
+        since_s = now_s - span_s
+        if self._needs[0].at_s > since_s:
+            return None
+        recent = [needs.with_spare for needs in self._since(since_s)]
+        return Counts(max(each.prefill for each in recent), max(each.decode for each in recent))
+
+    def _switched(self, seen: Seen, more: Counts) -> Counts:
+        """Of what one role lacks, as much as possible comes from what the other one could spare for a while."""
+        enough = self._peak(seen.at_s, max(2 * self._pace.up_s, self._pace.down_s / 3))
+        if enough is None:
+            return more
+        staff = seen.staff
+        if more.prefill > staff.prefill and more.decode == staff.decode:
+            spare = min(more.prefill - staff.prefill, max(0, staff.decode - max(enough.decode, self._decode.least)))
+            return Counts(more.prefill, staff.decode - spare)
+        if more.decode > staff.decode and more.prefill == staff.prefill:
+            spare = min(more.decode - staff.decode, max(0, staff.prefill - max(enough.prefill, self._prefill.least)))
+            return Counts(staff.prefill - spare, more.decode)
+        return more
+
+    def _since(self, since_s: float) -> Iterator[Needs]:
+        return (needs for needs in self._needs if needs.at_s >= since_s)
+
+    def _within(self, counts: Counts) -> Counts:
+        return Counts(self._prefill.clamp(counts.prefill), self._decode.clamp(counts.decode))
+
+
+def _busy(load: Load, ability: Ability) -> float:
+    return load.requests_per_s * _mean(prefill_seconds(load, ability))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

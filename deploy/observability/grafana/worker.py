@@ -1,0 +1,98 @@
+"""One worker, or some of them side by side."""
+
+from __future__ import annotations
+
+from shape import ONE, Dashboard, Panel, quantiles, rate
+
+HITS = rate("twostroke_prefix_cache_hits_total", "instance", ONE)
+HIT_RATIO = f"{HITS} / {rate('twostroke_prefix_cache_queries_total', 'instance', ONE)}"
+
+WORKER = Dashboard(
+    "twostroke-worker",
+    "twostroke: one worker",
+    [
+        (
+            "Work",
+            [
+                Panel(
+                    "sequences",
+                    "none",
+                    [
+                        (f"twostroke_requests_running{ONE}", "running {{instance}}"),
+                        (f"twostroke_requests_waiting{ONE}", "waiting {{instance}}"),
+                    ],
+                ),
+                Panel("queued", "s", [(f"twostroke_queued_seconds{ONE}", "{{instance}}")]),
+                Panel(
+                    "tokens computed",
+                    "none",
+                    [
+                        (rate("twostroke_computed_tokens_total", "instance", ONE), "computed {{instance}}"),
+                        (rate("twostroke_sampled_tokens_total", "instance", ONE), "sampled {{instance}}"),
+                    ],
+                    "Per second.",
+                ),
+                Panel("steps", "s", quantiles("twostroke_step_seconds", "kind", ONE)),
+                Panel("steps by kind", "ops", [(rate("twostroke_step_seconds_count", "kind", ONE), "{{kind}}")]),
+                Panel("stages", "s", quantiles("twostroke_stage_seconds", "stage", ONE, of=(0.95,))),
+            ],
+        ),
+        (
+            "Pages",
+            [
+                Panel("pages", "none", [(f"twostroke_pages{ONE}", "{{state}} {{instance}}")]),
+                Panel(
+                    "prefix cache",
+                    "percentunit",
+                    [
+                        (
+                            HIT_RATIO,
+                            "hits {{instance}}",
+                        )
+                    ],
+                ),
+                Panel(
+                    "preempted, taken over",
+                    "ops",
+                    [
+                        (rate("twostroke_preemptions_total", "instance", ONE), "preempted {{instance}}"),
+                        (rate("twostroke_takeovers_total", "instance", ONE), "taken over {{instance}}"),
+                    ],
+                ),
+                Panel("pulls on the wire", "s", quantiles("twostroke_pull_seconds", "transport", ONE)),
+                Panel(
+                    "pages served to others",
+                    "ops",
+                    [(rate("twostroke_served_pages_total", "instance", ONE), "{{instance}}")],
+                ),
+                Panel(
+                    "from peers", "Bps", [(rate("twostroke_peer_pulled_bytes_total", "instance", ONE), "{{instance}}")]
+                ),
+            ],
+        ),
+        (
+            "Trouble",
+            [
+                Panel(
+                    "damaged, stale",
+                    "none",
+                    [
+                        (f"twostroke_digest_mismatches_total{ONE}", "damaged {{instance}}"),
+                        (f"twostroke_stale_epochs_total{ONE}", "stale lives {{instance}}"),
+                        (f"twostroke_stale_attempts_total{ONE}", "stale attempts {{instance}}"),
+                    ],
+                ),
+                Panel(
+                    "pulls that failed", "ops", [(rate("twostroke_pull_failures_total", "reason", ONE), "{{reason}}")]
+                ),
+                Panel(
+                    "checksums",
+                    "percentunit",
+                    [(rate("twostroke_digest_seconds_total", "instance", ONE), "{{instance}}")],
+                    "Share of a core.",
+                ),
+            ],
+        ),
+    ],
+    instances_of="twostroke_pages",
+)

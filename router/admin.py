@@ -1,0 +1,98 @@
+"""The admin port: Control, reservations and faults for who has the cluster's token, health for everybody; and the port
+for metrics, where there is one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from grpc_reflection.v1alpha import reflection
+
+from router.control_service import ControlService
+from router.front import Front
+from router.health_pages import HealthPages
+from router.http_server import HttpServer, http_config
+from router.listener import bind_listener
+from router.reservations import Reservations
+from router.routing_service import RoutingService
+from twostroke.config import RouterConfig
+from twostroke.faults.injector import Injector
+from twostroke.rpc.faults import serve_faults
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.server import RpcServer, SealedPort, host_port
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2_grpc
+
+_LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
+"""Of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
+
+
+MOST_SCRAPERS = 256
+
+
+class AdminServer:
+    """Its ports are bound when it is constructed."""
+
+    def __init__(self, config: RouterConfig, front: Front) -> None:
+        doors, shares_port = config.doors, config.http_fd is not None
+        self._routing: RoutingService | None = None
+        self._pages: HttpServer | None = None
+        self._serving_pages: asyncio.Task[None] | None = None
+        self.metrics_address: str | None = None
+        """None: clients' HTTP port has the metrics."""
+        metrics_port = doors.own_metrics_port
+        if metrics_port is not None:
+            host = doors.metrics_host or config.host
+            self._listener = bind_listener(host, metrics_port, "--metrics-port", shares_port=shares_port)
+            self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0, most_connections=MOST_SCRAPERS))
+            self.metrics_address = host_port(host, self._listener.getsockname()[1])
+        self._peer_host = config.peer_host
+        us = Membership.of(config.cluster_token, config.cluster_tls)
+        sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
+        self._rpc = RpcServer(config.host, doors.admin_port, token=us.token, sealed=sealed, shares_port=shares_port)
+        self.address = self._rpc.address
+
+    def serve(self, control: ControlService, injector: Injector | None) -> None:
+        """Before serving."""
+        control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
+        serve_faults(injector, self._rpc.server)
+        names = (control_pb2.DESCRIPTOR.services_by_name["Control"].full_name, "grpc.health.v1.Health")
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._rpc.server)
+
+    def share(self, reservations: Reservations) -> None:
+        """Let other routers of the cluster watch them. Before serving."""
+        self._routing = RoutingService(reservations)
+        routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
+
+    @property
+    def peer_address(self) -> str:
+        """As other routers reach it: over TLS, where the cluster has certificates."""
+        host, _, port = self._rpc.addresses[-1].rpartition(":")
+        return f"{self._peer_host or _LOOPBACKS.get(host, host)}:{port}"
+
+    async def set_serving(self, ready: bool) -> None:
+        await self._rpc.set_serving(ready)
+
+    async def start(self, group: asyncio.TaskGroup) -> None:
+        """What serves pages is a task of `group` until `stop`."""
+        await self._rpc.start()
+        if self._pages is not None:
+            self._serving_pages = group.create_task(self._pages.serve([self._listener]))
+            await self._pages.is_up.wait()
+
+    async def stop(self, grace_s: float) -> None:
+        self._end_watches()
+        if self._pages is not None:
+            self._pages.should_exit = True
+        await self._rpc.stop(grace_s)
+        if self._serving_pages is not None:
+            await asyncio.wait([self._serving_pages])
+
+    async def hand_over(self, grace_s: float) -> None:
+        """Take no new connections: another life has the ports."""
+        self._end_watches()
+        if self._pages is not None:
+            await self._pages.leave(0)
+        await self._rpc.stop(grace_s)
+
+    def _end_watches(self) -> None:
+        if self._routing is not None:
+            self._routing.close()

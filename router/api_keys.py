@@ -1,0 +1,124 @@
+"""API keys: who a client is, and what it may use.
+
+A key is `ts-ID-SECRET`. The file has, by id, the SHA-256 of the whole key and never the key: a secret of 256 random
+bits cannot be guessed from its hash however fast that is computed, so there is nothing for salt or a slow hash to
+protect. It is looked up by its id, which is no secret, and compared by hash, in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from twostroke.errors import ConfigError, InvalidApiKey
+from twostroke.json_values import from_values
+from twostroke.yaml_values import parse_yaml
+
+ID_BYTES = 6
+SECRET_BYTES = 32
+MAX_TENANT_CHARS = 256
+_SCHEME = re.compile(r"bearer +(.+)", re.IGNORECASE)
+_KEY = re.compile(r"ts-([0-9a-f]{12})-[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_NOBODYS_HASH = "0" * 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyEntry:
+    tenant: str
+    """Whose prefixes, turns and streams its requests have."""
+    sha256: str
+    """Of the whole key."""
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    """Of prompts and answers."""
+    concurrency: int | None = None
+    """Calls at once."""
+    expires: str | None = None
+    """ISO 8601; without a time zone, UTC. None: never."""
+    disabled: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.tenant) <= MAX_TENANT_CHARS or not self.tenant.isprintable():
+            raise ConfigError(f"tenant must be printable and of 1 to {MAX_TENANT_CHARS} characters", field="tenant")
+        if not _HASH.fullmatch(self.sha256):
+            raise ConfigError("sha256 must be 64 hexadecimal digits", field="sha256")
+        for name in ("requests_per_minute", "tokens_per_minute", "concurrency"):
+            limit: float | None = getattr(self, name)
+            if limit is not None and not 0 < limit < float("inf"):
+                raise ConfigError(f"{name} must be positive and finite, got {limit}", field=name)
+        self.expires_s()
+
+    def expires_s(self) -> float | None:
+        """Unix seconds."""
+        if self.expires is None:
+            return None
+        try:
+            when = datetime.fromisoformat(self.expires)
+        except ValueError as error:
+            raise ConfigError(
+                f"expires must be a date such as 2027-01-31 or 2027-01-31T12:00:00+00:00, got {self.expires!r}",
+                field="expires",
+            ) from error
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFile:
+    keys: dict[str, KeyEntry] = field(default_factory=dict)
+    """By id."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    id: str
+    key: str
+    """For the client; kept nowhere."""
+    sha256: str
+
+
+def draw_key() -> NewKey:
+    key_id = secrets.token_hex(ID_BYTES)
+    key = f"ts-{key_id}-{secrets.token_hex(SECRET_BYTES)}"
+    return NewKey(key_id, key, _hash(key))
+
+
+def parse_keys(text: str, where: str) -> KeyFile:
+    """Raises ConfigError that names the file, and what in it is wrong."""
+    values = parse_yaml(text, where)
+    if values is None:  # as for a moment where somebody writes over it: no reason to let nobody in
+        raise ConfigError(f"{where} is empty; without any keys it must say `keys: {{}}`")
+    try:
+        return from_values(KeyFile, values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", field=error.field) from error
+
+
+def find_key(keys: Mapping[str, KeyEntry], authorization: str | None, now_s: float) -> tuple[str, KeyEntry]:
+    """Id and entry of the key in an Authorization header. Raises InvalidApiKey."""
+    if not authorization:
+        raise InvalidApiKey("an API key is needed: Authorization: Bearer ts-...", reason="missing")
+    bearer = _SCHEME.fullmatch(authorization.strip())
+    shown = _KEY.fullmatch(bearer[1]) if bearer else None
+    if shown is None:
+        raise InvalidApiKey("Authorization must be Bearer and an API key, ts-...", reason="malformed")
+    entry = keys.get(shown[1])
+    is_right = hmac.compare_digest(_hash(shown[0]), _NOBODYS_HASH if entry is None else entry.sha256)
+    if entry is None or not is_right:
+        raise InvalidApiKey("incorrect API key", reason="wrong")
+    # Who does not have the secret learns nothing about the key.
+    if entry.disabled:
+        raise InvalidApiKey(f"the API key {shown[1]} is revoked", reason="revoked")
+    expires_s = entry.expires_s()
+    if expires_s is not None and now_s >= expires_s:
+        raise InvalidApiKey(f"the API key {shown[1]} expired at {entry.expires}", reason="expired")
+    return shown[1], entry
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

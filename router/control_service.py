@@ -1,0 +1,112 @@
+"""The Control service of a router: what it says about itself and its workers, and what operators tell it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator
+from importlib import metadata
+from typing import Any
+
+import grpc.aio
+
+from router.addresses import Addresses
+from router.front import Front
+from twostroke.config import Role
+from twostroke.errors import InvalidRequest, PeerLost
+from twostroke.ids import Epoch
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ControlService(control_pb2_grpc.ControlServicer):
+    """What the router says about itself and, on behalf of its workers, about the model they serve."""
+
+    def __init__(self, front: Front, addresses: Addresses, *, router_id: str, epoch: Epoch) -> None:
+        self._front = front
+        self._addresses = addresses
+        self._router_id = router_id
+        self._epoch = epoch
+
+    async def GetServerInfo(  # noqa: N802
+        self, request: control_pb2.GetServerInfoRequest, context: Context
+    ) -> control_pb2.ServerInfo:
+        del request, context
+        return control_pb2.ServerInfo(
+            server_id=self._router_id,
+            role=Role.ROUTER.value,
+            epoch=str(self._epoch),
+            fingerprint=self._fingerprint(),
+            version=metadata.version("twostroke"),
+            state=self._state(),
+            metrics_address=self._addresses.metrics,
+            http_address=self._addresses.http,
+            grpc_address=self._addresses.grpc,
+        )
+
+    async def GetModelInfo(  # noqa: N802
+        self, request: control_pb2.GetModelInfoRequest, context: Context
+    ) -> control_pb2.ModelInfo:
+        del request, context
+        facts = self._front.dispatcher.facts
+        return control_pb2.ModelInfo(
+            model=self._front.model,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            dtype=facts.dtype,
+            block_size=facts.block_size,
+            page_bytes=facts.page_bytes,
+            pool_pages=facts.pool_pages,
+        )
+
+    async def GetLoad(  # noqa: N802
+        self, request: control_pb2.GetLoadRequest, context: Context
+    ) -> control_pb2.GetLoadResponse:
+        del request, context
+        return control_pb2.GetLoadResponse(workers=self._front.dispatcher.loads())
+
+    async def SubscribeKvEvents(  # noqa: N802
+        self, request: control_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> AsyncIterator[control_pb2.KvEventBatch]:
+        del context
+        async for batch in self._front.dispatcher.subscribe(request):
+            yield batch
+
+    async def Drain(  # noqa: N802
+        self, request: control_pb2.DrainRequest, context: Context
+    ) -> control_pb2.DrainResponse:
+        del context
+        if not (math.isfinite(request.deadline_s) and request.deadline_s >= 0):
+            raise InvalidRequest(
+                f"deadline_s must be a number of seconds from now, 0 or more, got {request.deadline_s}",
+                field="deadline_s",
+            )
+        left = await self._front.dispatcher.drain(time.time() + request.deadline_s)
+        return control_pb2.DrainResponse(open_requests=left)
+
+    async def ForgetCached(  # noqa: N802
+        self, request: control_pb2.ForgetCachedRequest, context: Context
+    ) -> control_pb2.ForgetCachedResponse:
+        del context
+        return control_pb2.ForgetCachedResponse(blocks=await self._front.dispatcher.forget_cached())
+
+    async def GetTrace(  # noqa: N802
+        self, request: control_pb2.GetTraceRequest, context: Context
+    ) -> control_pb2.GetTraceResponse:
+        del context
+        return await self._front.dispatcher.trace(request.name)
+
+    def _fingerprint(self) -> str:
+        try:
+            return self._front.dispatcher.facts.fingerprint
+        except PeerLost:
+            return ""
+
+    def _state(self) -> control_pb2.WorkerState:
+        if self._front.dispatcher.is_draining:
+            return control_pb2.WORKER_STATE_DRAINING
+        if self._front.dispatcher.is_ready:
+            return control_pb2.WORKER_STATE_SERVING
+        return control_pb2.WORKER_STATE_STARTING

@@ -1,0 +1,81 @@
+"""How much each key may use: requests and tokens per minute, calls at once. Of one router: each counts for itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from router.api_keys import KeyEntry
+from twostroke.errors import RateLimitExceeded
+
+RETRY_S = 1.0
+"""Nobody knows when another call of the same key will end."""
+
+
+class Bucket:
+    """A minute's worth may be used at once; what was used comes back evenly, within a minute."""
+
+    def __init__(self, now_s: float) -> None:
+        self._used = 0.0
+        self._at_s = now_s
+
+    def used(self, per_minute: float, now_s: float) -> float:
+        """More than `per_minute` where it was overdrawn."""
+        self._used = max(0.0, self._used - max(0.0, now_s - self._at_s) * per_minute / 60)
+        self._at_s = now_s
+        return self._used
+
+    def take(self, count: float) -> None:
+        self._used += count
+
+    def wait_s(self, count: float, per_minute: float, now_s: float) -> float:
+        """Until `count` more fit; a limit below 1 lets one in when all has come back."""
+        return max(0.0, self.used(per_minute, now_s) + count - max(count, per_minute)) * 60 / per_minute
+
+
+@dataclass(slots=True)
+class Use:
+    """Of one key."""
+
+    requests: Bucket
+    tokens: Bucket
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class Limits:
+    _uses: dict[str, Use] = field(default_factory=dict)
+    """By id of the key."""
+
+    def enter(self, key_id: str, entry: KeyEntry, now_s: float) -> Use:
+        """Count one more call, which `leave` ends. Raises RateLimitExceeded."""
+        use = self._uses.setdefault(key_id, Use(Bucket(now_s), Bucket(now_s)))
+        if entry.concurrency is not None and use.calls >= entry.concurrency:
+            raise _refusal("concurrency", f"{entry.concurrency:g} calls at once", RETRY_S)
+        per_minute = entry.requests_per_minute
+        if per_minute is not None and (wait_s := use.requests.wait_s(1, per_minute, now_s)) > 0:
+            raise _refusal("requests", f"{per_minute:g} requests per minute", wait_s)
+        # How many tokens it will be nobody knows before: what is used beyond the limit has to come back first.
+        per_minute = entry.tokens_per_minute
+        if per_minute is not None and (wait_s := use.tokens.wait_s(0, per_minute, now_s)) > 0:
+            raise _refusal("tokens", f"{per_minute:g} tokens per minute", wait_s)
+        use.requests.take(1)
+        use.calls += 1
+        return use
+
+    def leave(self, use: Use) -> None:
+        assert use.calls > 0
+        use.calls -= 1
+
+    def forget_all_but(self, key_ids: Collection[str]) -> None:
+        """Keys that are in no file any more."""
+        self._uses = {key_id: use for key_id, use in self._uses.items() if key_id in key_ids or use.calls}
+
+
+def _refusal(reason: str, limit: str, wait_s: float) -> RateLimitExceeded:
+    return RateLimitExceeded(
+        f"the API key's limit of {limit} is reached; try again in {math.ceil(wait_s)} s",
+        reason=reason,
+        retry_after_s=wait_s,
+    )

@@ -1,0 +1,270 @@
+"""A real supervisor over real worker processes, without Ray: workers come, go, switch roles and are killed for real.
+
+`ProcessGround` is to the supervisor what Ray is: it starts processes, and starts them again when they die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import sys
+import tempfile
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from cluster.actors import Place, Serving
+from cluster.ground import Departure, Nodes, WorkerDied
+from cluster.planner import Counts
+from cluster.scaling.roster import Roster
+from cluster.spec import fleet_spec
+from cluster.supervisor import Supervisor
+from cluster.view import Snapshot, Worker
+from tests.cluster.processes import PATIENCE_S, TOKEN
+from twostroke import errors
+from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
+from twostroke.json_values import to_json
+
+
+class ProcessWorker:
+    def __init__(self, config: WorkerConfig, log_path: Path) -> None:
+        self._config = config
+        self._log_path = log_path
+        self._process: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self.is_removed = False
+        self.processes = 0
+        """Begun so far."""
+
+    async def place(self) -> Place:
+        return Place(**await self._call("place"))
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        await self._call("run", incarnation, role.value)
+
+    async def ready(self, incarnation: int) -> Serving:
+        said = await self._call("ready", incarnation)
+        return Serving(**{**said, "role": Role(said["role"])})
+
+    async def shutdown(self) -> None:
+        await self._call("shutdown")
+
+    def recycle(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    def remove(self) -> None:
+        self.is_removed = True
+        self.recycle()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def _call(self, name: str, *arguments: object) -> Any:
+        async with self._starting:
+            if self.is_removed:
+                raise WorkerDied("it was removed")
+            if self._reading is None or self._reading.done():
+                await self._start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        call = {"number": number, "name": name, "arguments": arguments}
+        self._process.stdin.write(json.dumps(call).encode() + b"\n")
+        return await answer
+
+    async def _start(self) -> None:
+        with self._log_path.open("ab") as log_file:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tests.cluster.mounted"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log_file,
+            )
+        self.processes += 1
+        assert self._process.stdin is not None
+        self._process.stdin.write(to_json(self._config).encode() + b"\n")
+        self._reading = asyncio.create_task(self._read(self._process))
+
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None
+        while line := await process.stdout.readline():
+            answer = json.loads(line)
+            future = self._waiting.pop(answer["number"])
+            if future.done():
+                continue
+            if "error" in answer:
+                future.set_exception(getattr(errors, answer["error"])(answer["message"]))
+            else:
+                future.set_result(answer["result"])
+        await process.wait()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(WorkerDied(f"{self._config.worker_id} died"))
+        self._waiting.clear()
+
+
+class ProcessGround:
+    """What a supervisor has written down outlives it here, as in Ray's store."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.workers: dict[str, ProcessWorker] = {}
+        self._incarnations: dict[str, int] = {}
+        self._departures: dict[str, Departure] = {}
+        self._roster: Roster | None = None
+
+    def find(self, config: WorkerConfig) -> ProcessWorker | None:
+        worker = self.workers.get(config.worker_id)
+        return None if worker is None or worker.is_removed else worker
+
+    def create(self, config: WorkerConfig) -> ProcessWorker:
+        worker = self.workers[config.worker_id] = ProcessWorker(config, self._folder / f"{config.worker_id}.log")
+        return worker
+
+    def next_incarnation(self, worker_id: str) -> int:
+        self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
+        return self._incarnations[worker_id]
+
+    def departure(self, worker_id: str) -> Departure | None:
+        return self._departures.get(worker_id)
+
+    def set_departure(self, worker_id: str, departure: Departure | None) -> None:
+        if departure is None:
+            self._departures.pop(worker_id, None)
+        else:
+            self._departures[worker_id] = departure
+
+    def roster(self) -> Roster | None:
+        return self._roster
+
+    def set_roster(self, roster: Roster) -> None:
+        self._roster = roster
+
+    def ask_for_room(self, placed: Counts) -> None:
+        """There is always some."""
+
+    async def nodes(self) -> Nodes:
+        return Nodes({}, has_others=True)
+
+    def forget(self) -> None:
+        """Nothing of it outlives the test."""
+
+
+class ElasticCluster:
+    def __init__(self, config: ClusterConfig, folder: Path) -> None:
+        self.config = config
+        self.folder = folder
+        self.ground = ProcessGround(folder)
+        self.grpc = self.http = ""
+        self._port = 0
+        self._life: asyncio.Task[None] | None = None
+        self._router: asyncio.subprocess.Process | None = None
+        self.supervisor: Supervisor
+
+    async def start(self) -> None:
+        await self.start_supervisor()
+        config = RouterConfig(
+            http_port=0,
+            grpc_port=0,
+            fleet_address=await self.supervisor.address(),
+            cluster_token=TOKEN,
+            served_model_name=self.config.model.public_name,
+            policy=self.config.policy,
+            seed=7,
+        )
+        with (self.folder / "router.log").open("wb") as log_file:
+            self._router = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "router"),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log_file,
+            )
+        assert self._router.stdin is not None
+        assert self._router.stdout is not None
+        self._router.stdin.write(to_json(config).encode())
+        self._router.stdin.close()
+        said = json.loads(await asyncio.wait_for(self._router.stdout.readline(), PATIENCE_S))
+        self.grpc, self.http = str(said["grpc"]), str(said["http"])
+        await self.until(lambda workers: all(worker.observed.stage == "serving" for worker in workers.values()))
+        async with asyncio.timeout(PATIENCE_S):
+            while not await asyncio.to_thread(self._is_ready):
+                await asyncio.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/ready", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    async def start_supervisor(self) -> None:
+        """A new one on the port of the one before, which knows what that one wrote down."""
+        self.supervisor = Supervisor(fleet_spec(self.config, token=TOKEN, port=self._port), self.ground)
+        self._life = asyncio.create_task(self.supervisor.run())
+        self._port = int((await self.supervisor.address()).rpartition(":")[2])
+
+    async def kill_supervisor(self) -> None:
+        """It ends between two instructions, and tells nobody."""
+        assert self.supervisor._life is not None
+        assert self._life is not None
+        self.supervisor._life.cancel()
+        await asyncio.gather(self._life, self.supervisor._life, return_exceptions=True)
+
+    async def until(self, is_so: Callable[[dict[str, Worker]], bool], within_s: float = PATIENCE_S) -> None:
+        """The fleet is as it is meant to be."""
+        version, seen = -1, {}
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    snapshot: Snapshot = await self.supervisor.snapshot(version)
+                    version, seen = snapshot.version, {each.config.worker_id: each for each in snapshot.workers}
+                    if is_so(seen):
+                        return
+        except TimeoutError:
+            raise AssertionError(f"not so: {[(name, each.observed.stage) for name, each in seen.items()]}") from None
+
+    async def workers(self) -> dict[str, Worker]:
+        return {worker.config.worker_id: worker for worker in (await self.supervisor.snapshot()).workers}
+
+    def kill(self, worker_id: str) -> None:
+        os.kill(self.ground.workers[worker_id].pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        await self.supervisor.stop()
+        assert self._life is not None
+        await asyncio.gather(self._life, return_exceptions=True)
+        if self._router is not None:
+            self._router.terminate()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._router.wait(), 15)
+        for worker in self.ground.workers.values():
+            worker.remove()
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()[-5000:]}" for path in sorted(self.folder.glob("*.log")))
+
+
+@contextlib.asynccontextmanager
+async def elastic_cluster(config: ClusterConfig) -> AsyncIterator[ElasticCluster]:
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = ElasticCluster(config, Path(folder))
+        try:
+            await cluster.start()
+            yield cluster
+        except BaseException:
+            print(cluster.logs()[-20000:])
+            raise
+        finally:
+            await cluster.close()

@@ -1,0 +1,1 @@
+"""What is deployed, checked without a cluster: manifests, rules, dashboards, scripts, images."""

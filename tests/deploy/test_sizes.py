@@ -1,0 +1,35 @@
+"""dev-cpu is for one small node: what its pods request together, with what KubeRay adds to them."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+from tests.deploy.manifests.render import build
+from tests.deploy.manifests.words import quantity
+from tests.deploy.tools import tool
+from tests.pods import kuberay
+from tests.pods.manifests import Object
+
+OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/dev-cpu"
+
+
+def test_a_node_of_two_cpus_and_six_gibibytes_has_room_for_dev_cpu() -> None:
+    objects = build(OVERLAY, tool("kubectl"))
+    (cluster,) = (each for each in objects if each["kind"] == "RayCluster")
+    templates = [template for _, template in kuberay.pods(cluster)]
+    deployments = [each["spec"] for each in objects if each["kind"] == "Deployment"]
+    templates += [spec["template"] for spec in deployments for _ in range(spec["replicas"])]
+    assert len(templates) == 6
+    assert sum(_requested(template, "cpu") for template in templates) < 2
+    assert sum(_requested(template, "memory") for template in templates) < 6 << 30
+
+
+def _requested(template: Object, name: str) -> Decimal:
+    """Sidecars run beside the others."""
+    spec = template["spec"]
+    amounts = [
+        quantity(container["resources"]["requests"][name])
+        for container in [*spec.get("initContainers", ()), *spec["containers"]]
+    ]
+    return sum((amount for amount in amounts if amount is not None), Decimal(0))

@@ -1,0 +1,81 @@
+"""Supervisors without Ray whose workers come, go and switch, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from cluster.ground import WorkerDied
+from cluster.plan import Stage
+from cluster.spec import fleet_spec
+from cluster.supervisor import Supervisor
+from cluster.view import Worker
+from tests.unit.cluster.fake_ground import TOKEN, FakeGround, FakeWorker
+from twostroke.config import ClusterConfig, Role, WorkerConfig
+from twostroke.scaling_config import ScalingConfig
+
+PATIENCE_S = 10.0
+
+
+class Mounted(FakeWorker):
+    """As a mounted worker: who calls `run` while a life is under way joins that."""
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        if self._end is None or self._end.done():
+            await super().run(incarnation, role)
+        else:
+            await asyncio.shield(self._end)
+
+    def remove(self) -> None:
+        super().remove()
+        if self._end is not None and not self._end.done():
+            self._end.set_exception(WorkerDied("it was removed"))
+
+
+class Ground(FakeGround):
+    def create(self, config: WorkerConfig) -> FakeWorker:
+        super().create(config)
+        worker = self.workers[config.worker_id] = Mounted(config.worker_id)
+        worker.control, worker.room = self.control, self.room
+        worker.dies_of = self.dies_of
+        return worker
+
+
+def config(prefill: int = 1, decode: int = 2, *, flexible: bool = True, **bounds: int) -> ClusterConfig:
+    scaling = ScalingConfig(flexible=flexible, **bounds)  # type: ignore[arg-type]  # which bounds are meant
+    return ClusterConfig(prefill=prefill, decode=decode, scaling=scaling)
+
+
+@asynccontextmanager
+async def supervising(ground: Ground, cluster: ClusterConfig | None = None) -> AsyncIterator[Supervisor]:
+    async with ground.control.served():
+        supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), ground)
+        life = asyncio.create_task(supervisor.run())
+        await until(supervisor, lambda workers: all(each.observed.stage is Stage.SERVING for each in workers.values()))
+        yield supervisor
+        await supervisor.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def until(supervisor: Supervisor, is_so: Callable[[dict[str, Worker]], bool]) -> dict[str, Worker]:
+    version = -1
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            snapshot = await supervisor.snapshot(version)
+            version = snapshot.version
+            workers = {worker.config.worker_id: worker for worker in snapshot.workers}
+            if is_so(workers):
+                return workers
+
+
+def roles(workers: dict[str, Worker]) -> dict[str, str]:
+    """Of those that serve."""
+    return {name: each.role.value for name, each in workers.items() if each.observed.stage is Stage.SERVING}
+
+
+async def die(supervisor: Supervisor) -> None:
+    """It tells nobody."""
+    assert supervisor._life is not None
+    supervisor._life.cancel()
+    await asyncio.gather(supervisor._life, return_exceptions=True)

@@ -1,0 +1,187 @@
+"""The planner against loads with known needs: up within seconds, down after a minute, and never to and fro."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict
+
+import pytest
+
+from cluster.planner import Ability, Counts, Demand, Load, Promise, counts_for
+from cluster.scaling.planner import Outlook, Planner, Seen
+from twostroke.scaling_config import Bounds, ScalingConfig
+from twostroke.schedule.cost import StepCost
+
+COST = StepCost(step_s=0.02, stream_s=0.0005, context_token_s=0.0, prompt_token_s=0.0002, prompt_step_s=0.001)
+ABILITY = Ability(cost=COST, step_tokens=512, decode_pool_tokens=60_000)
+PROMISE = Promise(ttft_s=0.6, itl_s=0.03)
+PROMPT, ANSWER = 1000, 100
+PACE = ScalingConfig()
+
+
+def planner(prefill: Bounds | None = None, decode: Bounds | None = None, *, may_switch: bool = True) -> Planner:
+    wide = Bounds(least=1, most=16)
+    return Planner(PROMISE, prefill or wide, decode or wide, PACE, may_switch=may_switch)
+
+
+def drawn(draws: random.Random, mean: float) -> int:
+    return max(1, int(draws.lognormvariate(0, 0.4) * mean))
+
+
+def play(
+    subject: Planner,
+    rate: Callable[[float], float],
+    seconds: int,
+    *,
+    begin: Counts,
+    answer: Callable[[float], int] = lambda at_s: ANSWER,
+    seed: int = 0,
+) -> list[Outlook]:
+    """Poisson arrivals, a look every second; what is wanted is there at once."""
+    draws = random.Random(seed)
+    arrived, staff, outlooks, due_s = 0, begin, [], 0.0
+    for second in range(1, seconds + 1):
+        ended = []
+        while due_s < second:
+            due_s += draws.expovariate(rate(due_s))
+            arrived += 1
+            ended.append(Demand(drawn(draws, PROMPT), 0, drawn(draws, answer(due_s))))
+        seen = Seen(
+            at_s=float(second),
+            arrived=arrived,
+            ended=tuple(ended),
+            ability=ABILITY,
+            seats=64,
+            serving=staff,
+            staff=staff,
+        )
+        outlooks.append(subject.decide(seen))
+        staff = outlooks[-1].wanted
+    return outlooks
+
+
+def need(rate: float, answer: int = ANSWER) -> Counts:
+    demands = tuple(Demand(PROMPT, 0, answer) for _ in range(8))
+    return counts_for(Load(requests_per_s=rate, demands=demands), ABILITY, PROMISE)
+
+
+def need_as_drawn(rate: float) -> Counts:
+    """With lengths that differ as those of `play` do."""
+    draws = random.Random(0)
+    demands = tuple(Demand(drawn(draws, PROMPT), 0, drawn(draws, ANSWER)) for _ in range(96))
+    return counts_for(Load(requests_per_s=rate, demands=demands), ABILITY, PROMISE)
+
+
+def test_a_load_that_doubles_gets_more_of_what_it_lacks_within_half_a_minute_and_loses_it_again() -> None:
+    outlooks = play(planner(), lambda at_s: 16.0 if 120 <= at_s < 240 else 8.0, 480, begin=need(8.0))
+    before, during, after = outlooks[119].wanted, outlooks[150].wanted, outlooks[-1].wanted
+    assert during.prefill > before.prefill
+    assert during.decode > before.decode
+    assert during.prefill >= need(16.0).prefill
+    assert after.total < during.total
+    assert all(count <= most for count, most in zip(after.pair, need_as_drawn(12.0).pair, strict=True))
+    assert "are needed for" in next(each.why for each in outlooks[120:] if each.wanted != before)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("rate", [3.0, 7.3])
+def test_noise_of_a_steady_load_never_takes_a_worker_away_to_bring_it_back(rate: float, seed: int) -> None:
+    wanted = [each.wanted for each in play(planner(), lambda _: rate, 450, begin=Counts(3, 4), seed=seed)]
+    settled = wanted[150:]
+    for counts in ([each.prefill for each in settled], [each.decode for each in settled]):
+        steps = [after - before for before, after in itertools.pairwise(counts) if after != before]
+        assert len(steps) <= 2, f"{rate} requests/s: {counts}"
+        assert max(counts) - min(counts) <= 1
+
+
+def test_bounds_hold_whatever_comes() -> None:
+    bounds = Bounds(least=2, most=3)
+    outlooks = play(planner(bounds, bounds), lambda at_s: 60.0 if at_s < 200 else 0.2, 500, begin=Counts(2, 2))
+    counts = {count for each in outlooks for count in each.wanted.pair}
+    assert counts == {2, 3}
+    assert "ever more streams" in str(outlooks[190])
+    json.loads(json.dumps(asdict(outlooks[190]), allow_nan=False))
+
+
+def test_longer_answers_are_the_decode_workers_business_and_prefill_workers_that_can_be_spared_help() -> None:
+    def answer(at_s: float) -> int:
+        return 20 if at_s < 150 else 400
+
+    outlooks = play(planner(), lambda at_s: 12.0 if at_s < 120 else 4.0, 240, begin=need(12.0), answer=answer)
+    changes = [(a.wanted, b.wanted) for a, b in itertools.pairwise(outlooks) if a.wanted != b.wanted]
+    assert any(b.decode > a.decode and b.prefill < a.prefill for a, b in changes), changes
+    apart = play(
+        planner(may_switch=False), lambda at_s: 12.0 if at_s < 120 else 4.0, 240, begin=need(12.0), answer=answer
+    )
+    changes = [(a.wanted, b.wanted) for a, b in itertools.pairwise(apart) if a.wanted != b.wanted]
+    assert not any(b.decode > a.decode and b.prefill < a.prefill for a, b in changes), changes
+
+
+def test_promises_that_no_fleet_keeps_do_not_fill_the_bounds() -> None:
+    wide = Bounds(least=1, most=16)
+    subject = Planner(Promise(ttft_s=0.001, itl_s=0.001), wide, wide, PACE, may_switch=False)
+    outlooks = play(subject, lambda _: 8.0, 120, begin=Counts(2, 2))
+    assert max(outlooks[-1].wanted.pair) <= 4
+
+
+def test_nothing_is_decided_before_the_load_is_known_or_where_counting_begins_anew() -> None:
+    subject = planner()
+    outlooks = play(subject, lambda _: 30.0, 4, begin=Counts(1, 1))
+    assert {each.wanted for each in outlooks} == {Counts(1, 1)}
+    seen = Seen(at_s=5.0, arrived=0, ability=ABILITY, seats=64, serving=Counts(1, 1), staff=Counts(1, 1))
+    assert subject.decide(seen).need is None
+
+
+def looked(subject: Planner, seconds: range, staff: Counts, rate: float = 0.0, first: int = 0, **facts: int) -> Counts:
+    """As if each look told of `rate` requests, and of the facts; what is wanted is there at once."""
+    for second in seconds:
+        arrived = first + int(rate * (second - seconds.start))
+        seen = Seen(at_s=float(second), arrived=arrived, ability=ABILITY, seats=64, serving=staff, staff=staff, **facts)
+        staff = subject.decide(seen).wanted
+    return staff
+
+
+def test_silence_of_a_minute_is_no_absence_of_load_afterwards_either() -> None:
+    """Routers that began anew count from where they are."""
+    subject = planner()
+    before = play(subject, lambda _: 8.0, 120, begin=need(8.0))[-1].wanted
+    arrived = subject._arrivals[-1][1]
+    after = looked(subject, range(220, 226), before, 8.0, arrived)
+    assert all(have >= had for have, had in zip(after.pair, before.pair, strict=True)), (before, after)
+
+
+def test_where_nobody_ever_asked_the_least_will_do() -> None:
+    assert looked(planner(), range(1, 60), Counts(4, 4)) == Counts(4, 4)
+    assert looked(planner(), range(1, 80), Counts(4, 4)) == Counts(1, 1)
+
+
+def test_long_answers_keep_their_workers_though_nobody_asks_any_more() -> None:
+    assert looked(planner(), range(1, 80), Counts(1, 4), streams=70, stream_tokens=30_000).decode == 4
+    assert looked(planner(), range(1, 80), Counts(1, 4), streams=2, stream_tokens=130_000).decode == 3
+    assert looked(planner(), range(1, 80), Counts(1, 4), streams=2, stream_tokens=1000).decode == 1
+
+
+def test_a_queue_asks_for_more_but_not_while_those_who_will_clear_it_start() -> None:
+    def after_a_queue(serving: Counts) -> int:
+        subject = planner()
+        begin = need(8.0)
+        play(subject, lambda _: 8.0, 100, begin=begin)
+        for second in range(101, 120):
+            outlook = subject.decide(
+                Seen(
+                    at_s=float(second),
+                    arrived=800 + 8 * (second - 100),
+                    ability=ABILITY,
+                    seats=64,
+                    backlog_s=60.0,
+                    serving=Counts(begin.prefill - (serving.prefill == 0), begin.decode),
+                    staff=begin,
+                )
+            )
+        return outlook.wanted.prefill
+
+    assert after_a_queue(Counts(1, 1)) > need(8.0).prefill
+    assert after_a_queue(Counts(0, 1)) == need(8.0).prefill

@@ -1,0 +1,76 @@
+"""How much a key may use, by a clock that the test turns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from router.api_keys import KeyEntry
+from router.limits import Limits
+from twostroke.errors import RateLimitExceeded
+
+
+def entry(**limits: float) -> KeyEntry:
+    return KeyEntry(tenant="t", sha256="0" * 64, **limits)  # type: ignore[arg-type]  # the test's to get right
+
+
+def test_a_minutes_worth_may_come_at_once_and_then_comes_back_evenly() -> None:
+    limits, allowed = Limits(), entry(requests_per_minute=6)
+    for _ in range(6):
+        limits.leave(limits.enter("a", allowed, 100.0))
+    with pytest.raises(RateLimitExceeded, match="6 requests per minute") as refused:
+        limits.enter("a", allowed, 100.0)
+    assert (refused.value.reason, refused.value.retry_after_s) == ("requests", pytest.approx(10.0))
+    limits.enter("b", allowed, 100.0)
+    limits.enter("a", allowed, 110.1)
+    with pytest.raises(RateLimitExceeded):
+        limits.enter("a", allowed, 110.1)
+
+
+def test_tokens_used_beyond_the_limit_have_to_come_back_before_the_next_call() -> None:
+    limits, allowed = Limits(), entry(tokens_per_minute=60)
+    use = limits.enter("a", allowed, 0.0)
+    use.tokens.take(50)
+    limits.enter("a", allowed, 0.0).tokens.take(100)
+    with pytest.raises(RateLimitExceeded, match="60 tokens per minute") as refused:
+        limits.enter("a", allowed, 0.0)
+    assert (refused.value.reason, refused.value.retry_after_s) == ("tokens", pytest.approx(90.0))
+    limits.enter("a", allowed, 90.1)
+
+
+def test_calls_at_once_are_counted_until_they_end_and_a_refused_one_counts_nowhere() -> None:
+    limits, allowed = Limits(), entry(concurrency=2, requests_per_minute=2)
+    first, _ = limits.enter("a", allowed, 0.0), limits.enter("a", allowed, 0.0)
+    for _ in range(3):
+        with pytest.raises(RateLimitExceeded, match="2 calls at once"):
+            limits.enter("a", allowed, 60.0)
+    limits.leave(first)
+    limits.enter("a", allowed, 60.0)
+
+
+def test_within_any_minute_no_more_than_twice_the_limit_comes_in_and_in_the_long_run_the_limit_does() -> None:
+    draws, limits, allowed = random.Random(1), Limits(), entry(requests_per_minute=30)
+    now_s, let_in, waits = 0.0, list[float](), list[float]()
+    while now_s < 900:
+        now_s += draws.expovariate(2.0)
+        try:
+            limits.leave(limits.enter("a", allowed, now_s))
+            let_in.append(now_s)
+        except RateLimitExceeded as refused:
+            waits.append(refused.retry_after_s or 0)
+    assert 0 < min(waits) < max(waits) <= 2.0 + 1e-6
+    assert max(sum(at - 60 < then <= at for then in let_in) for at in let_in) <= 60
+    assert 30 * 14 <= len(let_in) <= 30 * 16
+
+
+def test_a_limit_that_is_changed_counts_from_now_and_keys_that_are_gone_are_forgotten() -> None:
+    limits = Limits()
+    limits.leave(limits.enter("a", entry(requests_per_minute=1), 0.0))
+    limits.leave(limits.enter("a", entry(requests_per_minute=5), 0.0))
+    held = limits.enter("b", entry(concurrency=1), 0.0)
+    limits.forget_all_but(())
+    limits.leave(limits.enter("a", entry(requests_per_minute=1), 0.0))
+    with pytest.raises(RateLimitExceeded):
+        limits.enter("b", entry(concurrency=1), 0.0)
+    limits.leave(held)

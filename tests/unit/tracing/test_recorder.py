@@ -1,0 +1,149 @@
+"""Contexts of traces, what a process keeps of requests, and an exporter whose collector is not there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from twostroke.errors import ConfigError
+from twostroke.tracing import otlp
+from twostroke.tracing.config import TracingConfig
+from twostroke.tracing.context import TraceContext
+from twostroke.tracing.parts import MOST_CHUNKS, Chunks
+from twostroke.tracing.recorder import MOST_REQUESTS, MOST_SPANS, Recorder, stream_of
+from twostroke.tracing.span import Span
+
+HEADER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_header_is_read_as_it_was_written() -> None:
+    context = TraceContext.parse(HEADER)
+    assert context is not None
+    assert context.header == HEADER
+    child = context.child()
+    assert (child.trace_id, child.is_sampled) == (context.trace_id, True)
+    assert child.span_id != context.span_id
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "nonsense",
+        "ff" + HEADER[2:],
+        HEADER + "-00",
+        HEADER.upper(),
+        "00-" + "0" * 32 + HEADER[35:],
+        HEADER[:36] + "0" * 16 + "-01",
+    ],
+)
+def test_a_header_that_is_not_valid_counts_as_none(header: str) -> None:
+    assert TraceContext.parse(header) is None
+
+
+def test_a_later_version_of_the_header_is_read_as_far_as_it_is_known() -> None:
+    assert TraceContext.parse("cc" + HEADER[2:] + "-what-comes-next") is not None
+
+
+def test_every_router_samples_the_same_streams_and_as_many_as_asked() -> None:
+    contexts = [TraceContext.begin(f"stream-{number}", 0.25) for number in range(2000)]
+    again = [TraceContext.begin(f"stream-{number}", 0.25) for number in range(2000)]
+    assert [(c.trace_id, c.is_sampled) for c in contexts] == [(c.trace_id, c.is_sampled) for c in again]
+    assert 400 < sum(context.is_sampled for context in contexts) < 600
+    assert not any(TraceContext.begin(f"{number}", 0.0).is_sampled for number in range(100))
+    assert all(TraceContext.begin(f"{number}", 1.0).is_sampled for number in range(100))
+
+
+def test_a_client_decides_about_its_own_trace() -> None:
+    exported = Sink()
+    recorder = Recorder("router-0", ratio=1.0, exporter=exported)
+    recorder.root("request", "r", HEADER[:-1] + "0").end()
+    assert exported.spans == []
+    recorder.root("request", "r", HEADER).end()
+    assert [span.parent_id for span in exported.spans] == [0x00F067AA0BA902B7]
+
+
+def test_all_parts_of_a_stream_are_found_by_its_clients_name_and_the_latest_of_that_name() -> None:
+    recorder = Recorder("router-0")
+    for stream in ("chat/1~0123456789abcdef", "chat/1~fedcba9876543210"):
+        root = recorder.root("request", stream, "")
+        recorder.begin("answer", f"{stream}/1#0", root.context).end()
+        root.end()
+    kept = recorder.find("chat/1")
+    assert kept is not None
+    assert kept.stream == "chat/1~fedcba9876543210"
+    assert [span.name for span in kept.spans] == ["answer", "request"]
+    assert recorder.find("chat") is None
+    assert stream_of("chat/1~0123456789abcdef#12") == "chat/1~0123456789abcdef"
+
+
+def test_what_is_kept_is_bounded_and_what_was_forgotten_is_told_from_what_never_was() -> None:
+    recorder = Recorder("router-0")
+    for number in range(MOST_REQUESTS + 1):
+        recorder.root("request", f"r{number}~0123456789abcdef", "").end()
+    assert recorder.find("r0") is None
+    assert recorder.has_forgotten("r0")
+    assert recorder.find("r1") is not None
+    assert not recorder.has_forgotten("never")
+    long = recorder.root("request", "long", "")
+    for _ in range(MOST_SPANS + 10):
+        long.begin("answer").end()
+    assert len(recorder.find("long").spans) == MOST_SPANS
+
+
+def test_a_span_without_a_parent_is_measured_and_leaves_nothing() -> None:
+    exported, measured = Sink(), []
+    recorder = Recorder("decode-0", exporter=exported, measure=lambda name, _: measured.append(name))
+    recorder.begin("attempt", "r", None).begin("queue").end()
+    assert (measured, exported.spans, recorder.find("r")) == (["queue"], [], None)
+
+
+def test_of_a_very_long_prompt_the_last_chunks_are_one_span() -> None:
+    exported = Sink()
+    root = Recorder("prefill-0", exporter=exported).root("prefill", "r", HEADER)
+    chunks = Chunks(root)
+    for number in range(MOST_CHUNKS + 3):
+        chunks.ran(10 * number, 10 * number + 10, 0.001)
+    chunks.end()
+    assert len(exported.spans) == MOST_CHUNKS + 1
+    assert exported.spans[-1].attributes == {"first_token": 10 * MOST_CHUNKS, "tokens": 30, "chunks": 3}
+    assert chunks.tokens == 10 * (MOST_CHUNKS + 3)
+
+
+def test_a_collector_that_is_not_there_loses_spans_that_are_all_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(otlp, "MAX_PENDING", 50)
+    monkeypatch.setattr(otlp, "EXPORT_S", 0.2)
+    dropped: list[int] = []
+    exporter = otlp.OtlpExporter("http://127.0.0.1:9", {"service.name": "test"}, dropped.append)
+    recorder = Recorder("router-0", exporter=exporter)
+    for number in range(200):
+        recorder.root("request", f"r{number}", HEADER).end()
+    recorder.close()
+    while sum(dropped) < 200:  # a hang fails here
+        time.sleep(0.02)
+    assert sum(dropped) == 200
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:4317", "ftp://host:1", "http://host", "http://:4317", "http://h:x"])
+def test_an_endpoint_that_is_none_is_named(endpoint: str) -> None:
+    with pytest.raises(ConfigError, match="--otlp-endpoint must be http://HOST:PORT"):
+        TracingConfig(otlp_endpoint=endpoint)
+
+
+def test_a_ratio_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="--trace-ratio must be from 0 to 1, got 1"):
+        TracingConfig(ratio=1.5)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    def put(self, span: Span) -> None:
+        self.spans.append(span)
+
+    def close(self) -> None:
+        """Nothing is pending."""

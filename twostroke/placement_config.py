@@ -1,0 +1,96 @@
+"""What a role's workers ask of the Ray nodes that they run on, and the ports that they listen on there."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from twostroke.errors import ConfigError
+
+_NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_NAME}")
+_LABEL_VALUE = re.compile(rf"!?{_NAME}|!?in\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)")
+"""A value, one of several, or none of them, as Ray's label selectors say it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleConfig:
+    """Of each worker of one role."""
+
+    threads: int | None = None
+    """Compute threads. None: as all workers."""
+    num_cpus: float = 0.0
+    """Of the node's, as Ray counts them; 0: as many workers as there are fit onto any node."""
+    num_gpus: float | None = None
+    """None: the GPUs that there are are shared out among all workers."""
+    memory_bytes: int | None = None
+    """Of the node's, as Ray counts it. None: it is not counted."""
+    custom: Mapping[str, float] = field(default_factory=dict)
+    """Ray's custom resources."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the node: it has all of them, or gets no such worker."""
+    prefer_labels: Mapping[str, str] = field(default_factory=dict)
+    """Of the node, if there is such a one with room. Neither these nor `labels`: `role` as the worker's, preferred."""
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads must be at least 1, got {self.threads}", field="threads")
+        _check_amount("resources.num_cpus", self.num_cpus)
+        if self.num_gpus is not None:
+            _check_amount("resources.num_gpus", self.num_gpus)
+        if self.memory_bytes is not None and self.memory_bytes < 1:
+            raise ConfigError(
+                f"resources.memory must be more than 0, got {self.memory_bytes}", field="resources.memory"
+            )
+        for name, amount in self.custom.items():
+            _check_amount(f"resources.{name}", amount)
+        for path, labels in (("labels", self.labels), ("prefer_labels", self.prefer_labels)):
+            for key, value in labels.items():
+                _check_label(f"{path}.{key}", key, value)
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """By the names that Ray's nodes have for them."""
+        named = {"CPU": self.num_cpus, "GPU": self.num_gpus or 0.0, "memory": float(self.memory_bytes or 0)}
+        return {name: amount for name, amount in (named | dict(self.custom)).items() if amount}
+
+
+def _check_amount(path: str, amount: float) -> None:
+    if not 0 <= amount < math.inf:
+        raise ConfigError(f"{path} must be 0 or more, got {amount}", field=path)
+    if amount > 1 and amount != int(amount):  # Ray shares out one, not several
+        raise ConfigError(f"{path} must be a whole number where it is more than 1, got {amount}", field=path)
+
+
+def _check_label(path: str, key: str, value: str) -> None:
+    if not _LABEL_KEY.fullmatch(key):
+        raise ConfigError(f"{key!r} is no label of a Ray node; write for example role or my.domain/zone", field=path)
+    if not _LABEL_VALUE.fullmatch(value):
+        raise ConfigError(
+            f"{value!r} is no value of a label; write for example prefill, !spot, in(a100, h100) or !in(a, b)",
+            field=path,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPorts:
+    """0: any free one. Others are for one worker per node (or pod): there firewalls can name them."""
+
+    rpc: int = 0
+    pages: int = 0
+    metrics: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rpc", "pages", "metrics"):
+            port = getattr(self, name)
+            if not 0 <= port < 1 << 16:
+                raise ConfigError(f"--worker-{name}-port must be from 0 to 65535, got {port}", field=f"ports.{name}")
+        fixed = [port for port in (self.rpc, self.pages, self.metrics) if port]
+        if len(set(fixed)) < len(fixed):
+            raise ConfigError(f"the worker's ports must differ, got {sorted(fixed)}", field="ports")
+
+    @property
+    def are_fixed(self) -> bool:
+        return bool(self.rpc or self.pages or self.metrics)

@@ -1,0 +1,20 @@
+"""What a process shows the others of its cluster, and what it wants to see of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from twostroke.tls import Certificates, Use
+from twostroke.tls_config import TlsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    token: str = field(repr=False)
+    certificates: Certificates | None = None
+    """None: connections are plain."""
+
+    @classmethod
+    def of(cls, token: str, tls: TlsConfig | None) -> Membership:
+        """Raises ConfigError where the certificates cannot be used."""
+        return cls(token, None if tls is None else Certificates(tls, Use.CLUSTER))

@@ -1,0 +1,117 @@
+"""Certificates as gRPC takes them: servers ask for them at every handshake, clients when they open a channel."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from twostroke.tls import Certificates, Pem
+from twostroke.tls_config import CLUSTER_NAME
+
+LINGER_S = 24 * 3600.0
+"""For calls over a connection of an earlier certificate: longer than any answer; a stream without end begins again."""
+
+Options = tuple[tuple[str, int], ...]
+
+
+def server_credentials(certificates: Certificates | None) -> grpc.ServerCredentials:
+    if certificates is None:
+        return grpc.insecure_server_credentials()
+
+    def renewed() -> grpc.ServerCertificateConfiguration:
+        """Called on a thread of gRPC's before each handshake. A configuration of its own makes worthless what sessions
+        were given before: gRPC would let a client come back with them for days, whatever has become of its certificate.
+        """
+        return _configuration(certificates.pem)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(certificates.pem),
+        renewed,
+        certificates.asks_clients,
+    )
+
+
+def open_channel(address: str, certificates: Certificates | None, options: Options) -> grpc.aio.Channel:
+    """To another process of the cluster; with certificates, both sides look at each other's."""
+    if certificates is None:
+        return grpc.aio.insecure_channel(address, options=list(options))
+    return RenewingChannel(address, certificates, options)
+
+
+class RenewingChannel(grpc.aio.Channel):
+    """gRPC shows the certificate that a channel was opened with for ever. This one opens another channel for the next
+    call once the certificate is a new one; calls that are under way end where they began."""
+
+    def __init__(self, address: str, certificates: Certificates, options: Options) -> None:
+        self._address = address
+        self._certificates = certificates
+        self._options = [*options, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
+        self._shown = certificates.pem
+        self._channel = self._open()
+        self._leaving: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+
+    async def close(self, grace: float | None = None) -> None:
+        for task, channel in tuple(self._leaving.items()):
+            task.cancel()
+            await channel.close(grace)
+        await self._channel.close(grace)
+
+    def unary_unary(self, *method: Any, **codecs: Any) -> Any:
+        def call(*request: Any, **options: Any) -> Any:
+            return self._now().unary_unary(*method, **codecs)(*request, **options)
+
+        return call
+
+    def unary_stream(self, *method: Any, **codecs: Any) -> Any:
+        def call(*request: Any, **options: Any) -> Any:
+            return self._now().unary_stream(*method, **codecs)(*request, **options)
+
+        return call
+
+    def stream_unary(self, *method: Any, **codecs: Any) -> Any:
+        def call(*request: Any, **options: Any) -> Any:
+            return self._now().stream_unary(*method, **codecs)(*request, **options)
+
+        return call
+
+    def stream_stream(self, *method: Any, **codecs: Any) -> Any:
+        def call(*request: Any, **options: Any) -> Any:
+            return self._now().stream_stream(*method, **codecs)(*request, **options)
+
+        return call
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._now().get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._channel.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._now().channel_ready()
+
+    async def __aenter__(self) -> RenewingChannel:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def _now(self) -> grpc.aio.Channel:
+        pem = self._certificates.pem
+        if pem is not self._shown:
+            before, self._shown, self._channel = self._channel, pem, self._open()
+            leaving = asyncio.get_running_loop().create_task(before.close(LINGER_S), name=f"leave {self._address}")
+            self._leaving[leaving] = before
+            leaving.add_done_callback(lambda task: self._leaving.pop(task, None))
+        return self._channel
+
+    def _open(self) -> grpc.aio.Channel:
+        pem = self._shown
+        credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.cert)
+        return grpc.aio.secure_channel(self._address, credentials, options=self._options)
+
+
+def _configuration(pem: Pem) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pem.key, pem.cert)], pem.ca)

@@ -1,0 +1,125 @@
+"""Keeps the spans of the latest requests of a process, measures them, and hands the sampled ones to an exporter."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from twostroke.tracing.context import TraceContext
+from twostroke.tracing.span import OpenSpan, Span
+
+MOST_REQUESTS = 1000
+"""Whose spans are kept: some ten kilobytes each."""
+MOST_SPANS = 256
+"""Of one request. A prompt of many chunks, or a stream that is moved again and again, has more."""
+MOST_NAMES = 20_000
+"""Of requests whose spans are kept no longer: it can be said that they were here."""
+
+_STREAM = re.compile(r"(?P<stream>.+~[0-9a-f]{16})(/\d+)?(#\d+)?")
+"""Requests of one stream are named after it: STREAM, STREAM/PROMPT#CHOICE."""
+
+
+class Exporter(Protocol):
+    def put(self, span: Span) -> None:
+        """Send it some time later. Never blocks, never fails."""
+
+    def close(self) -> None:
+        """What is pending is sent, or given up soon."""
+
+
+class NoExporter:
+    def put(self, span: Span) -> None:
+        """Nobody wants it."""
+
+    def close(self) -> None:
+        """Nothing is pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a process knows of one stream."""
+
+    stream: str
+    spans: Sequence[Span]
+
+
+class Recorder:
+    def __init__(
+        self,
+        process: str = "",
+        *,
+        ratio: float = 1.0,
+        exporter: Exporter | None = None,
+        measure: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """`measure` is told of every span's name and seconds."""
+        self.process = process
+        self._ratio = ratio
+        self._exporter = exporter or NoExporter()
+        self._measure = measure
+        self._kept: OrderedDict[str, list[Span]] = OrderedDict()
+        self._gone: OrderedDict[str, None] = OrderedDict()
+
+    def root(self, name: str, request_id: str, header: str) -> OpenSpan:
+        """Where a request comes in; `header` is what the client says of its own trace, if anything."""
+        parent = TraceContext.parse(header) if header else None
+        stream = stream_of(request_id)
+        context = TraceContext.begin(stream, self._ratio) if parent is None else parent.child()
+        return self._open(name, stream, context, None if parent is None else parent.span_id)
+
+    def begin(self, name: str, request_id: str, parent: TraceContext | None) -> OpenSpan:
+        """Inside of another process's span (or another part's of this one). Without a parent it is measured only."""
+        if parent is None:
+            return OpenSpan(name, self.process, TraceContext.begin(request_id, 0.0), None, self._count)
+        return self._open(name, stream_of(request_id), parent.child(), parent.span_id)
+
+    def find(self, name: str) -> Kept | None:
+        """The latest stream of that name, or of a client's request id; None where nothing is kept of any."""
+        stream = next((stream for stream in reversed(self._kept) if _is_meant(stream, name)), None)
+        return None if stream is None else Kept(stream, tuple(self._kept[stream]))
+
+    def has_forgotten(self, name: str) -> bool:
+        """It was here, too long ago."""
+        return any(_is_meant(stream, name) for stream in self._gone)
+
+    def close(self) -> None:
+        """May take a moment: not on an event loop."""
+        self._exporter.close()
+
+    def _open(self, name: str, stream: str, context: TraceContext, parent_id: int | None) -> OpenSpan:
+        if stream not in self._kept:
+            self._kept[stream] = []
+            self._gone.pop(stream, None)
+            self._forget_some()
+        return OpenSpan(name, self.process, context, parent_id, functools.partial(self._take, stream))
+
+    def _take(self, stream: str, span: Span) -> None:
+        spans = self._kept.get(stream)
+        if spans is not None and len(spans) < MOST_SPANS:
+            spans.append(span)
+        if span.context.is_sampled:
+            self._exporter.put(span)
+        self._count(span)
+
+    def _count(self, span: Span) -> None:
+        if self._measure is not None:
+            self._measure(span.name, span.end_s - span.start_s)
+
+    def _forget_some(self) -> None:
+        while len(self._kept) > MOST_REQUESTS:
+            self._gone[self._kept.popitem(last=False)[0]] = None
+        while len(self._gone) > MOST_NAMES:
+            self._gone.popitem(last=False)
+
+
+def stream_of(request_id: str) -> str:
+    matched = _STREAM.fullmatch(request_id)
+    return request_id if matched is None else matched["stream"]
+
+
+def _is_meant(stream: str, name: str) -> bool:
+    return stream == name or stream.rpartition("~")[0] == name
