@@ -12,6 +12,7 @@ import asyncio
 import os
 import secrets
 import signal
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -79,6 +80,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.came = False
+        sys.unraisablehook = _tell_unless_interrupt
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._take)
 
@@ -90,6 +92,12 @@ class Interrupts:
         del number, frame
         self.came = True
         raise KeyboardInterrupt
+
+
+def _tell_unless_interrupt(happened: sys.UnraisableHookArgs) -> None:
+    """Of what Python itself swallows: a signal that comes while it forks or frees something. `came` has it."""
+    if not issubclass(happened.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(happened)
 
 
 class _Launch:
