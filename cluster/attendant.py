@@ -180,7 +180,7 @@ class Attendant:
             version = snapshot.version
             for worker in snapshot.workers:
                 self._tell(worker)
-            if all(worker.observed.stage is Stage.SERVING for worker in snapshot.workers):
+            if all(worker.observed.stage in (Stage.SERVING, Stage.DRAINED) for worker in snapshot.workers):
                 self._all_serve.set()
 
     async def stop_fleet(self) -> None:

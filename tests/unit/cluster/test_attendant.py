@@ -1,0 +1,62 @@
+"""What launchers wait for, beside a supervisor that is played."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cluster.actors import Serving
+from cluster.announce import Announcer
+from cluster.attendant import Attendant
+from cluster.plan import Observed, Stage
+from cluster.view import Snapshot, Worker
+from twostroke.config import Role, WorkerConfig
+
+
+class Method:
+    def __init__(self, answer: Any) -> None:
+        self.remote = answer
+
+
+class PlayedSupervisor:
+    """Says once who is there, then nothing more."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self._workers = workers
+        self.run, self.snapshot = Method(self._run), Method(self._snapshot)
+
+    async def _run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def _snapshot(self, after_version: int) -> Snapshot:
+        if after_version >= 0:
+            await asyncio.Event().wait()
+        return Snapshot(0, self._workers)
+
+
+def worker(name: str, stage: Stage) -> Worker:
+    serving = Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE) if stage is Stage.SERVING else None
+    config = WorkerConfig(role=Role.DECODE, worker_id=name)
+    return Worker(config, Observed(name, stage), serving=serving)
+
+
+async def is_complete(*workers: Worker) -> bool:
+    attendant = Attendant(PlayedSupervisor(*workers), Announcer())
+    attending = asyncio.create_task(attendant.attend())
+    try:
+        async with asyncio.timeout(0.2):
+            await attendant.until_all_serve()
+        return True
+    except TimeoutError:
+        return False
+    finally:
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
+
+
+async def test_a_fleet_whose_worker_has_been_drained_is_complete_for_whoever_takes_it_over() -> None:
+    assert await is_complete(worker("decode-0", Stage.SERVING), worker("decode-1", Stage.DRAINED))
+
+
+async def test_a_fleet_whose_worker_still_starts_is_waited_for() -> None:
+    assert not await is_complete(worker("decode-0", Stage.SERVING), worker("decode-1", Stage.STARTING))
