@@ -149,14 +149,14 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
         doors.add_row(router.router_id or "-", state, router.http or "-", router.grpc or "-", router.address)
     console.print(doors)
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("worker", "state", "epoch"):
+    for heading in ("worker", "role", "state", "epoch"):
         table.add_column(heading, no_wrap=True)
     for heading in ("runs", "waits", "tokens"):
         table.add_column(heading, justify="right")
     table.add_column("pages", overflow="fold")
     for line in workers:
         counts = (line.running, line.waiting, line.queued_tokens)
-        table.add_row(line.worker_id, line.state, line.epoch or "-", *map(str, counts), _pages(line))
+        table.add_row(line.worker_id, line.role or "-", line.state, line.epoch or "-", *map(str, counts), _pages(line))
     console.print(table)
 
 
