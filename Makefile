@@ -9,7 +9,7 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
-.PHONY: help serve test image manifests pods rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
