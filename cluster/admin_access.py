@@ -10,6 +10,7 @@ from pathlib import Path
 from cluster import state_file
 from cluster.checks import is_host_port
 from cluster.flags.token import VARIABLE
+from cluster.flags.token import read as read_token
 from cluster.router_process import reachable
 from twostroke.errors import ConfigError
 from twostroke.rpc.server import TOKEN_KEY
@@ -52,8 +53,7 @@ def access_from(args: argparse.Namespace) -> AdminAccess:
 
 def access_to(state: state_file.ServeState) -> AdminAccess:
     """Of a server of this user."""
-    token = read_token(Path(state.log_dir) / LOCAL_TOKEN)
-    return AdminAccess(tuple(reachable(router.admin) for router in state.routers), _metadata(token))
+    return AdminAccess(tuple(reachable(router.admin) for router in state.routers), _metadata(_local_token(state)))
 
 
 def write_token(folder: Path, token: str) -> None:
@@ -63,24 +63,21 @@ def write_token(folder: Path, token: str) -> None:
         file.write(token)
 
 
-def read_token(path: Path) -> str:
+def _local_token(state: state_file.ServeState) -> str:
+    path = Path(state.log_dir) / LOCAL_TOKEN
     try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"the cluster's token cannot be read from {path}: {reason}", field=VARIABLE) from error
-    if not token:
-        raise ConfigError(f"{path} is empty; it must hold the cluster's token", field=VARIABLE)
-    return token
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"the cluster's token cannot be read from {path}: {error.strerror}") from error
 
 
 def _token_for(address: str) -> str:
     """That of the environment, else of this user's server there: one cluster's token is not for others to see."""
     if path := os.environ.get(VARIABLE):
-        return read_token(Path(path))
+        return read_token(path)
     for state in state_file.running():
         if address in (reachable(router.admin) for router in state.routers):
-            return read_token(Path(state.log_dir) / LOCAL_TOKEN)
+            return _local_token(state)
     return ""
 
 

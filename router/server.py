@@ -79,23 +79,11 @@ class RouterServer:
         self._listener = (
             bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
         )
-        shares_port = config.http_fd is not None
         visits = Visits(self._doorman)
         try:
-            check_can_listen(config.host, config.grpc_port, shares_port)
+            check_can_listen(config.host, config.grpc_port, config.http_fd is not None)
             self._admin = AdminServer(config, front)
-            self._rpc = RpcServer(
-                config.host,
-                config.grpc_port,
-                token=None,
-                certificates=certificates,
-                callers=Callers(
-                    options=_client_options(config.doors),
-                    entrance=StrangersEntrance(visits.admit),
-                    max_message_bytes=config.doors.max_request_bytes,
-                ),
-                shares_port=shares_port,
-            )
+            self._rpc = _clients_rpc(config, visits, certificates)
         except ConfigError:
             self._listener.close()
             raise
@@ -183,6 +171,22 @@ def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
     if config.doors.api_keys is None:
         return OpenHouse()
     return KeyedDoorman(config.doors.api_keys, config.cluster_token, metrics)
+
+
+def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificates | None) -> RpcServer:
+    callers = Callers(
+        options=_client_options(config.doors),
+        entrance=StrangersEntrance(visits.admit),
+        max_message_bytes=config.doors.max_request_bytes,
+    )
+    return RpcServer(
+        config.host,
+        config.grpc_port,
+        token=None,
+        certificates=certificates,
+        callers=callers,
+        shares_port=config.http_fd is not None,
+    )
 
 
 def _client_options(doors: DoorsConfig) -> tuple[tuple[str, int], ...]:

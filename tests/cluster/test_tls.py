@@ -158,6 +158,7 @@ def commands_come_in(
 ) -> None:
     token = world.folder / "token"
     token.write_text(TOKEN)
+    token.chmod(0o600)
     monkeypatch.setenv("TWOSTROKE_TOKEN_FILE", str(token))
     monkeypatch.setenv("TWOSTROKE_TLS_NAME", "localhost")
     trusted = ["--tls-ca", str(world.clients.file)]

@@ -69,47 +69,49 @@ def services_select_one_kind_of_pod(bundle: Bundle) -> Iterator[Complaint]:
 
 
 def service_targets_exist(bundle: Bundle) -> Iterator[Complaint]:
-    for item in bundle.of("Service"):
-        selector = item["spec"].get("selector")
-        pods = bundle.pods_with(selector, namespace_of(item)) if selector else []
-        for index, port in enumerate(item["spec"].get("ports") or []):
-            target = port.get("targetPort", port.get("port"))
-            for pod in pods:
-                if not _has_port(pod, target):
-                    what = f"pods of {pod.where} {pod.group} have no port {target}"
-                    todo = f"use one of: {', '.join(port_words(pod)) or 'none declared'}"
-                    yield Complaint(where(item), f"spec.ports[{index}].targetPort", what.replace("  ", " "), todo)
+    for item, place, port, pod in _service_ports(bundle):
+        target = _target(port)
+        if not _has_port(pod, target):
+            what = f"pods of {pod.where} {pod.group} have no port {target}"
+            todo = f"use one of: {', '.join(port_words(pod)) or 'none declared'}"
+            yield Complaint(where(item), f"{place}.targetPort", what.replace("  ", " "), todo)
 
 
 def headless_ports_are_those_of_pods(bundle: Bundle) -> Iterator[Complaint]:
     """The name leads to the pods themselves: nobody translates a port."""
-    for item in bundle.of("Service"):
-        selector = item["spec"].get("selector")
-        headless = item["spec"].get("clusterIP") == "None" and selector
-        for index, port in enumerate(item["spec"].get("ports") or [] if headless else []):
-            for pod in bundle.pods_with(selector, namespace_of(item)):
-                declared = dict(word.split("=") for word in port_words(pod))
-                target = str(port.get("targetPort", port.get("port")))
-                if declared.get(target, target) != str(port.get("port")):
-                    what = (
-                        f"{port.get('port')}, and clients reach pods of {pod.where} at {declared.get(target, target)}"
-                    )
-                    yield Complaint(where(item), f"spec.ports[{index}].port", what, "make them equal")
+    for item, place, port, pod in _service_ports(bundle):
+        number = _numbers_by_name(pod).get(str(_target(port)), str(_target(port)))
+        if item["spec"].get("clusterIP") == "None" and number != str(port.get("port")):
+            what = f"{port.get('port')}, and clients reach pods of {pod.where} at {number}"
+            yield Complaint(where(item), f"{place}.port", what, "make them equal")
 
 
 def service_ports_lead_to_their_names(bundle: Bundle) -> Iterator[Complaint]:
     """A port that is named as one of the pods' leads there."""
+    for item, place, port, pod in _service_ports(bundle):
+        target, meant = _target(port), _numbers_by_name(pod).get(str(port.get("name")))
+        if meant is not None and str(target) not in (meant, port.get("name")) and _has_port(pod, target):
+            what = f"{target}, and pods of {pod.where} have {port['name']} at {meant}"
+            yield Complaint(where(item), f"{place}.targetPort", what, f"use {port['name']}")
+
+
+def _service_ports(bundle: Bundle) -> Iterator[tuple[Object, str, Object, PodTemplate]]:
+    """Each port of each Service with each pod behind it: (Service, path of the port, port, pod)."""
     for item in bundle.of("Service"):
         selector = item["spec"].get("selector")
         pods = bundle.pods_with(selector, namespace_of(item)) if selector else []
         for index, port in enumerate(item["spec"].get("ports") or []):
-            target = port.get("targetPort", port.get("port"))
             for pod in pods:
-                declared = dict(word.split("=") for word in port_words(pod))
-                meant = declared.get(str(port.get("name")))
-                if meant is not None and str(target) not in (meant, port.get("name")) and _has_port(pod, target):
-                    what = f"{target}, and pods of {pod.where} have {port['name']} at {meant}"
-                    yield Complaint(where(item), f"spec.ports[{index}].targetPort", what, f"use {port['name']}")
+                yield item, f"spec.ports[{index}]", port, pod
+
+
+def _target(port: Object) -> object:
+    return port.get("targetPort", port.get("port"))
+
+
+def _numbers_by_name(pod: PodTemplate) -> dict[str, str]:
+    """Of its ports, by name."""
+    return dict(word.split("=") for word in port_words(pod))
 
 
 def network_policies_are_valid(item: Object) -> Iterator[Complaint]:
