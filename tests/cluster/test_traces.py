@@ -43,6 +43,7 @@ async def test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "token"))
     async with (
         collecting() as collector,
