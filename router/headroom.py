@@ -126,9 +126,11 @@ class Headroom:
         return self._reservations.own_share(request_id, worker).seconds
 
     def is_trusted(self, member: Member, now_s: float) -> bool:
-        """Its costs are good enough to refuse somebody. Those of an idle worker that has computed nothing for a while
-        may come of a bad moment, and if all were refused for it, it would never learn better: one is let in to see."""
-        if not is_known(member):
+        """Its costs are good enough to refuse somebody. Those of its first moments, measured while a whole cluster
+        started beside it, refuse nobody until it has computed a prompt that somebody sent. Those of an idle worker that
+        has computed nothing for a while may come of a bad moment, too, and if all were refused for it, it would never
+        learn better: one is let in to see."""
+        if not is_known(member) or not member.load.prefill_busy_s:
             return False
         if member.queue_s(now_s) > 0 or any(True for _ in self.sent_to(member.worker)):
             return True

@@ -167,6 +167,18 @@ def test_an_idle_worker_that_says_it_is_slow_is_tried_by_one_request():
     assert list(fleet.refused) == ["second"], "one trial at a time"
 
 
+def test_a_worker_that_has_computed_nothing_yet_refuses_nobody():
+    fleet = VirtualFleet()
+    reporting(fleet.workers["p0"].member, 0.0, prefill_busy_s=0.0)
+    for number in range(20):
+        fleet.ask(f"r{number}", deadline_s=0.1)
+    fleet.run(until_s=0.0)
+    assert not fleet.refused, "what it says of itself was measured while everything started"
+    assert fleet.released == ["r0"], "the others wait to see"
+    fleet.run()
+    assert fleet.refused, "by what the first prompt took"
+
+
 def test_costs_that_were_just_confirmed_refuse_on_an_idle_worker_too():
     fleet = VirtualFleet()
     fleet.ask("confirms")

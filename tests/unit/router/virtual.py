@@ -34,12 +34,26 @@ def member(worker: str, role: Role, *, token_s: float = TOKEN_S) -> Member:
     )
 
 
-def reporting(worker: Member, now_s: float = 0.0, *, queued_s: float = 0.0, token_s: float = TOKEN_S, waiting: int = 0):
+def reporting(
+    worker: Member,
+    now_s: float = 0.0,
+    *,
+    queued_s: float = 0.0,
+    token_s: float = TOKEN_S,
+    waiting: int = 0,
+    prefill_busy_s: float = 1.0,
+) -> Member:
     costs = control_pb2.StepCosts(
         step_s=0.001, prompt_token_s=token_s, step_tokens=STEP_TOKENS, step_target_s=0.02 if token_s else 0.0
     )
     load = control_pb2.Load(
-        pages_free=10**6, pages_total=10**6, queued_s=queued_s, costs=costs, waiting=waiting, running=min(1, waiting)
+        pages_free=10**6,
+        pages_total=10**6,
+        queued_s=queued_s,
+        costs=costs,
+        waiting=waiting,
+        running=min(1, waiting),
+        prefill_busy_s=prefill_busy_s,
     )
     worker.report(load, now_s)
     return worker

@@ -18,7 +18,7 @@ BUSY_S = 3600.0
 
 
 def load(queued_s: float) -> control_pb2.Load:
-    return control_pb2.Load(pages_free=500, pages_total=500, queued_s=queued_s, costs=COSTS)
+    return control_pb2.Load(pages_free=500, pages_total=500, queued_s=queued_s, costs=COSTS, prefill_busy_s=1.0)
 
 
 def asking(core, request_id: str, *, tokens: int = 5, priority: int = 0, tenant: str = "", deadline_s=None) -> Ask:
