@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from cluster.clients import api_key
 from cluster.router_process import reachable
 from router.addresses import Addresses
 from twostroke.config import ClusterConfig
@@ -65,8 +66,9 @@ class Announcer:
             f"  admin         {'  '.join(router.admin for router in routers)}\n"
             f"  metrics       {'  '.join(metrics_url(router, scheme) for router in routers)}\n"
             f"  logs          {folder}\n\n"
-            f"{curl_line(routers[0].http, config.model.public_name, scheme)}\n\n"
-            f"{grpc_line(routers[0].grpc)}\n\n"
+            f"{_needed(config)}"
+            f"{curl_line(routers[0].http, config)}\n\n"
+            f"{grpc_line(routers[0].grpc, config)}\n\n"
             f"{end}",
             flush=True,
         )
@@ -80,14 +82,36 @@ def metrics_url(router: Addresses, scheme: str) -> str:
     return f"{scheme if router.metrics == router.http else 'http'}://{router.metrics}/metrics"
 
 
-def curl_line(http: str, model: str, scheme: str) -> str:
-    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+def curl_line(http: str, config: ClusterConfig) -> str:
+    """Certificates and keys come from the variables that `twostroke chat` reads."""
+    scheme, options = "http", []
+    if config.tls is not None:
+        scheme, options = "https", ['--cacert "$TWOSTROKE_TLS_CA"']
+        if config.tls.ca is not None:
+            options.append('--cert "$TWOSTROKE_TLS_CERT" --key "$TWOSTROKE_TLS_KEY"')
+    if config.doors.api_keys is not None:
+        options.append(f'-H "Authorization: Bearer ${api_key.VARIABLE}"')
+    body = {"model": config.model.public_name, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
     url = f"{scheme}://{reachable(http)}/v1/chat/completions"
-    return f"curl -N {url} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    sent = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    return " ".join(["curl -N", *options, url, sent])
 
 
-def grpc_line(grpc: str) -> str:
-    return f"{shlex.quote(program())} chat --grpc {reachable(grpc)} {shlex.quote(QUESTION)}"
+def grpc_line(grpc: str, config: ClusterConfig) -> str:
+    tls = "--tls " if config.tls is not None else ""
+    return f"{shlex.quote(program())} chat {tls}--grpc {reachable(grpc)} {shlex.quote(QUESTION)}"
+
+
+def _needed(config: ClusterConfig) -> str:
+    """The variables that both lines read."""
+    variables = []
+    if config.tls is not None:
+        variables.append("TWOSTROKE_TLS_CA (file: CAs of this certificate)")
+        if config.tls.ca is not None:
+            variables.append("TWOSTROKE_TLS_CERT and TWOSTROKE_TLS_KEY (files: yours)")
+    if config.doors.api_keys is not None:
+        variables.append(f"{api_key.VARIABLE} (a key)")
+    return f"with {', '.join(variables)} in the environment:\n" if variables else ""
 
 
 def program() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.deploy.manifests.objects import Object
 from tests.deploy.mutants_native import BOX, DECODE, HEAD, POD, PREFILL, RAY, ROUTER
-from tests.deploy.mutate import Mutant, add, drop, insert, put, swap, swap_in_list
+from tests.deploy.mutate import Mutant, add, both, drop, insert, put, swap, swap_in_list
 
 KEDA = "ScaledObject/twostroke-router"
 FILE = "data.cluster[.]yaml"
@@ -94,8 +94,9 @@ RAYS = [
            put(RAY, "spec.workerGroupSpecs[prefill].rayStartParams.labels", "role=prefill")),
     Mutant("a start parameter that is no number", "start_params_are_known",
            put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "80M")),
-    Mutant("an object store larger than its pod", "start_params_fit_the_pod",
-           put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "800000000000")),
+    Mutant("an object store larger than its pod", "start_params_fit_the_pod", both(
+        put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "800000000000"),
+        drop(RAY, "spec.headGroupSpec.template.spec.volumes[shared-mem].emptyDir.sizeLimit"))),
     Mutant("autoscaling of version 1", "autoscaler_is_v2", put(RAY, "spec.autoscalerOptions.version", "v1")),
     Mutant("options of an autoscaler that does not run", "autoscaler_is_v2",
            put(RAY, "spec.autoscalerOptions", {"version": "v2"}), "dev-cpu"),

@@ -213,6 +213,9 @@ WORKLOADS = [
         put(KEDA, "spec.scaleTargetRef.name", "router"), put(ROUTER, "spec.replicas", 2))),
     Mutant("an autoscaler of a RayCluster", "autoscalers_have_a_target", both(put(KEDA, "spec.scaleTargetRef", {
         "apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "twostroke"}), put(ROUTER, "spec.replicas", 2))),
+    Mutant("a count beside KEDA's", "autoscalers_alone_say_how_many", put(ROUTER, "spec.replicas", 2)),
+    Mutant("a count beside an autoscaler's", "autoscalers_alone_say_how_many", put(ROUTER, "spec.replicas", 2),
+           WITH_HPA),
     Mutant("bounds the wrong way round", "autoscalers_have_bounds", put(HPA, "spec.minReplicas", 9), WITH_HPA),
     Mutant("KEDA's bounds the wrong way round", "custom_rules_hold", put(KEDA, "spec.minReplicaCount", 9)),
     Mutant("a metric without its block", "autoscaler_metrics_are_well_formed",

@@ -11,6 +11,7 @@ from tests.deploy.mutants_native import (
     KEDA,
     POD,
     POLICY,
+    PREFILL,
     RAY,
     ROUTER,
     SERVICE,
@@ -181,12 +182,18 @@ MONITORING = [
     Mutant("a dashboard that is no JSON", "dashboards_can_be_read", put(BOARD, "data.router[.]json", "{")),
     Mutant("a dashboard of no metric", "queries_name_metrics_that_there_are",
            swap(BOARD, "data.fleet[.]json", "twostroke_fleet_members", "twostroke_fleet_member")),
+    Mutant("a dashboard's variable of no metric", "queries_name_metrics_that_there_are",
+           swap(BOARD, "data.worker[.]json", "label_values(twostroke_pages,", "label_values(twostroke_page,")),
 ]  # fmt: skip
 
 RAYS = [
     Mutant("an empty field behind a gate", "ray_needs_no_gates", put(RAY, "spec.tlsOptions", {})),
     Mutant("an object store that Ray refuses", "start_params_fit_the_pod",
            put(RAY, "spec.headGroupSpec.rayStartParams.object-store-memory", "8000000")),
+    Mutant("shared memory that is smaller than the object store", "object_stores_fit_shared_memory",
+           put(RAY, f"{PREFILL}.volumes[shared-mem].emptyDir.sizeLimit", "64Mi")),
+    Mutant("shared memory on disk", "object_stores_fit_shared_memory",
+           drop(RAY, f"{PREFILL}.volumes[shared-mem].emptyDir.medium")),
     Mutant("an autoscaler without a token", "autoscaler_may_speak_with_the_api",
            put(RAY, f"{HEAD}.automountServiceAccountToken", False)),
 ]  # fmt: skip

@@ -219,6 +219,8 @@ def queries(bundle: Bundle) -> Iterator[tuple[str, str, str]]:
             for target in panel.get("targets") or []:
                 if target.get("expr"):
                     yield where(item), f"data.{key}: panel {panel.get('title')!r}", _without_variables(target["expr"])
+        for key, name, series in _listed(item):
+            yield where(item), f"data.{key}: variable {name}", _without_variables(series)
 
 
 @functools.cache
@@ -256,6 +258,25 @@ def _panels_in(text: str) -> tuple[Object, ...]:
     except (ValueError, AttributeError):
         return ()  # said by dashboards_can_be_read
     return tuple(one for panel in panels for one in (panel, *(panel.get("panels") or [])))
+
+
+def _listed(item: Object) -> Iterator[tuple[str, str, str]]:
+    """(dashboard, variable, series whose labels are its values)."""
+    for key, text in _dashboards(item):
+        for variable in _variables_in(text):
+            asked = variable.get("query")
+            query = asked.get("query") if isinstance(asked, dict) else asked
+            matched = re.fullmatch(r"\s*label_values\((.+),\s*\w+\)\s*", str(query))
+            if variable.get("type") == "query" and matched:
+                yield key, str(variable.get("name")), matched[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _variables_in(text: str) -> tuple[Object, ...]:
+    try:
+        return tuple((json.loads(text).get("templating") or {}).get("list") or [])
+    except (ValueError, AttributeError):
+        return ()  # said by dashboards_can_be_read
 
 
 def _without_variables(query: str) -> str:

@@ -112,7 +112,7 @@ def is_json_of_ray(value: str) -> bool:
 def start_params_fit_the_pod(item: Object) -> Iterator[Complaint]:
     """Ray must not be told of more than the pod may use."""
     for template in pod_templates(item) if item.get("kind") == "RayCluster" else ():
-        group = _group_of(item, template.group)
+        group = group_of(item, template.group)
         limits = ((template.spec.get("containers") or [{}])[0].get("resources") or {}).get("limits") or {}
         told = group.get("rayStartParams") or {}
         gpus = sum(int(quantity(limits.get(name, 0)) or 0) for name in _DEVICES)
@@ -226,7 +226,7 @@ def _all_groups(item: Object) -> Iterator[tuple[str, Object]]:
     yield from _groups(item)
 
 
-def _group_of(item: Object, name: str) -> Object:
+def group_of(item: Object, name: str) -> Object:
     groups = {str(group.get("groupName")): group for _, group in _groups(item)}
     return groups.get(name, item["spec"].get("headGroupSpec") or {})
 

@@ -7,8 +7,18 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tests.deploy.manifests.cluster_files import files_of
-from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, namespace_of, where
+from tests.deploy.manifests.objects import (
+    Bundle,
+    Complaint,
+    Object,
+    PodTemplate,
+    namespace_of,
+    pod_templates,
+    where,
+)
 from tests.deploy.manifests.program import started
+from tests.deploy.manifests.ray_cluster import group_of
+from tests.deploy.manifests.words import quantity
 
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _SETTING = re.compile(r"RAY_[a-z][a-z0-9_]*")
@@ -92,6 +102,25 @@ def launchers_join_their_pod(pod: PodTemplate) -> Iterator[Complaint]:
             if own != its:
                 what = f"{folder} is {own or 'its own'}, and {its or 'its own'} in {beside.get('name')}"
                 yield Complaint(pod.where, f"{place}.volumeMounts", what, "mount the same volume in both")
+
+
+def object_stores_fit_shared_memory(item: Object) -> Iterator[Complaint]:
+    """Ray keeps objects on disk where they do not fit, and says so in a log alone. Where nothing is mounted, KubeRay
+    mounts as much as the pod has memory."""
+    for pod in pod_templates(item) if item.get("kind") == "RayCluster" else ():
+        mounted = volume_at((pod.spec.get("containers") or [{}])[0], "/dev/shm")
+        for index, volume in enumerate(pod.spec.get("volumes") or []):
+            directory = volume.get("emptyDir")
+            if volume.get("name") != mounted or directory is None:
+                continue
+            place = f"{pod.path}.spec.volumes[{index}].emptyDir"
+            if directory.get("medium") != "Memory":
+                yield Complaint(where(item), f"{place}.medium", "/dev/shm is on disk", "medium: Memory")
+            room = quantity(directory.get("sizeLimit"))
+            store = str((group_of(item, pod.group).get("rayStartParams") or {}).get("object-store-memory", ""))
+            if room is not None and store.isdigit() and int(store) > room:
+                what = f"an object store of {store} bytes in {directory['sizeLimit']} of shared memory"
+                yield Complaint(where(item), f"{place}.sizeLimit", what, "make it larger than object-store-memory")
 
 
 def volume_at(container: Object, folder: str) -> str:

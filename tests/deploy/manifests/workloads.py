@@ -227,6 +227,16 @@ def autoscalers_have_a_target(bundle: Bundle) -> Iterator[Complaint]:
         targets[identity] = where(item)
 
 
+def autoscalers_alone_say_how_many(bundle: Bundle) -> Iterator[Complaint]:
+    for item in bundle.of("HorizontalPodAutoscaler", "ScaledObject"):
+        reference = item["spec"].get("scaleTargetRef") or {}
+        target = bundle.find(reference.get("kind", "Deployment"), str(reference.get("name")), namespace_of(item))
+        told = ((target or {}).get("spec") or {}).get("replicas")
+        if told is not None:
+            what = f"{where(item)} scales it, and each apply would set it to {told} again"
+            yield Complaint(where(target or {}), "spec.replicas", what, "leave it out")
+
+
 def autoscalers_have_bounds(item: Object) -> Iterator[Complaint]:
     """KEDA's CRD has a rule for most of its own."""
     if item.get("kind") == "ScaledObject":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from rich.console import Console
 from cluster import announce
 from router.addresses import Addresses
 from twostroke.config import ClusterConfig
+from twostroke.doors_config import DoorsConfig
+from twostroke.tls_config import TlsConfig
 
 
 def fetch_in_two_steps(model: str, dtype: str, on_progress: Callable[[str, float], None]) -> Path:
@@ -56,3 +59,20 @@ def test_every_router_is_announced_and_the_commands_to_paste_ask_the_first(
     assert "http://h:1/metrics  http://h:3/metrics\n" in printed
     assert "curl -N http://h:1/v1/chat/completions" in printed
     assert "chat --grpc h:2 " in printed
+
+
+def test_where_tls_and_keys_are_asked_for_the_commands_to_paste_show_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ClusterConfig(
+        tls=TlsConfig(cert="a.pem", key="a.key", ca="clients.pem"), doors=DoorsConfig(api_keys="keys.toml")
+    )
+    announce.Announcer().ready(config, (Addresses("h:1", "h:2", "h:5", "h:1"),), tmp_path)
+    printed = capsys.readouterr().out
+    curl = next(line for line in printed.splitlines() if line.startswith("curl "))
+    assert "https://h:1/v1/chat/completions" in curl
+    chat = next(line for line in printed.splitlines() if " chat " in line)
+    assert " --tls --grpc h:2 " in chat
+    variables = set(re.findall(r"TWOSTROKE_\w+", printed))
+    assert variables == {"TWOSTROKE_TLS_CA", "TWOSTROKE_TLS_CERT", "TWOSTROKE_TLS_KEY", "TWOSTROKE_API_KEY"}
+    assert all(f'${variable}"' in curl for variable in variables)
