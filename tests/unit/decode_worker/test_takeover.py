@@ -161,7 +161,8 @@ async def test_pages_that_are_taken_over_are_shared_by_those_who_come_later() ->
         await asyncio.gather(answers[0].done.wait(), sharer.done.wait())
         assert answers[0].tokens == expected_tokens(prompts[0], 4)
         assert sharer.tokens == expected_tokens(prompts[1], 4)
-        assert source.metric("computed_tokens_total") == 8 * BLOCK, "the sharer pulled what it could share"
+        begun = source.metric("computed_tokens_total") - 8 * BLOCK
+        assert begun <= CHUNK.max_num_batched_tokens, "the sharer pulled what it could share"
 
 
 async def test_pages_in_the_cache_of_the_source_are_pulled_however_many_requests_come(
