@@ -6,9 +6,9 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster import page_section
 from cluster.checks import file_can_be_made, positive
 from twostroke.config import PACED_PREFIX
-from twostroke.errors import ConfigError
 from twostroke.faults.plan import Guard
 
 MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=128"
@@ -43,12 +43,16 @@ class FaultsOptions:
         if self.sample is not None:
             positive("--sample", self.sample)
         file_can_be_made("--json", self.json_path)
-        if self.write is not None and not self.write.is_file():
-            raise ConfigError(f"--write {self.write}: is no file", field="write")
+        page_section.check(self.write, self.section)
 
     @property
     def is_paced(self) -> bool:
         return is_paced(self.model)
+
+    @property
+    def section(self) -> str:
+        """Of the page that `write` is."""
+        return page_section.MATRIX if self.is_paced else page_section.SAMPLE
 
     def flags(self, transports: str) -> list[str]:
         """Of `serve`."""

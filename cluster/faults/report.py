@@ -11,17 +11,14 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from cluster.faults.bounds import overruns
-from cluster.faults.options import FaultsOptions
+from cluster.faults.options import FaultsOptions, is_paced
 from cluster.faults.outcome import Outcome, is_stale
 from cluster.faults.trials import ANYWHERE, HEAD
-from twostroke.errors import ConfigError
 from twostroke.faults.plan import Kind
 from twostroke.faults.points import Cell, Process, why_not
 from twostroke.lifetime import Point
 from twostroke.simulate.results import percentile
 
-MATRIX, SAMPLE = "matrix", "sample"
-"""Sections of the file, between `<!-- faults:NAME -->` and `<!-- end of faults:NAME -->`."""
 SHARES = (0.5, 0.99)
 
 
@@ -71,9 +68,8 @@ def summary(outcomes: Sequence[Outcome], facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def written(document: str, outcomes: Sequence[Outcome], facts: Facts) -> str:
-    """The document with its section brought up to date. Raises ConfigError where it has none."""
-    name = MATRIX if facts.model.startswith("paced:") else SAMPLE
+def written(outcomes: Sequence[Outcome], facts: Facts) -> str:
+    """The section of docs/faults.md."""
     parts = [
         _heading(outcomes, facts),
         _table(outcomes),
@@ -82,18 +78,9 @@ def written(document: str, outcomes: Sequence[Outcome], facts: Facts) -> str:
         _refusals(outcomes),
         _misses(outcomes),
     ]
-    if name == MATRIX:
+    if is_paced(facts.model):
         parts.append(_reasons())
-    return replaced(document, name, "\n\n".join(filter(None, parts)))
-
-
-def replaced(document: str, name: str, text: str) -> str:
-    begin, end = f"<!-- faults:{name} -->", f"<!-- end of faults:{name} -->"
-    if begin not in document or end not in document:
-        raise ConfigError(f"--write: the file has no {begin} ... {end}", field="write")
-    head, _, rest = document.partition(begin)
-    tail = rest.partition(end)[2]
-    return f"{head}{begin}\n{text}\n{end}{tail}"
+    return "\n\n".join(filter(None, parts))
 
 
 def _heading(outcomes: Sequence[Outcome], facts: Facts) -> str:

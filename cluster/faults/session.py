@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster import page_section
 from cluster.faults.answer import Transcript
 from cluster.faults.bounds import overruns
 from cluster.faults.client import Clients
@@ -48,7 +49,7 @@ def run_session(options: FaultsOptions) -> int:
         write_json(_as_json(facts, outcomes), options.json_path)
         print(summary(outcomes, facts), file=sys.stderr, flush=True)
     if options.write is not None:
-        options.write.write_text(written(options.write.read_text(), outcomes, facts))
+        page_section.put(options.write, options.section, written(outcomes, facts))
     return 1 if any(outcome.is_miss for outcome in outcomes) or overruns(outcomes)[0] else 0
 
 

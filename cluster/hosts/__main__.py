@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from cluster import page_section
 from cluster.checks import positive
 from cluster.hosts.session import HostsOptions, run_session
 from twostroke.errors import ConfigError, ServeError
@@ -32,8 +33,7 @@ def main() -> int:
         positive("--runs", options.runs)
         if not options.blows:
             raise ConfigError(f"--only {' '.join(options.only)}: nothing is called so")
-        if options.write is not None and not options.write.is_file():
-            raise ConfigError(f"--write {options.write}: is no file")
+        page_section.check(options.write, page_section.HOSTS)
         return run_session(options)
     except ServeError as error:
         print(f"hosts: {error.message}", file=sys.stderr)

@@ -12,8 +12,6 @@ from importlib import metadata
 from cluster.faults.report import markdown
 from cluster.hosts.result import Result
 
-SECTION = "hosts"
-"""Between `<!-- faults:hosts -->` and `<!-- end of faults:hosts -->`."""
 HEADINGS = (
     "what happens",
     "run",

@@ -13,16 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import state_file
+from cluster import page_section, state_file
 from cluster.doctor.scrape import scrape
 from cluster.faults.client import Clients
 from cluster.faults.load import Load
-from cluster.faults.report import replaced
 from cluster.faults.testbed import Bed
 from cluster.hosts.blows import BLOWS, CUT_DECODE, HEAD_KILLED, Blow
 from cluster.hosts.network import being_on, network
 from cluster.hosts.play import Player
-from cluster.hosts.report import SECTION, Facts, written
+from cluster.hosts.report import Facts, written
 from cluster.hosts.result import Result
 from cluster.hosts.site import Site
 from cluster.state_file import ServeState
@@ -75,7 +74,7 @@ def run_session(options: HostsOptions) -> int:
         shutil.rmtree(folder, ignore_errors=True)
     if options.write is not None:
         told = written(results, Facts.now(facts, time.time() - began_s))
-        options.write.write_text(replaced(options.write.read_text(), SECTION, told))
+        page_section.put(options.write, page_section.HOSTS, told)
     return 1 if any(result.problems for result in results) else 0
 
 

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster import page_section
 from cluster.checks import file_can_be_made, positive
 from cluster.faults.options import MODEL, FaultsOptions
-from twostroke.errors import ConfigError
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -35,8 +35,7 @@ class SoakOptions:
         positive("--for", self.duration_s)
         positive("--quiet", self.quiet_s)
         file_can_be_made("--json", self.json_path)
-        if self.write is not None and not self.write.is_file():
-            raise ConfigError(f"--write {self.write}: is no file", field="write")
+        page_section.check(self.write, page_section.SOAK)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.faults.outcome import Outcome
-from cluster.faults.report import Facts, markdown, replaced
+from cluster.faults.report import Facts, markdown
 from cluster.soak.memory import WARM_UP_S, Memory, most_bytes, most_files
 from twostroke.faults.plan import Kind
 from twostroke.simulate.results import percentile
 
-SOAK = "soak"
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""
 MIB = 1 << 20
@@ -63,8 +62,8 @@ def summary(course: Course, facts: Facts) -> str:
     return "\n".join([*lines, *(f"  MISS {miss}" for miss in course.misses())])
 
 
-def written(document: str, course: Course, facts: Facts) -> str:
-    """The document with its section brought up to date. Raises ConfigError where it has none."""
+def written(course: Course, facts: Facts) -> str:
+    """The section of docs/faults.md."""
     heading = (
         f"Seed {facts.seed}, {facts.date}, twostroke {facts.version}, Ray {facts.ray}, Python {facts.python}; "
         f"{facts.machine}. `{facts.model}`, {facts.dtype}. {facts.duration_s / 60:.0f} minutes: "
@@ -72,7 +71,7 @@ def written(document: str, course: Course, facts: Facts) -> str:
     )
     misses = "\n".join(f"- **{miss}**" for miss in course.misses())
     parts = filter(None, (heading, _faults(course), _memory(course), misses))
-    return replaced(document, SOAK, "\n\n".join(parts))
+    return "\n\n".join(parts)
 
 
 def _faults(course: Course) -> str:

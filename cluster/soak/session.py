@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from cluster import page_section
 from cluster.faults.answer import Transcript
 from cluster.faults.client import Clients
 from cluster.faults.outcome import Outcome
@@ -37,7 +38,7 @@ def run_session(options: SoakOptions) -> int:
         write_json(as_json(session.course, facts), options.json_path)
         print(summary(session.course, facts), file=sys.stderr, flush=True)
     if options.write is not None:
-        options.write.write_text(written(options.write.read_text(), session.course, facts))
+        page_section.put(options.write, page_section.SOAK, written(session.course, facts))
     return 1 if session.course.misses() else 0
 
 

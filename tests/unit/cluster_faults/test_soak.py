@@ -75,7 +75,7 @@ def test_the_report_counts_what_happened_and_names_misses() -> None:
     )
     course = Course(outcomes=[fine], quiet_streams=90, memories=[watched(0.0)])
     assert course.misses() == []
-    page = written("a\n<!-- faults:soak -->\n<!-- end of faults:soak -->\nb\n", course, facts)
+    page = written(course, facts)
     assert "60 minutes: 1 faults, 99 streams, 0 misses" in page
     assert "| kill | 1 | decode 1 | 9 | 0.75 | 0.75 | 0.75 |" in page
     assert "| decode worker | 1 |" in page
