@@ -48,23 +48,34 @@ class Clients:
         `into` grows meanwhile, where it is given.
         """
         transcript = into or Transcript(ask.name, time.time())
+        async with contextlib.AsyncExitStack() as behind:
+            await self._follow(ask, first, transcript, leave or asyncio.Event(), behind)
+        return transcript
+
+    async def _follow(
+        self, ask: Ask, first: int, transcript: Transcript, leave: asyncio.Event, behind: contextlib.AsyncExitStack
+    ) -> None:
+        """Whoever moves holds on to what is left `behind` until the next router has said something: one that hung up
+        first would mostly find its answer ended, and nothing to attach to."""
         give_up_s = transcript.began_s + GIVE_UP_S
         at, token, wants_to_move = first, "", ask.conduct is Conduct.MOVES
         while transcript.failure is None:
             leave_at = ask.max_tokens // 3 if wants_to_move or ask.conduct is Conduct.LEAVES else None
+            is_whole = transcript.usage is not None  # if its end alone is missing, nothing more is to be said
+            pieces = self._pieces(ask, self.routers[at % len(self.routers)], token, is_whole)
             try:
-                is_whole = transcript.usage is not None  # if its end alone is missing, nothing more is to be said
-                async for piece in self._pieces(ask, self.routers[at % len(self.routers)], token, is_whole):
+                async for piece in pieces:
+                    await behind.aclose()
                     transcript.take(piece, time.time())
                     token = piece.resume_token or token
-                    is_told = leave is not None and leave.is_set()
-                    if is_told or (leave_at is not None and transcript.tokens >= leave_at):
+                    if leave.is_set() or (leave_at is not None and transcript.tokens >= leave_at):
                         break
                 else:
-                    return transcript
-                if is_told or ask.conduct is Conduct.LEAVES:
+                    return
+                behind.push_async_callback(pieces.aclose)
+                if leave.is_set() or ask.conduct is Conduct.LEAVES:
                     transcript.has_left = True
-                    return transcript
+                    return
                 wants_to_move = False
                 transcript.turns.append("it wanted to")
             except TimeoutError:
@@ -76,7 +87,6 @@ class Clients:
             at += 1
             if time.time() > give_up_s:
                 transcript.failure = f"no end after {GIVE_UP_S:g} s: {'; '.join(transcript.turns[-4:])}"
-        return transcript
 
     async def _pieces(self, ask: Ask, router: Addresses, token: str, is_whole: bool) -> AsyncGenerator[Piece]:
         pieces = self._grpc(ask, router, token) if ask.door is Door.GRPC else self._http(ask, router, token)
