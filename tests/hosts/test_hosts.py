@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.faults.report import replaced
+from cluster import page_section
 from cluster.hosts.network import why_not
-from cluster.hosts.report import SECTION, Facts, written
+from cluster.hosts.report import Facts, written
 from cluster.hosts.result import Result
 from cluster.hosts.sightings import Sightings
 
@@ -38,9 +38,9 @@ def test_a_wait_beyond_its_bound_and_a_client_that_had_to_turn_are_problems_and_
     late = dataclasses.replace(good, run=2, recovery_s=8.1, turned=("long-0 went to another router: nothing",))
     assert len(late.problems) == 2
     assert dataclasses.replace(good, open_streams=0).problems == ("no stream was open",)
-    page = (CHECKOUT / "docs" / "multi-host.md").read_text()
+    page_section.check(CHECKOUT / "docs" / "multi-host.md", page_section.HOSTS)
     facts = Facts(before="Before.", machine="a machine", date="today", duration_s=60.0, load=1.0)
-    told = replaced(page, SECTION, written([late, good], facts))
+    told = written([late, good], facts)
     assert (
         told.index("| decode: cut | 1 |") < told.index("| decode: cut | 2 |") < told.index("- **decode: cut**, run 2")
     )
