@@ -14,6 +14,7 @@ from cluster.bench.load import PlannedRequest, Speller
 from cluster.bench.measure import Answer
 from cluster.bench.openai_stream import DONE, SseLines, error_message, parse_event
 from cluster.bench.options import Target
+from cluster.clients.http import connector
 from twostroke.errors import ConfigError, PeerLost
 
 
@@ -35,10 +36,7 @@ class HttpClient(Client):
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
         session = aiohttp.ClientSession(
-            # A connection per request: some servers close one after an answer just as the next request goes out on it.
-            connector=aiohttp.TCPConnector(
-                limit=0, force_close=True, ssl=True if target.tls is None else target.tls.context()
-            ),
+            connector=connector(target.tls),
             timeout=aiohttp.ClientTimeout(total=None),
             headers=headers,
         )

@@ -23,6 +23,7 @@ import grpc
 import grpc.aio
 
 from cluster.clients.api_key import shown
+from cluster.clients.http import connector
 from cluster.clients.tls import door_of
 from cluster.flags.client_tls import ClientTls
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, Overloaded, PeerLost, ServeError
@@ -80,10 +81,7 @@ class ResumingClient:
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._silence_s, sock_read=self._silence_s)
-        context = True if self._tls is None else self._tls.context()
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True, ssl=context), timeout=timeout
-        )
+        self._session = aiohttp.ClientSession(connector=connector(self._tls), timeout=timeout)
         return self
 
     async def __aexit__(
