@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from cluster.clients import api_key
+from cluster.flags import client_tls
 from cluster.router_process import reachable
 from router.addresses import Addresses
 from twostroke.config import ClusterConfig
@@ -83,18 +84,11 @@ def metrics_url(router: Addresses, scheme: str) -> str:
 
 
 def curl_line(http: str, config: ClusterConfig) -> str:
-    """Certificates and keys come from the variables that `twostroke chat` reads."""
-    scheme, options = "http", []
-    if config.tls is not None:
-        scheme, options = "https", ['--cacert "$TWOSTROKE_TLS_CA"']
-        if config.tls.ca is not None:
-            options.append('--cert "$TWOSTROKE_TLS_CERT" --key "$TWOSTROKE_TLS_KEY"')
-    if config.doors.api_keys is not None:
-        options.append(f'-H "Authorization: Bearer ${api_key.VARIABLE}"')
+    scheme = "http" if config.tls is None else "https"
     body = {"model": config.model.public_name, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
     url = f"{scheme}://{reachable(http)}/v1/chat/completions"
     sent = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
-    return " ".join(["curl -N", *options, url, sent])
+    return " ".join(["curl -N", *(option for option, _ in _credentials(config)), url, sent])
 
 
 def grpc_line(grpc: str, config: ClusterConfig) -> str:
@@ -104,14 +98,21 @@ def grpc_line(grpc: str, config: ClusterConfig) -> str:
 
 def _needed(config: ClusterConfig) -> str:
     """The variables that both lines read."""
-    variables = []
-    if config.tls is not None:
-        variables.append("TWOSTROKE_TLS_CA (file: CAs of this certificate)")
-        if config.tls.ca is not None:
-            variables.append("TWOSTROKE_TLS_CERT and TWOSTROKE_TLS_KEY (files: yours)")
-    if config.doors.api_keys is not None:
-        variables.append(f"{api_key.VARIABLE} (a key)")
+    variables = [variable for _, variable in _credentials(config)]
     return f"with {', '.join(variables)} in the environment:\n" if variables else ""
+
+
+def _credentials(config: ClusterConfig) -> list[tuple[str, str]]:
+    """(option of curl, variable that it reads and what that holds): the variables are those of `twostroke chat`."""
+    told: list[tuple[str, str]] = []
+    ca, cert, key = (client_tls.variable(name) for name in ("tls_ca", "tls_cert", "tls_key"))
+    if config.tls is not None:
+        told.append((f'--cacert "${ca}"', f"{ca} (file: CAs of this certificate)"))
+        if config.tls.ca is not None:
+            told.append((f'--cert "${cert}" --key "${key}"', f"{cert} and {key} (files: yours)"))
+    if config.doors.api_keys is not None:
+        told.append((f'-H "Authorization: Bearer ${api_key.VARIABLE}"', f"{api_key.VARIABLE} (a key)"))
+    return told
 
 
 def program() -> str:

@@ -72,13 +72,17 @@ class _Naming(ssl.SSLContext):
 
 def add(parser: argparse._ActionsContainer) -> None:
     for name, (kind, said) in _FLAGS.items():
-        variable = f"TWOSTROKE_{name.upper()}"
         parser.add_argument(
             f"--{name.replace('_', '-')}",
-            default=os.environ.get(variable) or None,
+            default=os.environ.get(variable(name)) or None,
             metavar=kind,
-            help=f"{said} (environment: {variable})",
+            help=f"{said} (environment: {variable(name)})",
         )
+
+
+def variable(name: str) -> str:
+    """Of the environment, that stands for the flag."""
+    return f"TWOSTROKE_{name.upper()}"
 
 
 def tls_from(args: argparse.Namespace) -> ClientTls | None:

@@ -248,22 +248,14 @@ def _dashboards(item: Object) -> Iterator[tuple[str, str]]:
 def _panels(item: Object) -> Iterator[tuple[str, Object]]:
     """Rows have panels of their own."""
     for key, text in _dashboards(item):
-        yield from ((key, panel) for panel in _panels_in(text))
-
-
-@functools.lru_cache(maxsize=64)
-def _panels_in(text: str) -> tuple[Object, ...]:
-    try:
-        panels = json.loads(text).get("panels") or []
-    except (ValueError, AttributeError):
-        return ()  # said by dashboards_can_be_read
-    return tuple(one for panel in panels for one in (panel, *(panel.get("panels") or [])))
+        for panel in _model(text).get("panels") or []:
+            yield from ((key, one) for one in (panel, *(panel.get("panels") or [])))
 
 
 def _listed(item: Object) -> Iterator[tuple[str, str, str]]:
     """(dashboard, variable, series whose labels are its values)."""
     for key, text in _dashboards(item):
-        for variable in _variables_in(text):
+        for variable in (_model(text).get("templating") or {}).get("list") or []:
             asked = variable.get("query")
             query = asked.get("query") if isinstance(asked, dict) else asked
             matched = re.fullmatch(r"\s*label_values\((.+),\s*\w+\)\s*", str(query))
@@ -272,11 +264,12 @@ def _listed(item: Object) -> Iterator[tuple[str, str, str]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _variables_in(text: str) -> tuple[Object, ...]:
+def _model(text: str) -> Object:
     try:
-        return tuple((json.loads(text).get("templating") or {}).get("list") or [])
-    except (ValueError, AttributeError):
-        return ()  # said by dashboards_can_be_read
+        model = json.loads(text)
+    except ValueError:
+        return {}  # said by dashboards_can_be_read
+    return model if isinstance(model, dict) else {}
 
 
 def _without_variables(query: str) -> str:
