@@ -26,7 +26,10 @@ PIPE_COLUMNS = 200
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "request", metavar="REQUEST", help="its id: x-request-id over HTTP, request_id over gRPC, or as logs show it"
+        "request",
+        metavar="REQUEST",
+        help="its id: as its answer shows it (chatcmpl-..., cmpl-...), x-request-id over HTTP, request_id over gRPC, "
+        "or as logs show it",
     )
     admin_access.add_arguments(parser)
     parser.add_argument("--json", action="store_true", help="every span with all that is known of it, as JSON")
@@ -75,7 +78,10 @@ def _why_not(name: str, *, is_forgotten: bool) -> str:
             f"request {name!r} is too long ago: routers and workers keep the latest {MOST_REQUESTS} each "
             "(`serve --otlp-endpoint` sends all of them to a collector)"
         )
-    return f"no router or worker knows a request {name!r}; its id is in the header x-request-id of its response"
+    return (
+        f"no router or worker knows a request {name!r}; its id is the `id` of its answer, and in the header "
+        "x-request-id of its response"
+    )
 
 
 def _print(name: str, known: control_pb2.GetTraceResponse) -> None:

@@ -59,7 +59,7 @@ async def test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs
         await ask(cluster, "followed", sampled=True)
         await check_trace(collector, await page_bytes(cluster))
         await ask(cluster, "not sampled", sampled=False)
-        await ask_over_http(cluster, "over http")
+        answer_id = await ask_over_http(cluster, "over http")
 
         async def shown(*arguments: str) -> tuple[int, str, str]:
             status = await asyncio.to_thread(main, ["trace", *arguments, "--admin", cluster.admin])
@@ -72,6 +72,10 @@ async def test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs
             assert name in out, f"{name} is missing in\n{out}"
         assert "transport=shm" in out
         assert "5 chunks" in out
+        assert answer_id == "cmpl-over http"
+        status, out, _ = await shown(answer_id)
+        assert status == 0
+        assert "stream over http~" in out
         await survive_a_dead_worker(cluster, "survivor")
         _, out, _ = await shown("survivor", "--json")
         spans = json.loads(out)["spans"]
@@ -81,8 +85,8 @@ async def test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs
         status, out, err = await shown("nobody")
         assert (status, out) == (2, "")
         assert err == (
-            "twostroke: no router or worker knows a request 'nobody'; its id is in the header x-request-id of its "
-            "response\n"
+            "twostroke: no router or worker knows a request 'nobody'; its id is the `id` of its answer, and in the "
+            "header x-request-id of its response\n"
         )
         await collector.until(lambda spans: any(span.name == "request" and not span.parent_span_id for span in spans))
         sampled_requests = [span for span in collector.spans if span.name == "request"]
@@ -138,8 +142,8 @@ async def ask(cluster: ProcessCluster, request_id: str, *, sampled: bool) -> Non
         assert len([token async for message in call for token in message.token_ids]) == 5
 
 
-async def ask_over_http(cluster: ProcessCluster, request_id: str) -> None:
-    """Without a trace of its own: it begins one."""
+async def ask_over_http(cluster: ProcessCluster, request_id: str) -> str:
+    """The answer's id. The request has no trace of its own, so it begins one."""
     async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         answer = await client.post(
             f"{cluster.http}/v1/completions",
@@ -147,6 +151,7 @@ async def ask_over_http(cluster: ProcessCluster, request_id: str) -> None:
             headers={"x-request-id": request_id},
         )
     assert answer.status_code == 200
+    return str(answer.json()["id"])
 
 
 async def survive_a_dead_worker(cluster: ProcessCluster, request_id: str) -> None:

@@ -21,6 +21,8 @@ MOST_NAMES = 20_000
 
 _STREAM = re.compile(r"(?P<stream>.+~[0-9a-f]{16})(/\d+)?(#\d+)?")
 """Requests of one stream are named after it: STREAM, STREAM/PROMPT#CHOICE."""
+_ANSWER_ID = re.compile(r"(chatcmpl|cmpl)-(?P<request>.+)")
+"""The `id` of an answer of OpenAI's API is made of the request's id."""
 
 
 class Exporter(Protocol):
@@ -78,13 +80,19 @@ class Recorder:
         return self._open(name, stream_of(request_id), parent.child(), parent.span_id)
 
     def find(self, name: str) -> Kept | None:
-        """The latest stream of that name, or of a client's request id; None where nothing is kept of any."""
-        stream = next((stream for stream in reversed(self._kept) if _is_meant(stream, name)), None)
-        return None if stream is None else Kept(stream, tuple(self._kept[stream]))
+        """The latest stream that `name` may mean; None where nothing is kept of any.
+
+        It may be the stream's name or that of one of its requests, the id of the client's request, or an answer's id.
+        """
+        for meaning in _meanings(name):
+            stream = next((stream for stream in reversed(self._kept) if _is_meant(stream, meaning)), None)
+            if stream is not None:
+                return Kept(stream, tuple(self._kept[stream]))
+        return None
 
     def has_forgotten(self, name: str) -> bool:
         """It was here, too long ago."""
-        return any(_is_meant(stream, name) for stream in self._gone)
+        return any(_is_meant(stream, meaning) for meaning in _meanings(name) for stream in self._gone)
 
     def close(self) -> None:
         """May take a moment: not on an event loop."""
@@ -119,6 +127,13 @@ class Recorder:
 def stream_of(request_id: str) -> str:
     matched = _STREAM.fullmatch(request_id)
     return request_id if matched is None else matched["stream"]
+
+
+def _meanings(name: str) -> list[str]:
+    """The ids that `name` may stand for, the literal one first: a client may call its own request "cmpl-1"."""
+    answer = _ANSWER_ID.fullmatch(name)
+    names = [name] if answer is None else [name, answer["request"]]
+    return list(dict.fromkeys([*names, *map(stream_of, names)]))
 
 
 def _is_meant(stream: str, name: str) -> bool:

@@ -78,6 +78,30 @@ def test_all_parts_of_a_stream_are_found_by_its_clients_name_and_the_latest_of_t
     assert stream_of("chat/1~0123456789abcdef#12") == "chat/1~0123456789abcdef"
 
 
+@pytest.mark.parametrize("name", ["7f~0123456789abcdef", "7f~0123456789abcdef#2", "7f~0123456789abcdef/1#0", "7f"])
+@pytest.mark.parametrize("kind", ["", "chatcmpl-", "cmpl-"])
+def test_every_form_of_an_id_that_a_client_or_a_log_shows_names_its_stream(kind: str, name: str) -> None:
+    recorder = Recorder("router-0")
+    for stream in ("7f~0123456789abcdef", "another~fedcba9876543210"):
+        recorder.root("request", stream, "").end()
+    kept = recorder.find(kind + name)
+    assert kept is not None
+    assert kept.stream == "7f~0123456789abcdef"
+    for number in range(MOST_REQUESTS):
+        recorder.root("request", f"{number}~0123456789abcdef", "").end()
+    assert recorder.find(kind + name) is None
+    assert recorder.has_forgotten(kind + name)
+
+
+def test_an_id_that_a_client_chose_is_taken_literally_first() -> None:
+    recorder = Recorder("router-0")
+    for stream in ("cmpl-1~0123456789abcdef", "1~fedcba9876543210"):
+        recorder.root("request", stream, "").end()
+    kept = recorder.find("cmpl-1")
+    assert kept is not None
+    assert kept.stream == "cmpl-1~0123456789abcdef"
+
+
 def test_what_is_kept_is_bounded_and_what_was_forgotten_is_told_from_what_never_was() -> None:
     recorder = Recorder("router-0")
     for number in range(MOST_REQUESTS + 1):
