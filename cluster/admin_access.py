@@ -56,11 +56,12 @@ def access_to(state: state_file.ServeState) -> AdminAccess:
     return AdminAccess(tuple(reachable(router.admin) for router in state.routers), _metadata(_local_token(state)))
 
 
-def write_token(folder: Path, token: str) -> None:
-    """For this user alone."""
+def write_token(folder: Path, token: str) -> Path:
+    """Write the cluster's token into a file that this user alone may read."""
     path = folder / LOCAL_TOKEN
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(token)
+    return path
 
 
 def _local_token(state: state_file.ServeState) -> str:

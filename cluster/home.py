@@ -29,6 +29,7 @@ class Home:
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__, str(self.folder), str(state_file.path_of(os.getpid()))],
             stdin=subprocess.PIPE,
+            env={},
             start_new_session=True,
         )
 

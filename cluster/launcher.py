@@ -129,7 +129,7 @@ class _Launch:
             port=self._config.fleet_port or ports.fleet_port(LOOPBACK),
         )
         if is_local:
-            ray_environment.for_local_cluster(spec.token)
+            ray_environment.for_local_cluster(admin_access.write_token(self._home.folder, spec.token))
             # Routers need seconds to start and so does Ray: side by side. They find the fleet when there is one.
             self._make_routers(spec.token, f"{LOOPBACK}:{spec.port}")
             for router in self._routers:
@@ -153,6 +153,7 @@ class _Launch:
                     takes_over=self._manner.takes_over, has_token=self._given_token is not None
                 )
                 if not is_local:
+                    admin_access.write_token(self._home.folder, token)
                     self._make_routers(token, "")
                 return asyncio.run(self._attend(Attendant(supervisor, self._announcer, self._config.address)))
             finally:
@@ -163,7 +164,6 @@ class _Launch:
 
     def _make_routers(self, token: str, fleet_address: str) -> None:
         """`fleet_address`: where it is known already."""
-        admin_access.write_token(self._home.folder, token)
         configs = router_configs(self._config, token=token, fleet_address=fleet_address, model_dir=self._model_dir)
         self._routers = [
             RouterKeeper(index, config, self._home.log_dir, self._announcer) for index, config in enumerate(configs)

@@ -6,6 +6,12 @@ import os
 import sys
 from pathlib import Path
 
+CLIENT_KEYS = ("TWOSTROKE_API_KEY", "OPENAI_API_KEY")
+"""Variables with a key that the user's commands send. No process of a server reads them."""
+SECRETS = frozenset(
+    ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_REDIS_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", *CLIENT_KEYS)
+)
+"""Variables that a router never reads: they hold or name a secret of Ray, of a model's store, or of a client."""
 _ALWAYS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
@@ -18,20 +24,27 @@ _OUTLIVING = {
 }
 
 
-def for_local_cluster(token: str) -> None:
-    """Token authentication with a token of our own; nothing in the home folder is read or written."""
+def for_local_cluster(token_file: Path) -> None:
+    """Token authentication with a token of our own, and no port that another host reaches.
+
+    Processes get the token's file and not the token, so that no environment holds it. Nothing in the home folder is
+    read or written.
+    """
     _set(
         _ALWAYS
         | {
             "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": token,
+            "RAY_AUTH_TOKEN_PATH": str(token_file),
+            # The switch for whole clusters on systems where Ray is for one machine. Off, its processes listen on
+            # 127.0.0.1; on, they listen on all interfaces.
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
             # Ray lowers its workers' priority by 15; ours are what this machine is for.
             "RAY_worker_niceness": "0",
             # With Ray's defaults (1000 and 1000) callers learn of an actor's death after one to two seconds.
             "RAY_timeout_ms_task_wait_for_death_info": "100",
             "RAY_core_worker_internal_heartbeat_ms": "200",
         },
-        without=("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN_PATH", "RAY_RUNTIME_ENV_HOOK"),
+        without=("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_AUTH_TOKEN", "RAY_RUNTIME_ENV_HOOK", *CLIENT_KEYS),
     )
 
 
@@ -49,6 +62,11 @@ def for_joined_cluster(*, outlives_node: bool = False) -> None:
         _set(_OUTLIVING, without=())
     # Tries, a second apart: a head that answers but refuses us will not change its mind in the default 20.
     _set(_ALWAYS | {"RAY_AUTH_MODE": mode, "RAY_NUM_REDIS_GET_RETRIES": "3"}, without=("RAY_ADDRESS", "RAY_NAMESPACE"))
+
+
+def without_secrets() -> dict[str, str]:
+    """The environment for a process that asks neither Ray nor a model's store."""
+    return {name: value for name, value in os.environ.items() if name not in SECRETS}
 
 
 def _set(values: dict[str, str], *, without: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster import bound
+from cluster import bound, ray_environment
 from router.addresses import Addresses
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
@@ -44,6 +44,7 @@ class RouterProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,
+                env=ray_environment.without_secrets(),
                 start_new_session=True,
                 pass_fds=() if config.http_fd is None else (config.http_fd,),
             )

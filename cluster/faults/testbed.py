@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc.aio
 
+from cluster.admin_access import LOCAL_TOKEN
 from cluster.faults import process_table
 from cluster.faults.client import router_name
 from cluster.router_process import is_ready
@@ -38,8 +39,6 @@ ANSWER_S = 10.0
 POLL_S = 0.1
 SUPERVISOR_TITLE = "ray::SupervisorActor"
 HEAD_TITLE = "gcs_server"
-TOKEN_VARIABLE = "RAY_AUTH_TOKEN"
-"""A local Ray's token is the cluster's (ray_environment)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +294,7 @@ async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str
             model=state.model,
             journal=journal,
             workers=counts[Role.PREFILL] + counts[Role.DECODE],
-            token=process_titled(HEAD_TITLE, state.pid).environment()[TOKEN_VARIABLE],
+            token=(Path(state.log_dir) / LOCAL_TOKEN).read_text(),
             launcher=state.pid,
         )
         yield bed, Path(state.log_dir)

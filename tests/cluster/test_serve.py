@@ -40,13 +40,14 @@ from twostroke.simulate.traces import read_trace
 README = CHECKOUT / "README.md"
 LOG = "requests.jsonl"
 """Where the user stands."""
+USERS_KEY = "the-key-that-this-user-sends"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """One server for all tests that leave it serving."""
     flags = ("--routers", "2", "--request-log", LOG, "--flexible")
-    with starting(tmp_path_factory.mktemp("shared"), *SMALL, *flags) as started:
+    with starting(tmp_path_factory.mktemp("shared"), *SMALL, *flags, TWOSTROKE_API_KEY=USERS_KEY) as started:
         started.until_printed("Ctrl-C ends it")
         yield started
 
@@ -282,9 +283,11 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     assert (folder / "ray" / "session_latest").exists()
     worker = psutil.Process(server.worker_pid("ray::SupervisorActor"))
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
+    assert worker.environ()["RAY_AUTH_TOKEN_PATH"] == str(folder / LOCAL_TOKEN)
     assert "RAY_ADDRESS" not in worker.environ()
     commands = " ".join(" ".join(cmdline_of(process)) for process in server.processes())
-    token = worker.environ()["RAY_AUTH_TOKEN"]
+    token = (folder / LOCAL_TOKEN).read_text()
+    assert len(token) == 64
     assert token not in commands
     assert token not in server.printed
     assert folder.stat().st_mode & 0o077 == 0
@@ -293,6 +296,40 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     telling = [path for path in files if token.encode() in path.read_bytes()]
     assert telling == [folder / LOCAL_TOKEN]
     assert telling[0].stat().st_mode & 0o077 == 0
+
+
+def test_no_process_of_a_local_cluster_listens_for_other_hosts(server: Server) -> None:
+    heard = {
+        (connection.laddr.ip, " ".join(cmdline_of(process))[:80])
+        for process in server.processes()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert len(heard) > 5
+    assert [who for who in heard if who[0] not in ("127.0.0.1", "::ffff:127.0.0.1", "::1")] == []
+
+
+def test_no_environment_of_a_local_cluster_holds_a_secret(server: Server) -> None:
+    (folder,) = server.temporary.glob("ts-*")
+    token = (folder / LOCAL_TOKEN).read_text()
+    launcher, *below = server.processes()
+    assert len(below) > 5
+    for process in below:
+        environment = environment_of(process)
+        assert token not in environment.values(), cmdline_of(process)
+        assert USERS_KEY not in environment.values(), cmdline_of(process)
+    assert USERS_KEY in environment_of(launcher).values(), "as the user gave it"
+    router = psutil.Process(server.worker_pid("-m router")).environ()
+    assert "RAY_AUTH_TOKEN_PATH" not in router
+    assert router["PATH"] == os.environ["PATH"]
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    """Empty for a process that has ended since."""
+    try:
+        return dict(process.environ())
+    except psutil.NoSuchProcess:
+        return {}
 
 
 def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:
