@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from twostroke.engine.build import LoadedModel
-from twostroke.errors import DeadlineExceeded, InvalidRequest
+from twostroke.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
 from twostroke.request import Request
 
 
@@ -17,17 +17,12 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
     highest = max(request.known)
     if highest >= facts.vocab_size:
         raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field="prompt")
-    if longest > facts.max_model_len:
-        raise InvalidRequest(
-            f"prompt ({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}; "
-            f"the model serves {facts.max_model_len}",
-            field="max_tokens",
-        )
     fits = facts.pages * facts.block_size
-    if longest > fits:
-        raise InvalidRequest(
-            f"prompt ({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}; "
-            f"the whole page pool holds {fits} tokens",
+    if longest > min(fits, facts.max_model_len):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {min(fits, facts.max_model_len)} tokens. However, prompt "
+            f"({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}. The model serves "
+            f"{facts.max_model_len}, the whole page pool holds {fits} tokens.",
             field="max_tokens",
         )
     if len(request.emitted) >= request.sampling.max_tokens:

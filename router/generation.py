@@ -76,6 +76,11 @@ class ServingFacts:
     dtype: str
     fingerprint: str
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that prompt and answer of one choice may have together: the model's, or what a whole pool fits."""
+        return min(self.max_model_len, self.pool_tokens)
+
 
 class Dispatcher(Protocol):
     """Owner of open requests: places them on workers and carries their tokens back."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from router.front import TextEvent, Usage
 from router.openai_schema import OpenAIRequest
 from router.resume import Progress, StreamPoint
 from router.text import Text, token_text
-from twostroke.errors import InvalidRequest, NotFound, ServeError
+from twostroke.errors import ServeError
 from twostroke.request import SampledToken
 
 LEAST_LOGPROB = -9999.0
@@ -27,7 +26,7 @@ def error_body(error: ServeError) -> Json:
             "message": error.message,
             "type": error.openai_type,
             "param": error.field,
-            "code": _error_code(error),
+            "code": error.code,
         }
     }
 
@@ -168,11 +167,3 @@ def _finite(logprob: float | None) -> float:
     if logprob is None or not math.isfinite(logprob):
         return LEAST_LOGPROB
     return logprob
-
-
-def _error_code(error: ServeError) -> str | None:
-    if isinstance(error, NotFound) and error.field == "model":
-        return "model_not_found"
-    if type(error) is InvalidRequest:
-        return None
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()

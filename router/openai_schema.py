@@ -170,7 +170,7 @@ def _refuse_unsupported(fields: Fields) -> None:
 
 def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
     top_k = fields.integer("top_k")
-    max_tokens = fields.integer("max_completion_tokens")
+    length = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
     given: dict[str, Any] = {
         "n": fields.integer("n"),
         "min_tokens": fields.integer("min_tokens"),
@@ -188,7 +188,8 @@ def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
     }
     return AnswerOptions(
         **{name: value for name, value in given.items() if value is not None},
-        max_tokens=fields.integer("max_tokens") if max_tokens is None else max_tokens,
+        max_tokens=fields.integer(length),
+        max_tokens_field=length,
         top_k=None if top_k in (0, -1) else top_k,
         logit_bias=_logit_bias(fields.mapping("logit_bias")),
         logprobs=logprobs,

@@ -9,7 +9,7 @@ from typing import Any
 from router.doorman import EVERYBODY, Visit
 from router.generation import ServingFacts
 from router.resume import StreamPoint
-from twostroke.errors import InvalidRequest
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import SamplingParams
 
 MAX_CHOICES = 128
@@ -69,6 +69,8 @@ class AnswerOptions:
 
     n: int = 1
     max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
+    """What the client called it."""
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int | None = None
@@ -159,44 +161,33 @@ def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
         )
 
 
-def check_length(tokens: int, name: str, facts: ServingFacts, answer: int = 0) -> None:
-    """`answer`: tokens that must have room as well."""
-    if tokens + answer > facts.max_model_len:
-        raise InvalidRequest(
-            f"{name} has {tokens} tokens, but the model takes {facts.max_model_len} of prompt and answer together",
-            field=name,
-        )
+def check_length(tokens: int, name: str, facts: ServingFacts) -> None:
+    """Raises ContextLengthExceeded for more tokens than the model ever takes."""
+    if tokens > facts.max_model_len:
+        raise _too_long(f"{name} has {tokens} tokens", facts, name, limit=facts.max_model_len)
 
 
 def check_prompt(tokens: Sequence[int], prompt: Prompt, facts: ServingFacts) -> None:
     """Raises InvalidRequest for a prompt that no worker could ever take."""
-    name = _field(prompt)
+    name = prompt_field(prompt)
     if not tokens:
         raise InvalidRequest(f"{name} must not be empty", field=name)
-    check_length(len(tokens), name, facts, answer=1)
+    if len(tokens) >= facts.context_tokens:
+        resulted = f"your {name} resulted in {len(tokens)} tokens, and an answer needs one more"
+        raise _too_long(resulted, facts, name)
     if isinstance(prompt, TokenPrompt):
         check_token_ids(tokens, name, facts.vocab_size)
-    if len(tokens) >= facts.pool_tokens:
-        raise InvalidRequest(
-            f"{name} has {len(tokens)} tokens, but a worker's whole page pool fits {facts.pool_tokens} "
-            "of prompt and answer together",
-            field=name,
-        )
 
 
 def answer_length(prompt_tokens: int, prompt: Prompt, options: AnswerOptions, facts: ServingFacts) -> int:
-    """Tokens the answer may have. Raises InvalidRequest where the client asks for more than can ever fit."""
-    room = min(facts.max_model_len, facts.pool_tokens) - prompt_tokens
+    """Tokens the answer may have. Raises ContextLengthExceeded where the client asks for more than can ever fit."""
+    room = facts.context_tokens - prompt_tokens
     wanted = options.max_tokens
     if wanted is None:
         return room if isinstance(prompt, ChatPrompt) else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
     if wanted > room:
-        limit, holder = min((facts.max_model_len, "the model takes"), (facts.pool_tokens, "a worker's page pool fits"))
-        raise InvalidRequest(
-            f"max_tokens: {prompt_tokens} tokens of prompt and {wanted} of answer make {prompt_tokens + wanted}, "
-            f"but {holder} {limit}",
-            field="max_tokens",
-        )
+        parts = f"{prompt_tokens} in the {prompt_field(prompt)}, {wanted} in the completion"
+        raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, options.max_tokens_field)
     return wanted
 
 
@@ -231,5 +222,17 @@ def sampling_params(
     )
 
 
-def _field(prompt: Prompt) -> str:
+def prompt_field(prompt: Prompt) -> str:
+    """What a client calls it."""
     return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+
+
+def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = None) -> ContextLengthExceeded:
+    """OpenAI's and vLLM's sentences, which clients search for."""
+    limit = limit or facts.context_tokens
+    pool = f" A worker's page pool fits {limit}, the model takes {facts.max_model_len}."
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens. However, {what}. Please reduce the length of {name}."
+        f"{pool if limit < facts.max_model_len else ''}",
+        field=name,
+    )

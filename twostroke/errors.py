@@ -5,7 +5,8 @@
     │   └── UnsupportedModel     the architecture or a feature of it is not served here
     ├── InvalidRequest           the request cannot be served as written; names the field
     │   ├── UnsupportedFeature   well formed, but this server does not do that
-    │   └── RequestTooLarge      more bytes than one message may have
+    │   ├── RequestTooLarge      more bytes than one message may have
+    │   └── ContextLengthExceeded  more tokens of prompt and answer than the model or a page pool takes
     ├── NotFound                 no such model, request or worker
     ├── Overloaded               a bounded queue is full; retry later          (retryable)
     │   └── RateLimitExceeded    the API key has used what it may; retry later (retryable)
@@ -26,6 +27,7 @@ name, the HTTP status, OpenAI's error type, and whether the same call may be tri
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
@@ -42,6 +44,11 @@ class ServeError(Exception):
         self.message = message
         self.field = field
 
+    @property
+    def code(self) -> str | None:
+        """OpenAI's `code`: the class in snake case. Clients tell errors of one status apart by it."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+
 
 class ConfigError(ServeError):
     grpc_status = "FAILED_PRECONDITION"
@@ -56,6 +63,10 @@ class InvalidRequest(ServeError):
     http_status = 400
     openai_type = "invalid_request_error"
 
+    @property
+    def code(self) -> str | None:
+        return None if type(self) is InvalidRequest else super().code
+
 
 class UnsupportedFeature(InvalidRequest):
     grpc_status = "UNIMPLEMENTED"
@@ -66,10 +77,18 @@ class RequestTooLarge(InvalidRequest):
     http_status = 413
 
 
+class ContextLengthExceeded(InvalidRequest):
+    """Its message contains "maximum context length is N tokens": LiteLLM, LangChain and agents read that sentence."""
+
+
 class NotFound(ServeError):
     grpc_status = "NOT_FOUND"
     http_status = 404
     openai_type = "invalid_request_error"
+
+    @property
+    def code(self) -> str | None:
+        return "model_not_found" if self.field == "model" else super().code
 
 
 class Overloaded(ServeError):

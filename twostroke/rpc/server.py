@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 TOKEN_KEY = "twostroke-token"
 ERROR_KIND_KEY = "twostroke-error-kind"
+ERROR_CODE_KEY = "twostroke-error-code"
+"""OpenAI's `code`, where the error has one over HTTP."""
 ERROR_FIELD_KEY = "twostroke-error-field-bin"
 RETRYABLE_KEY = "twostroke-retryable"
 RETRY_AFTER_KEY = "retry-after-ms"
@@ -184,6 +186,8 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
         (ERROR_FIELD_KEY, (error.field or "").encode()),
         (RETRYABLE_KEY, "true" if error.retryable else "false"),
     )
+    if error.code is not None:
+        trailing += ((ERROR_CODE_KEY, error.code),)
     if isinstance(error, Overloaded) and error.retry_after_s is not None:
         trailing += ((RETRY_AFTER_KEY, str(math.ceil(error.retry_after_s * 1000))),)
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailing_metadata=trailing)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, VOCAB, decode, eventually, paced, prompt_of
 from twostroke.config import ModelConfig, ScheduleConfig
-from twostroke.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
+from twostroke.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 
 PAGES = 8
 MODEL_LEN = 150
@@ -89,4 +89,4 @@ async def test_a_refusal_reaches_the_caller_as_the_class_that_was_raised() -> No
     async with decode() as worker, router_to(worker) as router:
         with pytest.raises(ServeError) as refusal:
             await router.open([1], attempt=0, max_tokens=5000)
-        assert type(refusal.value) is InvalidRequest
+        assert type(refusal.value) is ContextLengthExceeded
