@@ -18,7 +18,7 @@ from cluster.plan import Stage
 from twostroke.errors import PeerLost, ServeError
 from twostroke.faults import reach
 from twostroke.lifetime import Point
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -187,7 +187,7 @@ class Drains:
         request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=heirs)
         try:
             answer = await control_pb2_grpc.ControlStub(peer.channel).Drain(
-                request, metadata=peer.metadata, timeout=deadline_s + ANSWER_S
+                request, metadata=peer.metadata, timeout=call_timeout_s(deadline_s + ANSWER_S)
             )
         except grpc.aio.AioRpcError as error:
             raise error_of(error, address) from error

@@ -24,6 +24,7 @@ from router.resume import Progress, Pulse, StreamPoint
 from router.text import token_text
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import SampledToken
+from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.tracing.context import HEADER as TRACE_HEADER
@@ -152,7 +153,7 @@ def _parse_ask(
         prompts=(_parse_prompt(request),),
         options=options,
         cache_salt=request.cache_salt.encode(),
-        deadline_s=None if left_s is None else time.time() + left_s,
+        deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=priority_class(request.priority),
         tenant=visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant"),
         visit=visit,

@@ -21,6 +21,7 @@ from router.params import (
 from router.text import checked_utf8
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
+from twostroke.rpc.channel import call_timeout_s
 
 MAX_ID_DIGITS = 20
 """Of a token id that comes as text; Python refuses to read numbers of some thousands."""
@@ -153,9 +154,10 @@ def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logpro
 
 
 def check_timeout(timeout_s: float | None, name: str) -> float | None:
+    """At most a day; more means a day, too."""
     if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s >= 0):
         raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
-    return timeout_s
+    return None if timeout_s is None else call_timeout_s(timeout_s)
 
 
 def _refuse_unsupported(fields: Fields) -> None:

@@ -24,7 +24,7 @@ from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpo
 from twostroke.faults import reach
 from twostroke.ids import RequestId
 from twostroke.lifetime import Point
-from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
@@ -149,7 +149,7 @@ class WorkerLink:
     async def fetch(self, message: worker_pb2.FetchRequest) -> int:
         """Let the worker bring blocks into its cache; how many of those named it has then."""
         call = PagesStub(self._channel.channel).Fetch(
-            message, metadata=self._channel.metadata, timeout=message.within_s + REACH_TIMEOUT_S
+            message, metadata=self._channel.metadata, timeout=call_timeout_s(message.within_s + REACH_TIMEOUT_S)
         )
         return (await self._answer_to(call)).blocks
 

@@ -27,7 +27,7 @@ from cluster.clients.http import connector
 from cluster.clients.tls import door_of
 from cluster.flags.client_tls import ClientTls
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, Overloaded, PeerLost, ServeError
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -96,7 +96,7 @@ class ResumingClient:
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Every message of the answer, once. Raises ServeError."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline_s = None if timeout_s is None else time.monotonic() + call_timeout_s(timeout_s)
         return self._over(len(self._grpc), lambda router, token: self._generate(router, request, token, deadline_s))
 
     def stream(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] = {}) -> AsyncIterator[Json]:

@@ -16,6 +16,9 @@ from twostroke.rpc.tls import open_channel
 
 Metadata = tuple[tuple[str, str], ...]
 
+MOST_TIMEOUT_S = 86_400.0
+"""The longest timeout of a call, one day. gRPC takes a deadline some hundred years ahead for one that has passed."""
+
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -77,6 +80,11 @@ def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:
         field = trailing.get(ERROR_FIELD_KEY)
         return rebuild_error(kind, details, field.decode() or None if isinstance(field, bytes) else None)
     return _BY_STATUS.get(rpc_error.code(), InternalError)(f"{address}: {details}")
+
+
+def call_timeout_s(seconds: float) -> float:
+    """`seconds` as a timeout that gRPC can carry: from 0 to MOST_TIMEOUT_S, which stands for NaN and infinity, too."""
+    return max(0.0, seconds) if seconds < MOST_TIMEOUT_S else MOST_TIMEOUT_S
 
 
 def is_refusal(error: ServeError) -> bool:

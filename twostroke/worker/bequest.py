@@ -15,7 +15,7 @@ import grpc.aio
 
 from twostroke.ids import BlockName
 from twostroke.kv_cache.chains import Chain, hottest_chains
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.convert import names_to_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2, worker_pb2_grpc
 from twostroke.worker.host import WorkerHost
@@ -93,7 +93,7 @@ async def _give(host: WorkerHost, share: Share, until_s: float) -> int:
                 within_s=within_s,
             )
             answer = await worker_pb2_grpc.PagesStub(peer.channel).Fetch(
-                request, metadata=peer.metadata, timeout=within_s + ANSWER_S
+                request, metadata=peer.metadata, timeout=call_timeout_s(within_s + ANSWER_S)
             )
             blocks += min(answer.blocks, chain.fresh)
             if answer.blocks < len(chain.names):

@@ -20,7 +20,7 @@ from twostroke.faults.plan import Guard
 from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.lifetime import Point
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.convert import names_to_bytes
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.peer import PeerPrefix
@@ -377,7 +377,7 @@ def _now_s() -> float:
 
 
 def _left_s(deadline_s: float | None) -> float | None:
-    return None if deadline_s is None else max(0.0, deadline_s - time.time())
+    return None if deadline_s is None else call_timeout_s(deadline_s - time.time())
 
 
 def _epoch_of(source: worker_pb2.PageSource) -> Epoch:

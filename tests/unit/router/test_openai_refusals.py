@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from openai import APIError, BadRequestError, NotFoundError
 
 from twostroke.errors import Overloaded
+from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 ASK = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -167,6 +169,35 @@ async def test_a_deadline_that_has_passed_is_504(doors):
     assert answer.status_code == 504
     assert answer.json()["error"]["type"] == "timeout_error"
     assert doors.dispatcher.requests == []
+
+
+DAY_S = 86_400
+
+
+async def test_a_timeout_of_more_than_a_day_is_a_day(doors):
+    begun_s = time.time()
+    for timeout in (1e10, 10**300):
+        by_header = {"x-request-timeout-s": str(timeout)}
+        assert (await doors.http.post(TEXT, json={"prompt": "a"}, headers=by_header)).status_code == 200
+        assert (await doors.http.post(TEXT, json={"prompt": "a", "timeout": timeout})).status_code == 200
+    call = inference_pb2_grpc.InferenceStub(doors.channel).Generate(
+        inference_pb2.GenerateRequest(text="a"), timeout=1e9
+    )
+    assert [message async for message in call]
+    assert len(doors.dispatcher.requests) == 5
+    for request in doors.dispatcher.requests:
+        assert begun_s + DAY_S - 1 < request.deadline_s <= time.time() + DAY_S
+
+
+@pytest.mark.parametrize("timeout", ["inf", "-inf", "nan", "-1", "1e400"])
+async def test_a_timeout_that_is_no_time_is_refused(doors, timeout):
+    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": timeout})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "x-request-timeout-s"
+    said = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(timeout, timeout)
+    answer = await doors.http.post(TEXT, content=f'{{"prompt": "a", "timeout": {said}}}')
+    assert answer.status_code == 400
+    assert not doors.dispatcher.requests
 
 
 async def test_a_deadline_ends_an_answer_before_its_first_token_and_in_mid_stream(doors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from random import Random
 
 import pytest
@@ -58,6 +59,13 @@ async def test_tcp_is_used_where_it_is_the_only_transport() -> None:
     async with prefill(transports=("tcp",)) as source, decode() as target, router_to(target) as router:
         await right_answer(router, source)
         assert target.metric("pull_bytes_total", transport="tcp") == BLOCKS * PAGE_BYTES
+
+
+@pytest.mark.parametrize("left_s", [1e10, 1e300])
+async def test_a_deadline_that_is_further_away_than_grpc_counts_stops_no_pull(left_s: float) -> None:
+    async with prefill() as source, decode() as target, router_to(target) as router:
+        await right_answer(router, source, deadline_s=time.time() + left_s)
+        assert pulled_pages(target) == BLOCKS
 
 
 async def test_a_burst_with_a_common_prefix_pulls_and_computes_each_block_once() -> None:
