@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.deploy.tools import HOW_TO_GET, find_tool
+from tests.hand_cut import HandCut
 from tests.pods.kubelet import Kubelet
 from tests.pods.manifests import Manifests
 from tests.pods.pod import Image, Pod, network
@@ -100,9 +101,10 @@ def _stream(router: Pod, tokens: int) -> Iterator[str]:
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=READY_S) as answer:
+        reader = HandCut()
         for line in answer:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])["choices"][0]["text"]
+            for message in reader.feed(line):
+                yield message["choices"][0]["text"]
 
 
 def _model(router: Pod) -> str:
