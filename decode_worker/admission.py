@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import ContextLengthExceeded, DeadlineExceeded, InvalidRequest
@@ -14,9 +15,9 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
     prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
     if not prompt:
         raise InvalidRequest("the prompt is empty", field="prompt")
-    highest = max(request.known)
-    if highest >= facts.vocab_size:
-        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field="prompt")
+    _check_ids(request.known, "prompt", facts)
+    _check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", facts)
+    _check_ids(request.sampling.stop_token_ids, "stop_token_ids", facts)
     fits = facts.pages * facts.block_size
     if longest > min(fits, facts.max_model_len):
         raise ContextLengthExceeded(
@@ -39,6 +40,12 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
         check_deadline(request.deadline_s)
         if request.deadline_s <= now_s:
             raise DeadlineExceeded("the deadline had passed when the request arrived")
+
+
+def _check_ids(tokens: Sequence[int], field: str, facts: LoadedModel) -> None:
+    highest = max(tokens, default=0)
+    if highest >= facts.vocab_size:
+        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field=field)
 
 
 def check_deadline(deadline_s: float) -> None:

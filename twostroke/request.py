@@ -6,7 +6,6 @@ The router turns text into tokens and back; it checks what concerns text. `Sampl
 from __future__ import annotations
 
 import enum
-import math
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
@@ -19,6 +18,12 @@ MAX_STOP_TOKENS = 64
 """Stop token ids per request; more is a mistake in the client."""
 MAX_LOGIT_BIAS = 300
 """As in OpenAI's API."""
+LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 0.01, 100.0
+"""Logits are multiplied with it and divided by it in float32, where they have to stay finite."""
+MOST_TEMPERATURE = 100.0
+MOST_TOKENS = 2**31 - 1
+"""Of one answer; positions are 32-bit integers."""
+SEEDS = 2**64
 
 
 class FinishReason(enum.StrEnum):
@@ -31,6 +36,15 @@ class FinishReason(enum.StrEnum):
 def _check(holds: bool, field: str, requirement: str, value: object) -> None:
     if not holds:
         raise InvalidRequest(f"{field} must be {requirement}, got {value}", field=field)
+
+
+def _check_number(field: str, value: float, least: float, most: float) -> None:
+    """NaN is in no range."""
+    _check(least <= value <= most, field, f"from {least:g} to {most:g}", value)
+
+
+def _check_count(field: str, count: int, most: int) -> None:
+    _check(count <= most, field, f"at most {most} long", count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,40 +76,29 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        finite = math.isfinite
-        _check(
-            finite(self.temperature) and 0 <= self.temperature <= 100, "temperature", "from 0 to 100", self.temperature
-        )
+        _check(0 <= self.seed < SEEDS, "seed", "a 64-bit number", self.seed)
+        _check(0 <= self.choice <= MOST_TOKENS, "choice", f"from 0 to {MOST_TOKENS}", self.choice)
+        _check(1 <= self.max_tokens <= MOST_TOKENS, "max_tokens", f"from 1 to {MOST_TOKENS}", self.max_tokens)
+        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "from 0 to max_tokens", self.min_tokens)
+        _check_number("temperature", self.temperature, 0, MOST_TEMPERATURE)
         _check(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
         _check(self.top_k is None or self.top_k >= 1, "top_k", "at least 1", self.top_k)
-        _check(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
-        _check(-2 <= self.presence_penalty <= 2, "presence_penalty", "from -2 to 2", self.presence_penalty)
-        _check(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "from -2 to 2", self.frequency_penalty)
-        _check(
-            finite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            "positive",
-            self.repetition_penalty,
+        _check_number("min_p", self.min_p, 0, 1)
+        _check_number("presence_penalty", self.presence_penalty, -2, 2)
+        _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_number(
+            "repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
         )
-        _check(self.max_tokens >= 1, "max_tokens", "at least 1", self.max_tokens)
-        _check(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "from 0 to max_tokens", self.min_tokens)
         _check(
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",
             f"from 0 to {MAX_LOGPROBS}",
             self.logprobs,
         )
-        _check(
-            len(self.stop_token_ids) <= MAX_STOP_TOKENS,
-            "stop_token_ids",
-            f"at most {MAX_STOP_TOKENS} long",
-            len(self.stop_token_ids),
-        )
-        _check(
-            len(self.logit_bias) <= MAX_LOGIT_BIAS, "logit_bias", f"at most {MAX_LOGIT_BIAS} long", len(self.logit_bias)
-        )
+        _check_count("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS)
+        _check_count("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         for _, bias in self.logit_bias:
-            _check(finite(bias) and -100 <= bias <= 100, "logit_bias", "from -100 to 100", bias)
+            _check_number("logit_bias", bias, -100, 100)
 
     @property
     def has_penalties(self) -> bool:

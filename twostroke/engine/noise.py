@@ -12,10 +12,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_1 = 0xBF58476D1CE4E5B9
 _MIX_2 = 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
+_BELOW_ONE = 1 - 2.0**-24
+"""The greatest float32 below 1. The largest of the 53-bit integers round to 1, whose noise would be minus infinity."""
 
 
 def gumbel(seed: int, choice: int, position: int, tokens: torch.Tensor) -> torch.Tensor:
-    """float32 Gumbel noise for each id of `tokens` (int64): argmax(log p + noise) draws from p."""
+    """float32 Gumbel noise, always finite, for each id of `tokens` (int64): argmax(log p + noise) draws from p."""
     return _gumbel(tokens * _signed(_GOLDEN) + stream_of(seed, choice, position))
 
 
@@ -37,7 +39,7 @@ def _gumbel(h: torch.Tensor) -> torch.Tensor:
     """Overwrites h."""
     _mix_in_place(h)
     # 53 bits as float32 keep their relative precision near 0, which is the tail that wins an argmax.
-    uniform = _shift_right(h, 11).float().add_(0.5).mul_(2.0**-53)
+    uniform = _shift_right(h, 11).float().add_(0.5).mul_(2.0**-53).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -119,12 +120,17 @@ def catalog_dir(model: str, dtype: str) -> Path:
 
 def converted_dir(directory: Path) -> Path:
     """Where a local directory without tokenizer.json gets its twin that has one."""
-    return cache_dir() / "models" / "converted" / str(directory).strip("/").replace("/", "--")
+    return cache_dir() / "models" / "converted" / _key_of(directory.name, str(directory.resolve()))
 
 
 def hub_marker(model: str) -> Path:
     """A file that holds the path of a completely downloaded snapshot."""
-    return cache_dir() / "models" / "hub" / f"{model.replace('/', '--')}.path"
+    return cache_dir() / "models" / "hub" / f"{_key_of(model.rpartition('/')[2], model)}.path"
+
+
+def _key_of(readable: str, identity: str) -> str:
+    """A file name that begins with something readable and is different for every `identity`."""
+    return f"{readable}-{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
 
 
 def _existing(directory: Path) -> Path | None:

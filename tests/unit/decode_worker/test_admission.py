@@ -44,7 +44,21 @@ async def test_what_can_never_be_served_is_refused_by_field_and_nothing_is_left(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 2.0), ("repetition_penalty", 0.0)],
+    [
+        ("temperature", -1.0),
+        ("temperature", float("inf")),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", float("nan")),
+        ("min_p", 2.0),
+        ("min_p", float("nan")),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-45),
+        ("repetition_penalty", 1e39),
+        ("presence_penalty", float("nan")),
+        ("frequency_penalty", -2.5),
+        ("max_tokens", 2**31),
+    ],
 )
 async def test_sampling_out_of_range_is_refused_by_field(name: str, value: float) -> None:
     async with decode() as worker, router_to(worker) as router:
@@ -53,6 +67,21 @@ async def test_sampling_out_of_range_is_refused_by_field(name: str, value: float
         with pytest.raises(InvalidRequest, match=name) as refusal:
             await router._ask(router._stub.Open(message, metadata=router._peer.metadata))
         assert refusal.value.field == name
+        assert worker.is_idle
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids"])
+async def test_token_ids_that_the_model_does_not_have_are_refused_by_field(field: str) -> None:
+    async with decode() as worker, router_to(worker) as router:
+        message = router.message([1, 2, 3])
+        if field == "logit_bias":
+            message.sampling.bias_tokens.append(VOCAB)
+            message.sampling.bias_values.append(1.0)
+        else:
+            message.sampling.stop_token_ids.append(VOCAB)
+        with pytest.raises(InvalidRequest, match=f"up to {VOCAB - 1}, got {VOCAB}") as refusal:
+            await router._ask(router._stub.Open(message, metadata=router._peer.metadata))
+        assert refusal.value.field == field
         assert worker.is_idle
 
 

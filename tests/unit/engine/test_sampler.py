@@ -92,6 +92,41 @@ def test_noise_is_a_function_of_the_token_id_alone() -> None:
     assert torch.equal(gumbel(7, 0, 3, some), everything[some])
 
 
+GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+def unmixed(z: int) -> int:
+    """What SplitMix64's finaliser makes `z` of."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        whole = z
+        for _ in range(64 // shift):
+            whole = z ^ (whole >> shift)
+        z = whole * pow(factor, -1, 1 << 64) & MASK
+    return z
+
+
+def seed_of(mixed: int, position: int, token: int) -> int:
+    """The seed whose noise for choice 0, this position and this token begins with the 64 bits `mixed`."""
+    stream = (unmixed(mixed) - token * GOLDEN) & MASK
+    state = (unmixed(stream) - GOLDEN & MASK) ^ position
+    state = unmixed(state) - GOLDEN & MASK
+    return unmixed(state) - GOLDEN & MASK
+
+
+@pytest.mark.parametrize("mixed", [MASK, MASK - (1 << 38), 0, 1 << 11])
+def test_noise_of_the_greatest_and_least_numbers_is_finite_and_a_banned_token_never_wins(mixed: int) -> None:
+    position, token = 3, 17
+    seed = seed_of(mixed, position, token)
+    noise = gumbel(seed, 0, position, torch.arange(VOCAB))
+    assert noise.isfinite().all()
+    assert (noise[token] == (noise.min() if mixed else noise.max())) or mixed == 1 << 11
+    logits = torch.full((VOCAB,), -math.inf)
+    logits[token] = 0.0
+    assert one(logits, row(position, seed=seed)).token == token
+    banned = tuple(other for other in range(VOCAB) if other != token)
+    assert one(torch.zeros(VOCAB), row(position, seed=seed, banned=banned)).token == token
+
+
 def test_noise_is_gumbel() -> None:
     noise = gumbel(123, 0, 0, torch.arange(200_000)).double()
     assert noise.isfinite().all()

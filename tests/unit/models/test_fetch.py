@@ -197,6 +197,15 @@ def test_a_directory_without_tokenizer_json_gets_a_twin_that_has_one(smollm2_dir
     assert (twin / "model.safetensors").read_bytes() == b"weights"
 
 
+def test_directories_and_hub_ids_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
+    alike = [tmp_path / "a--b", tmp_path / "a" / "b"]
+    for directory in alike:
+        directory.mkdir(parents=True)
+    assert catalog.converted_dir(alike[0]) != catalog.converted_dir(alike[1])
+    assert catalog.converted_dir(alike[0]).name.startswith("a--b-"), "readable"
+    assert catalog.hub_marker("a--b/c") != catalog.hub_marker("a/b--c")
+
+
 @pytest.mark.parametrize("model", ["./nowhere", "/nowhere/at/all", "no-such-name", "a/b/c"])
 def test_a_name_that_is_nothing_is_refused_with_the_known_ones(model: str) -> None:
     with pytest.raises(ConfigError, match="smollm2-135m"):

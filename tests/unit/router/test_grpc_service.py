@@ -106,6 +106,15 @@ BAD = [
     (ask(sampling=inference_pb2.SamplingOptions(temperature=-1)), "temperature"),
     (ask(sampling=inference_pb2.SamplingOptions(temperature=float("nan"))), "temperature"),
     (ask(sampling=inference_pb2.SamplingOptions(top_p=1.5)), "top_p"),
+    (ask(sampling=inference_pb2.SamplingOptions(top_p=float("nan"))), "top_p"),
+    (ask(sampling=inference_pb2.SamplingOptions(min_p=float("nan"))), "min_p"),
+    (ask(sampling=inference_pb2.SamplingOptions(repetition_penalty=1e39)), "repetition_penalty"),
+    (ask(sampling=inference_pb2.SamplingOptions(repetition_penalty=1e-45)), "repetition_penalty"),
+    (ask(sampling=inference_pb2.SamplingOptions(repetition_penalty=float("inf"))), "repetition_penalty"),
+    (ask(sampling=inference_pb2.SamplingOptions(presence_penalty=float("nan"))), "presence_penalty"),
+    (ask(sampling=inference_pb2.SamplingOptions(frequency_penalty=-2.5)), "frequency_penalty"),
+    (ask(sampling=inference_pb2.SamplingOptions(logit_bias={5: float("nan")})), "logit_bias"),
+    (ask(sampling=inference_pb2.SamplingOptions(logit_bias={5: float("-inf")})), "logit_bias"),
     (ask(request_id="a\nb"), "request_id"),
 ]
 
