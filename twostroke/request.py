@@ -86,9 +86,7 @@ class SamplingParams:
         _check_number("min_p", self.min_p, 0, 1)
         _check_number("presence_penalty", self.presence_penalty, -2, 2)
         _check_number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _check_number(
-            "repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY
-        )
+        _check_number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY)
         _check(
             self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS,
             "logprobs",

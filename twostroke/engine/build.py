@@ -82,12 +82,14 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
 
 def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> BuiltEngine:
     from twostroke.engine.runner import ModelRunner
-    from twostroke.kernels.cpu.build import arithmetic_identity
+    from twostroke.kernels.cpu.build import arithmetic_identity, load_kernels
+    from twostroke.models.catalog import cache_dir
 
     page_bytes = spec.page_bytes(config.cache.block_size, config.model.dtype)
     facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
     if config.model.deterministic:  # pages that another machine computed may have other bits
-        facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic_identity()}-{config.threads}")
+        arithmetic = arithmetic_identity(load_kernels(cache_dir() / "kernels"))
+        facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic}-{config.threads}")
 
     def load(memory: PageMemory) -> tuple[Runner, Determinism]:
         cores = Cores.claim(config.threads, pin=config.pin, borrow=config.borrow)

@@ -99,11 +99,25 @@ def test_a_compiler_that_does_not_know_the_machine_builds_a_plain_library_and_a_
 
 def test_a_library_that_cannot_be_loaded_is_built_again(tmp_path: Path) -> None:
     best = chosen_variants()[0]
-    library = tmp_path / f"kernels-{best.name}-{build._key(best)}.so"
+    library = tmp_path / f"{build._stem(best)}-{build.find_compiler().name}.so"
     library.write_bytes(b"")
     kernels = load_kernels(tmp_path)
     assert kernels is not None
     assert kernels.library._name == str(library)
+
+
+def test_machines_of_two_architectures_that_share_a_folder_never_load_each_others_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OVERRIDE, "portable")
+    assert load_kernels(tmp_path) is not None
+    real = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*real[:4], "aarch64-of-the-test")))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert load_kernels(tmp_path) is None
+    monkeypatch.delenv("CXX")
+    assert load_kernels(tmp_path) is not None
+    assert len(list(tmp_path.glob("*.so"))) == 2
 
 
 def test_what_a_killed_builder_left_is_removed_by_a_later_one(tmp_path: Path) -> None:

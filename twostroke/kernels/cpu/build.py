@@ -1,4 +1,4 @@
-"""Build the native kernels once per machine and user: by the system's compiler, into a folder that outlives the run."""
+"""Build the native kernels once per kind of machine, compiler and user, into a folder that outlives the run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 SOURCES: Final = Path(__file__).with_name("native")
 """Every .cpp in it goes into the library."""
 
-FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math"
-"""Sums keep their written order: a row's result must not depend on which loop a compiler made of it."""
+FLAGS: Final = "-O3 -std=c++17 -fPIC -fvisibility=hidden -pthread -fno-math-errno -fno-trapping-math -ffp-contract=off"
+"""Sums keep their written order, and a product is fused with a sum only where the source says `fma`: a row's result
+depends neither on which loop a compiler made of it nor on which compiler that was."""
 
 COMPILE_TIMEOUT_S: Final = 120.0
 
@@ -70,6 +72,8 @@ class Kernels:
 
     library: ctypes.CDLL
     variant: str
+    build: str
+    """What it was made of and by: sources and flags, machine, compiler. The same for equal libraries alone."""
 
     def function(self, name: str, arguments: tuple[Any, ...], result: Any = None) -> Callable[..., Any]:
         """The exported C function `name`, which from here on checks and converts its arguments."""
@@ -87,7 +91,8 @@ def load_kernels(folder: Path) -> Kernels | None:
     said = ""
     for variant in chosen_variants():
         try:
-            library = _load(folder / f"kernels-{variant.name}-{_key(variant)}.so", variant)
+            path = _built(folder, variant)
+            library = ctypes.CDLL(str(path))
         except (OSError, subprocess.SubprocessError) as error:
             said = said or str(error)
             if isinstance(error, subprocess.TimeoutExpired):
@@ -95,7 +100,7 @@ def load_kernels(folder: Path) -> Kernels | None:
         else:
             if said:
                 log.warning("slower native kernels than this CPU can run: variant=%s error=%s", variant.name, said)
-            return Kernels(library, variant.name)
+            return Kernels(library, variant.name, path.stem)
     if said:
         log.warning("no native kernels, the engine will be slow: error=%s", said)
     return None
@@ -104,9 +109,10 @@ def load_kernels(folder: Path) -> Kernels | None:
 def build_all(folder: Path) -> None:
     """Libraries for all CPUs of this architecture, for machines without a compiler. Raises OSError without one."""
     is_x86 = os.uname().machine == "x86_64"
+    compiler = find_compiler()
     for variant in VARIANTS:
         if is_x86 or not variant.needs:
-            _compile(folder / f"kernels-{variant.name}-{_key(variant)}.so", variant)
+            _compile(folder / f"{_stem(variant)}-{compiler.name}.so", variant, compiler)
 
 
 def chosen_variants() -> tuple[Variant, ...]:
@@ -125,35 +131,66 @@ def chosen_variants() -> tuple[Variant, ...]:
     return chosen
 
 
-def arithmetic_identity() -> str:
+def arithmetic_identity(kernels: Kernels | None) -> str:
     """Workers where this is the same compute with the same instructions and libraries: CPU, kernels, torch."""
-    keys = [_key(variant) for variant in chosen_variants()[:1]]
-    return hashlib.blake2b("".join([*keys, _cpu_features(), version("torch")]).encode(), digest_size=6).hexdigest()
+    facts = ("" if kernels is None else kernels.build, os.uname().machine, _cpu_features(), version("torch"))
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=6).hexdigest()
 
 
-def compiler() -> list[str] | None:
-    """$CXX, else the first C++ compiler on the path."""
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    command: tuple[str, ...]
+    name: str
+    """Its kind and version, fit for a file's name: "gcc-12.2.0"."""
+
+
+def find_compiler() -> Compiler:
+    """$CXX, else the first C++ compiler on the path. Raises OSError where there is none, or it does not work."""
     chosen = shlex.split(os.environ.get("CXX", ""))
-    if chosen:
-        return chosen if shutil.which(chosen[0]) else None
-    return next(([name] for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    usual = ([name] for name in ("c++", "g++", "clang++"))
+    command = next((each for each in ([chosen] if chosen else usual) if shutil.which(each[0])), None)
+    if command is None:
+        raise FileNotFoundError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
+    macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
+    version = re.search(r'^#define __VERSION__ "(.*)"$', macros, re.MULTILINE)
+    if version is None:
+        raise OSError(f"{shlex.join(command)} does not say which version it is")
+    kind = "clang" if "#define __clang__ " in macros else "gcc"
+    return Compiler(tuple(command), f"{kind}-{re.sub('[^0-9A-Za-z.]+', '_', version[1])}")
 
 
-def _load(library: Path, variant: Variant) -> ctypes.CDLL:
-    """What was built before; or built again, where a machine went down before all of it was on its disk."""
-    if library.exists():
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(str(library))
-    _compile(library, variant)
-    return ctypes.CDLL(str(library))
+def _built(folder: Path, variant: Variant) -> Path:
+    """What was built before; or built again, where a machine went down before all of it was on its disk.
+
+    Without a compiler, what another one has built for such machines: so images bring libraries along.
+    """
+    try:
+        compiler = find_compiler()
+    except (OSError, subprocess.SubprocessError):
+        for library in sorted(folder.glob(f"{_stem(variant)}-*.so")):
+            return library
+        raise
+    library = folder / f"{_stem(variant)}-{compiler.name}.so"
+    if not _is_loadable(library):
+        _compile(library, variant, compiler)
+    return library
 
 
-def _key(variant: Variant) -> str:
-    """A library serves exactly these sources and these flags, on every CPU that has what its variant needs: so images
-    bring libraries along that were built elsewhere."""
+def _is_loadable(library: Path) -> bool:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return True
+
+
+def _stem(variant: Variant) -> str:
+    """A library serves exactly these sources and these flags, on every machine of this architecture whose CPU has what
+    the variant needs. A folder may be shared by machines of several."""
     sources = [path.name + "\0" + path.read_text(encoding="utf-8") for path in _sources("*.h") + _sources("*.cpp")]
     facts = (*sources, FLAGS, variant.flags)
-    return hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+    key = hashlib.blake2b("\0".join(facts).encode(), digest_size=8).hexdigest()
+    return f"kernels-{variant.name}-{os.uname().machine}-{key}"
 
 
 def _sources(pattern: str) -> list[Path]:
@@ -166,11 +203,9 @@ def _cpu_features() -> str:
         return next((line for line in lines if line.lower().startswith(("flags", "features"))), os.uname().machine)
 
 
-def _compile(library: Path, variant: Variant) -> None:
+def _compile(library: Path, variant: Variant, compiler: Compiler) -> None:
     """Compile beside the final place and rename, so that concurrent builders each leave a whole file."""
-    command = compiler()
-    if command is None:
-        raise FileNotFoundError("no C++ compiler found (looked for $CXX, c++, g++, clang++)")
+    command = compiler.command
     library.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(library.parent)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as scratch:
@@ -195,8 +230,8 @@ def _remove_abandoned(folder: Path) -> None:
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(arguments: list[str]) -> None:
-    """Run to the end. A compiler that hangs goes together with the passes that it started."""
+def _run(arguments: list[str]) -> str:
+    """What it says. A compiler that hangs goes together with the passes that it started."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
@@ -207,7 +242,8 @@ def _run(arguments: list[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
+        said.seek(0)
+        text = said.read().decode(errors="replace")
         if code != 0:
-            said.seek(0)
-            tail = said.read().decode(errors="replace").strip()[-500:]
-            raise OSError(f"{shlex.join(arguments)} failed: {tail}")
+            raise OSError(f"{shlex.join(arguments)} failed: {text.strip()[-500:]}")
+        return text

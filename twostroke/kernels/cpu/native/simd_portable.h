@@ -2,6 +2,10 @@
 
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "simd.h"
 
 namespace twostroke::simd {
@@ -16,7 +20,11 @@ inline F add(F a, F b) { return a + b; }
 inline F sub(F a, F b) { return a - b; }
 inline F mul(F a, F b) { return a * b; }
 inline F max(F a, F b) { return a > b ? a : b; }
-inline F fma(F a, F b, F c) { return a * b + c; }
+#if defined(__aarch64__)
+inline F fma(F a, F b, F c) { return (F)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+#else
+inline F fma(F a, F b, F c) { return a * b + c; }  // two roundings: there may be no instruction that makes one of them
+#endif
 inline float reduce_add(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 inline float reduce_max(F x) {
     float highest = x[0];

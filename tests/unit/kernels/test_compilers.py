@@ -1,0 +1,52 @@
+"""Whichever compiler has built the native kernels, a row has the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.kernels.test_cpu_attention import TOLERANCE, Case
+from twostroke.kernels.cpu.attention import NativeAttention
+from twostroke.kernels.cpu.build import Kernels, arithmetic_identity, load_kernels
+from twostroke.models.catalog import cache_dir
+
+SPANS = [(0, 150), (900, 1), (31, 20), (700, 70), (1100, 9)]
+
+
+@pytest.fixture(scope="module")
+def by_compiler() -> dict[str, Kernels]:
+    """The best kernels for this CPU, as each compiler builds them; kept in the user's cache, as a worker's are."""
+    built = {}
+    for compiler in filter(shutil.which, ("g++", "clang++")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("CXX", compiler)
+            kernels = load_kernels(cache_dir() / "kernels")
+        assert kernels is not None
+        built[compiler] = kernels
+    if len(built) < 2:
+        pytest.skip("one compiler has nothing to agree with")
+    return built
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("head_dim", [64, 20])
+def test_gcc_and_clang_agree_to_the_bit(by_compiler: dict[str, Kernels], dtype: torch.dtype, head_dim: int) -> None:
+    results = []
+    for kernels in by_compiler.values():
+        case = Case(
+            {"kv_heads": 3, "groups": 3, "head_dim": head_dim, "block": 16, "dtype": dtype, "spans": SPANS, "seed": 11}
+        )
+        step = NativeAttention(case.pool, case.heads, case.scale, kernels).begin(case.batch)
+        rotated = step.store(0, *case.qkv())
+        results.append((rotated, case.pool, step.attend(0, rotated)))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_libraries_of_two_compilers_are_two_files_and_two_identities(by_compiler: dict[str, Kernels]) -> None:
+    libraries = {Path(kernels.library._name) for kernels in by_compiler.values()}
+    assert len(libraries) == 2
+    assert len({arithmetic_identity(kernels) for kernels in by_compiler.values()}) == 2
