@@ -9,9 +9,10 @@ from pathlib import Path
 
 from cluster import state_file
 from cluster.checks import is_host_port
+from cluster.flags import pid
 from cluster.flags.token import VARIABLE
 from cluster.flags.token import read as read_token
-from cluster.router_process import reachable
+from router.addresses import reachable
 from twostroke.errors import ConfigError
 from twostroke.rpc.server import TOKEN_KEY
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"admin port of one router, with the cluster's token in the file that {VARIABLE} names (default: those "
         "of this user's local server)",
     )
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    pid.add(parser)
 
 
 def access_from(args: argparse.Namespace) -> AdminAccess:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from cluster.activity import Activity, ActivityLine
 from cluster.clients import api_key
 from cluster.flags import client_tls
-from cluster.router_process import reachable
-from router.addresses import Addresses
+from router.addresses import Addresses, reachable
 from twostroke.config import ClusterConfig
 from twostroke.models.fetch import fetch
 
 QUESTION = "Why is the sky blue?"
+SCRIPT = "twostroke"
+"""As it is called where the package is installed."""
+INSTALLED_IN = ("site-packages", "dist-packages")
+"""Folders that every interpreter looks in by itself."""
 LINE_PERCENT = 25
 """Of a step of fetching, for each line in a log."""
 
@@ -29,14 +31,29 @@ LINE_PERCENT = 25
 class Announcer:
     """Lines on stderr with the seconds since the start; the banner, which people copy from, on stdout."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._started_s = time.monotonic()
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._clock = clock
+        self._started_s = clock()
         self._said_last = ""
+        self._line = ActivityLine(self._console, self.say, clock)
 
     @property
     def elapsed_s(self) -> float:
-        return time.monotonic() - self._started_s
+        return self._clock() - self._started_s
+
+    def begin(self, stage: str) -> None:
+        """Say what is going on from now on, and show that it still goes on, until the next stage begins or `end`."""
+        self.say(stage)
+        self._line.begin(stage)
+
+    def detail(self, activities: Sequence[Activity]) -> None:
+        """Who does what in the stage that is going on. To be called again and again while it lasts."""
+        self._line.detail(activities)
+
+    def end(self) -> None:
+        """Nothing is going on any more; the terminal is as it was found."""
+        self._line.end()
 
     def say(self, text: str) -> None:
         self._print(text, style=None)
@@ -50,7 +67,9 @@ class Announcer:
     def warn(self, text: str) -> None:
         self._print(text, style="yellow")
 
-    def ready(self, config: ClusterConfig, routers: Sequence[Addresses], folder: Path) -> None:
+    def ready(self, config: ClusterConfig, routers: Sequence[Addresses], folder: Path, model_dir: str) -> None:
+        """The banner. `model_dir`: where the tokenizer's files are; empty for a model that has none."""
+        self.end()
         workers = (
             f"{config.prefill} prefill, {config.decode} decode" if config.prefill else f"{config.decode} colocated"
         )
@@ -66,10 +85,12 @@ class Announcer:
             f"  gRPC          {'  '.join(router.grpc for router in routers)}\n"
             f"  admin         {'  '.join(router.admin for router in routers)}\n"
             f"  metrics       {'  '.join(metrics_url(router, scheme) for router in routers)}\n"
+            f"{f'  tokenizer     {model_dir}{chr(10)}' if model_dir else ''}"
             f"  logs          {folder}\n\n"
             f"{_needed(config)}"
             f"{curl_line(routers[0].http, config)}\n\n"
-            f"{grpc_line(routers[0].grpc, config)}\n\n"
+            f"{grpc_line(routers[0].grpc, config)}\n"
+            "(without the question: a conversation)\n\n"
             f"{end}",
             flush=True,
         )
@@ -93,7 +114,7 @@ def curl_line(http: str, config: ClusterConfig) -> str:
 
 def grpc_line(grpc: str, config: ClusterConfig) -> str:
     tls = "--tls " if config.tls is not None else ""
-    return f"{shlex.quote(program())} chat {tls}--grpc {reachable(grpc)} {shlex.quote(QUESTION)}"
+    return f"{shlex.join(program())} chat {tls}--grpc {reachable(grpc)} {shlex.quote(QUESTION)}"
 
 
 def _needed(config: ClusterConfig) -> str:
@@ -115,12 +136,14 @@ def _credentials(config: ClusterConfig) -> list[tuple[str, str]]:
     return told
 
 
-def program() -> str:
-    """How the user calls this program from where they stand."""
-    beside = Path(sys.executable).parent / "twostroke"
-    if shutil.which("twostroke") or not beside.exists():
-        return "twostroke"
-    return min(os.path.relpath(beside), str(beside), key=len)
+def program() -> list[str]:
+    """The words that call this program from any folder, and in a shell where no environment is activated."""
+    for script in (Path(sys.argv[0]), Path(sys.executable).parent / SCRIPT):
+        if script.name == SCRIPT and script.is_file():
+            return [str(script.absolute())]
+    home = Path(__file__).resolve().parents[1]
+    module = [sys.executable, "-m", "cluster.cli"]
+    return module if home.name in INSTALLED_IN else ["env", f"PYTHONPATH={home}", *module]
 
 
 def fetch_with_progress(model: str, dtype: str, console: Console | None = None) -> Path:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray.exceptions
 
 from cluster import ray_session
+from cluster.activity import Activity
 from cluster.announce import Announcer
 from cluster.plan import Stage, backoff_s
 from cluster.router_process import tail_of
@@ -33,6 +35,8 @@ class Attendant:
         self._node_ended = asyncio.Event()
         self._known: dict[str, Worker] = {}
         self._all_serve = asyncio.Event()
+        self._activities: dict[str, Activity] = {}
+        """Of workers that do not serve yet."""
         self._is_gone = False
         self._is_restarting = False
         self._lives = 1
@@ -180,8 +184,23 @@ class Attendant:
             version = snapshot.version
             for worker in snapshot.workers:
                 self._tell(worker)
+            self._tell_activities(snapshot.workers)
             if all(worker.observed.stage in (Stage.SERVING, Stage.DRAINED) for worker in snapshot.workers):
                 self._all_serve.set()
+
+    def _tell_activities(self, workers: Sequence[Worker]) -> None:
+        if self._all_serve.is_set():
+            return
+        before, now_s = self._activities, time.monotonic()
+        self._activities = {}
+        for worker in workers:
+            name, doing = worker.config.worker_id, _doing(worker)
+            if doing is None:
+                continue
+            known = before.get(name)
+            since_s = known.since_s if known is not None and known.doing == doing else now_s
+            self._activities[name] = Activity(name, doing, since_s)
+        self._announcer.detail(tuple(self._activities.values()))
 
     async def stop_fleet(self) -> None:
         """Workers end, then the supervisor."""
@@ -227,6 +246,20 @@ class Attendant:
         if is_start and worker.observed.crashes >= CRASHES_TO_GIVE_UP and not worker.observed.has_served:
             raise ConfigError(f"given up after {worker.observed.crashes} tries: {happened}")
         self._announcer.warn(f"{happened}\n    it is started again in {backoff_s(worker.observed.crashes):.1f} s")
+
+
+def _doing(worker: Worker) -> str | None:
+    """What a worker that starts is busy with; None for one that serves, or has left."""
+    stage = worker.observed.stage
+    if stage in (Stage.SERVING, Stage.DRAINING, Stage.DRAINED):
+        return None
+    if stage in (Stage.DEAD, Stage.FAILED):
+        return "waiting to be started again"
+    if worker.place is None or stage is not Stage.STARTING:
+        return "waiting for a process"
+    if worker.config.model.is_paced:
+        return "starting"
+    return "loading the model (the first start on a machine also compiles kernels)"
 
 
 def _cause(error: ray.exceptions.RayTaskError) -> Exception:

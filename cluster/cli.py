@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
+from cluster.flags.parser import USAGE_ERROR, Parser
+from twostroke import __version__
 from twostroke.errors import ServeError
 
-USAGE_ERROR = 2
 INTERRUPTED = 130
 
 
@@ -33,7 +34,7 @@ COMMANDS = {
     "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
     "soak": Command("cluster.soak", "load and random faults for as long as it is told: nothing may be lost or grow"),
     "keys": Command("cluster.commands.keys", "add, list and revoke the API keys of clients"),
-    "model": Command("cluster.commands.model", "fetch models ahead of time"),
+    "model": Command("cluster.commands.model", "fetch models ahead of time, and list those that are here"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
     "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),
     "role": Command("cluster.commands.role", "let a worker become the other role without loading its model again"),
@@ -60,18 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-class Parser(argparse.ArgumentParser):
-    """What is wrong is one line; all flags are a screenful."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(USAGE_ERROR, f"{self.prog}: {message}; see: {self.prog} --help\n")
-
-
 def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
     parser = Parser(
         prog="twostroke", description="Serve a language model with prefill and decode on different workers."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     for name, command in COMMANDS.items():

@@ -24,11 +24,12 @@ class FleetStart:
 
     def run(self, *, takes_over: bool, has_token: bool) -> tuple[Any, str]:
         """The supervisor, and the fleet's token. `has_token`: ours was given, not drawn."""
+        self._announcer.end()
         running = ray_session.running_supervisor() if takes_over else None
         if running is not None:
             return running, self._take_over(running, has_token)
         self._until_there_is_room()
-        self._announcer.say("starting workers")
+        self._announcer.begin("starting workers")
         return ray_session.create_supervisor(self._spec), self._spec.token
 
     def _take_over(self, running: Any, has_token: bool) -> str:
@@ -43,7 +44,7 @@ class FleetStart:
             raise ConfigError(
                 f"{where} has its Fleet service at port {spec.port}; end it first with: {end}", field="fleet_port"
             )
-        self._announcer.say("a fleet runs here already: taking it over")
+        self._announcer.begin("a fleet runs here already: taking it over")
         return spec.token
 
     def _until_there_is_room(self) -> None:

@@ -73,6 +73,8 @@ def _launch(config: ClusterConfig, manner: Manner) -> int:
     except (KeyboardInterrupt, SystemExit):
         announcer.say("interrupted while starting")
         return INTERRUPTED
+    finally:
+        announcer.end()
 
 
 class Interrupts:
@@ -141,7 +143,7 @@ class _Launch:
             from cluster import fleet_start, ray_session
             from cluster.attendant import Attendant
 
-            self._announcer.say("starting Ray" if is_local else f"joining Ray at {self._config.address}")
+            self._announcer.begin("starting Ray" if is_local else f"joining Ray at {self._config.address}")
             try:
                 if self._config.address is None:
                     ray_session.start_local(self._home.ray_dir, cpus(self._config))
@@ -186,7 +188,7 @@ class _Launch:
                 task.result()  # raises what went wrong
             return 0 if self._is_ready.is_set() else INTERRUPTED
         finally:
-            self._announcer.say("leaving the fleet to itself" if self._manner.keeps else "stopping")
+            self._announcer.begin("leaving the fleet to itself" if self._manner.keeps else "stopping")
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
@@ -224,6 +226,7 @@ class _Launch:
     async def _announce_when_ready(self, attendant: Attendant) -> None:
         """Ends only by cancellation or failure."""
         await attendant.until_all_serve()
+        self._announcer.begin("waiting for the routers")
         addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
         own = state_file.own(
             addresses,
@@ -232,7 +235,7 @@ class _Launch:
             has_tls=self._config.tls is not None,
         )
         state_file.write(own)
-        self._announcer.ready(self._config, addresses, self._home.folder)
+        self._announcer.ready(self._config, addresses, self._home.folder, self._model_dir)
         self._is_ready.set()
         await asyncio.Event().wait()
 
@@ -241,6 +244,7 @@ class _Launch:
 
         def on_signal() -> None:
             if stop.is_set():
+                self._announcer.end()
                 # Ray's processes and the routers are bound to this one by the kernel; the janitor does the rest.
                 os._exit(INTERRUPTED)
             stop.set()

@@ -16,7 +16,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster import bound, ray_environment
-from router.addresses import Addresses
+from router.addresses import Addresses, reachable
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_json, to_json
@@ -108,12 +108,6 @@ def tail_of(log_path: Path) -> str:
         return "    (no log)"
     lines = [line for line in text.splitlines() if not line.startswith(RAY_MARK)]
     return "\n".join(f"    {line}" for line in lines[-TAIL_LINES:]) or "    (the log is empty)"
-
-
-def reachable(address: str) -> str:
-    """How a client on this machine reaches what listens on `address`."""
-    host, _, port = address.rpartition(":")
-    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
 
 async def is_ready(admin_address: str) -> bool:

@@ -112,7 +112,7 @@ def the_one_running(pid: int | None = None) -> ServeState:
         raise NotFound(f"no {meant} running on this machine for this user (looked in {folder()})")
     if len(states) > 1:
         listed = ", ".join(f"{state.pid} ({state.doors})" for state in states)
-        raise ConfigError(f"several servers are running, say which: {listed}", field="--pid")
+        raise ConfigError(f"several servers are running; say which with --pid: {listed}", field="--pid")
     return states[0]
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, read_key
+from cluster.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, own_url, read_key
 from cluster.checks import at_least_zero, positive
-from cluster.flags import client_tls
+from cluster.flags import client_tls, pid
 from cluster.flags.client_tls import ClientTls
 from twostroke.errors import ConfigError
 
@@ -67,10 +67,12 @@ class Endpoints:
 def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "urls",
-        nargs="+",
+        nargs="*",
         metavar="URL",
-        help=f"an OpenAI-compatible server, or grpc://HOST:PORT (grpcs:// over TLS) of ours; in another way by {FORM}",
+        help=f"an OpenAI-compatible server, or grpc://HOST:PORT (grpcs:// over TLS) of ours; in another way by {FORM} "
+        f"(default: this user's local server, else {DEFAULT_URL})",
     )
+    pid.add(parser)
     group = parser.add_argument_group("endpoints")
     group.add_argument("--names", metavar="A,B,...", help="what to call them (default: their addresses)")
     group.add_argument("--baseline", metavar="NAME", help="ratios are over this one (default: the first)")
@@ -101,7 +103,7 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
 def endpoints_from(args: argparse.Namespace) -> Endpoints:
     positive("--timeout", args.timeout)
     tls = client_tls.tls_from(args)
-    specs = [_Spec.parse(text) for text in args.urls]
+    specs = [_Spec.parse(text) for text in args.urls or [own_url(args.pid, tls)]]
     names = _names(specs, args.names)
     addresses = [spec.address for spec in specs]
     found = tuple(

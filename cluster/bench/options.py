@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cluster import state_file
 from cluster.checks import at_least_zero, file_can_be_made, is_host_port, positive
 from cluster.clients import api_key as own_key
-from cluster.flags import client_tls
+from cluster.clients.own_server import own_server
+from cluster.flags import client_tls, pid
 from cluster.flags.client_tls import ClientTls
+from router.addresses import reachable
 from twostroke.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -151,11 +154,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_from(args: argparse.Namespace) -> Options:
+    tls = client_tls.tls_from(args)
+    url, grpc = _address(args, tls)
     has_no_pace = args.concurrency is None and args.rate is None and args.trace is None
     return Options(
         target=Target(
-            url=args.url,
-            grpc=args.grpc,
+            url=url,
+            grpc=grpc,
             model=args.model,
             chat=args.chat,
             text=args.text,
@@ -164,7 +169,7 @@ def options_from(args: argparse.Namespace) -> Options:
             temperature=args.temperature,
             timeout_s=args.timeout,
             api_key=_api_key(args),
-            tls=client_tls.tls_from(args),
+            tls=tls,
         ),
         workload=Workload(
             num_requests=args.num_requests,
@@ -190,8 +195,17 @@ def options_from(args: argparse.Namespace) -> Options:
 
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--url", default=DEFAULT_URL, help="OpenAI-compatible server (default %(default)s)")
-    group.add_argument("--grpc", metavar="HOST:PORT", help="use twostroke's gRPC Generate instead of --url")
+    group.add_argument(
+        "--url", help=f"OpenAI-compatible server (default: this user's local server, else {DEFAULT_URL})"
+    )
+    group.add_argument(
+        "--grpc",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="use twostroke's gRPC Generate instead of --url (default: of this user's local server)",
+    )
+    pid.add(group)
     group.add_argument("--model", help="model name to ask for (default: the first that the server lists)")
     group.add_argument("--chat", action="store_true", help="send chat messages (of words) instead of completions")
     group.add_argument(
@@ -221,6 +235,23 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         help=f"the same, for all who run ps to read (default: the variable {API_KEY_VARIABLE}, or {own_key.VARIABLE})",
     )
     client_tls.add(group)
+
+
+def _address(args: argparse.Namespace, tls: ClientTls | None) -> tuple[str, str | None]:
+    """URL, and HOST:PORT of the gRPC API where that is to be used. Raises ConfigError or NotFound."""
+    if args.grpc:
+        return args.url or DEFAULT_URL, args.grpc
+    if args.grpc is not None:
+        return args.url or DEFAULT_URL, reachable(own_server(args.pid, tls).grpc)
+    return args.url or own_url(args.pid, tls), None
+
+
+def own_url(pid: int | None, tls: ClientTls | None) -> str:
+    """Of this user's local server; the usual one where none is running and none is asked for."""
+    if pid is None and not state_file.running():
+        return DEFAULT_URL
+    state = own_server(pid, tls)
+    return f"{'https' if state.has_tls else 'http'}://{reachable(state.http)}"
 
 
 def _api_key(args: argparse.Namespace) -> str | None:

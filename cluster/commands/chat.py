@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Callable
 from cluster import state_file
 from cluster.clients import api_key
 from cluster.clients.resuming import ResumingClient
-from cluster.flags import client_tls
+from cluster.flags import client_tls, pid
 from cluster.flags.client_tls import ClientTls
-from cluster.router_process import reachable
 from cluster.state_file import ServeState
+from router.addresses import reachable
 from twostroke.errors import ConfigError
 from twostroke.rpc.v1 import inference_pb2
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT[,...]",
         help="speak gRPC (default: to this user's local server)",
     )
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    pid.add(parser)
     client_tls.add(parser)
     parser.add_argument("--tls", action="store_true", help="TLS with the system's CAs; the flags above mean it, too")
     parser.add_argument("--system", help="a system message to begin with")

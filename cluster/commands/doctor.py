@@ -18,7 +18,7 @@ from cluster.doctor.examine import examine, grpc_address_of
 from cluster.doctor.facts import Facts
 from cluster.flags import client_tls
 from cluster.flags.client_tls import ClientTls
-from cluster.router_process import reachable
+from router.addresses import reachable
 from twostroke.errors import ConfigError
 
 _OPTIONS = (("grpc.max_receive_message_length", -1),)

@@ -9,6 +9,7 @@ import sys
 import time
 
 from cluster import ray_environment, state_file
+from cluster.flags import pid
 from cluster.ray_address import reachable
 from twostroke.errors import PeerLost
 
@@ -16,7 +17,7 @@ POLL_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` to stop (default: the only one of this user)")
+    pid.add(parser)
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="S", help="how long to wait for it (default: %(default)s)"
     )

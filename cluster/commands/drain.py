@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from cluster import orders, ray_environment, state_file
+from cluster.flags import pid
 from cluster.ray_address import reachable
 from twostroke.errors import ConfigError, PeerLost
 
@@ -34,7 +35,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what a worker still has by then is cut off, and goes on elsewhere (default: %(default)s)",
     )
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    pid.add(parser)
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="ask the fleet on this Ray cluster, without its launcher"
     )

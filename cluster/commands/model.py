@@ -1,15 +1,23 @@
-"""`twostroke model pull NAME`: fetch a model's files before the first `serve` needs them."""
+"""`twostroke model pull NAME`: fetch a model's files before the first `serve` needs them; `list`: what is cached."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
 
 from cluster.announce import fetch_with_progress
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
-from twostroke.models.catalog import locate
+from twostroke.models.catalog import cache_dir, cached_models, locate
 
 DEFAULTS = ModelConfig()
+PIPE_COLUMNS = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +27,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "name", nargs="?", default=DEFAULTS.model, help="of the catalogue, or a hub id (default: %(default)s)"
     )
     pull.add_argument("--dtype", default=DEFAULTS.dtype, help="the one that will be served (default: %(default)s)")
+    listing = actions.add_parser(
+        "list", help="show the models in the cache", description="Show the models in the cache: size, dtype, folder."
+    )
+    listing.add_argument("--json", action="store_true", help="as JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
+    {"pull": _pull, "list": _list}[args.action](args)
+    return 0
+
+
+def _pull(args: argparse.Namespace) -> None:
     model = ModelConfig(model=args.name, dtype=args.dtype)
     if model.is_paced:
         raise ConfigError(f"{model.model} has no files to fetch", field="name")
     print(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))
-    return 0
+
+
+def _list(args: argparse.Namespace) -> None:
+    models = cached_models()
+    if args.json:
+        print(json.dumps([dataclasses.asdict(model) for model in models]))
+        return
+    if not models:
+        print(
+            f"no model is in {cache_dir()}; fetch one with: twostroke model pull {DEFAULTS.model}",
+            file=sys.stderr,
+        )
+        return
+    table = Table("model", "dtype", box=box.SIMPLE_HEAD)
+    table.add_column("size", justify="right")
+    table.add_column("folder", overflow="fold")
+    for model in models:
+        table.add_row(model.name, model.dtype, f"{model.size_bytes / 1e6:.1f} MB", model.path)
+    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cluster import orders, ray_environment, state_file
+from cluster.flags import pid
 from cluster.ray_address import reachable
 from twostroke.errors import PeerLost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--pid", type=int, help="of the `twostroke serve` that is meant, if several are running")
+    pid.add(parser)
     parser.add_argument(
         "--address", metavar="HOST:PORT", help="ask the fleet on this Ray cluster, without its launcher"
     )

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from cluster.commands import serve
+from cluster.flags.parser import Parser
 
 ROLES = ("prefill", "decode")
 ROLE_KEYS = ("count", "threads", "resources", "labels", "prefer_labels")
@@ -41,7 +42,7 @@ def actions() -> Mapping[str, argparse.Action]:
     """By path of the key."""
     found: dict[str, argparse.Action] = {}
     for section, add in serve.SECTIONS.items():
-        parser = argparse.ArgumentParser(add_help=False)
+        parser = Parser(add_help=False)
         add(parser)
         for action in parser._actions:
             found[_PATHS.get(action.dest, f"{section}.{action.dest}")] = action

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from cluster import page_section
 from cluster.checks import positive
+from cluster.flags.parser import Parser
 from cluster.hosts.session import HostsOptions, run_session
 from twostroke.errors import ConfigError, ServeError
 
@@ -16,7 +16,7 @@ MISUSE = 2
 
 def main() -> int:
     """1 on any problem of the cluster's, 2 where it could not be tried."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.hosts", description=__doc__)
+    parser = Parser(prog="python -m cluster.hosts", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three hosts, one cable pulled, and Ray's head killed")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="everything so often (default: %(default)s)")
     parser.add_argument(

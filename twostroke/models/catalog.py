@@ -114,6 +114,57 @@ def _shards(directory: Path) -> list[str]:
         raise ConfigError(f"{index} is not an index of weight files: {error!r}", field="model") from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedModel:
+    """A model that `serve` can load without fetching anything."""
+
+    name: str
+    """As --model takes it."""
+    dtype: str
+    """Of the weights as they lie there."""
+    size_bytes: int
+    path: str
+
+
+def cached_models() -> list[CachedModel]:
+    """Models of the catalogue and of the hub that were fetched, and twins of local directories."""
+    models = cache_dir() / "models"
+    found = [
+        (name, ready)
+        for name, source in CATALOG.items()
+        for ready in sorted((models / source.folder).glob("[!.]*"))  # .fetch-...: of a fetch that is under way
+    ]
+    for marker in sorted((models / "hub").glob("*.path")):
+        found.append((marker.stem.replace("--", "/", 1), Path(marker.read_text(encoding="utf-8"))))
+    of_the_hub = {path for _, path in found}
+    twins = (twin for twin in sorted((models / "converted").glob("[!.]*")) if twin not in of_the_hub)
+    found += [(_origin(twin), twin) for twin in twins]
+    return [
+        CachedModel(name=name, dtype=_stored_dtype(path), size_bytes=_size_bytes(path), path=str(path))
+        for name, path in found
+        if path.is_dir()
+    ]
+
+
+def _origin(twin: Path) -> str:
+    """The directory whose files the twin links to."""
+    links = (file.resolve().parent for file in sorted(twin.glob("*.safetensors")))
+    return str(next(links, twin))
+
+
+def _stored_dtype(directory: Path) -> str:
+    """As config.json says; "unknown" where it does not."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "unknown"
+    return str(config.get("dtype") or config.get("torch_dtype") or "unknown")
+
+
+def _size_bytes(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
 def catalog_dir(model: str, dtype: str) -> Path:
     return cache_dir() / "models" / CATALOG[model].folder / dtype
 
