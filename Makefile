@@ -9,6 +9,10 @@ ARGS   ?=
 
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
+ifeq ($(wildcard pyproject.toml proto/twostroke),)
+$(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
+endif
+
 .PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
 
 help:
@@ -29,6 +33,19 @@ help:
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make clean             remove .venv and the tools' caches"
+
+# What a target cannot do without, asked before anything is built.
+.needs-root:
+	@[ "$$(id -u)" = 0 ] || { echo "this target makes namespaces and mounts, and needs root for it" >&2; exit 2; }
+
+.needs-%:
+	@PATH="$$PATH:/usr/sbin:/sbin" command -v $* >/dev/null || { echo "$* is missing: get it with Debian's package of that name$(PACKAGE_OF_$*)" >&2; exit 2; }
+PACKAGE_OF_ip := , iproute2
+PACKAGE_OF_sshd := , openssh-server
+PACKAGE_OF_nft := , nftables
+PACKAGE_OF_unshare := , util-linux
+PACKAGE_OF_nsenter := , util-linux
+PACKAGE_OF_setpriv := , util-linux
 
 # torch first and pinned: a machine with an NVIDIA driver takes the CUDA build; one without takes a CPU build, from
 # wherever pip is told to look, else from PyTorch's own index of CPU builds. Never gigabytes of CUDA by accident.
@@ -65,24 +82,24 @@ lint: $(VENV)/.dev
 .tools: $(VENV)/.dev
 	$(BIN)/python -m tests.deploy.fetch_tools
 
-image: $(VENV)/.dev
+image: .needs-root .needs-buildah .needs-debootstrap $(VENV)/.dev
 	$(BIN)/python -m pytest tests/deploy/test_image.py -m slow
 
 manifests: .tools
 	$(BIN)/python -m tests.deploy.check deploy/k8s
 	$(BIN)/python -m pytest tests/deploy/test_manifests.py
 
-pods: .tools
+pods: .needs-root .needs-ip .needs-unshare .needs-nsenter .needs-setpriv .tools
 	$(BIN)/python -m tests.pods.play dev-cpu
 
 # The rest of ray[default] in a venv over ours: the gate must not change with it.
 $(VENV)/nodes/.installed: $(VENV)/.dev
 	$(BIN)/python -m venv --without-pip $(VENV)/nodes
-	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo $(VENV)/nodes/lib/python*/site-packages)/main.pth
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(echo $(VENV)/nodes/lib/python*/site-packages)/main.pth"
 	$(BIN)/pip --python $(VENV)/nodes/bin/python install --quiet --disable-pip-version-check "ray[default]==2.60.0"
 	touch $@
 
-rayup: $(VENV)/nodes/.installed
+rayup: .needs-root .needs-ip .needs-unshare .needs-sshd .needs-rsync $(VENV)/nodes/.installed
 	$(BIN)/python -m pytest tests/rayup -m slow
 
 test: lint proto-check .tools
@@ -92,7 +109,7 @@ faults: $(VENV)/.dev
 	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
 	$(BIN)/twostroke faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
 
-hosts: $(VENV)/.dev
+hosts: .needs-root .needs-ip .needs-unshare $(VENV)/.dev
 	$(BIN)/python -P -m cluster.hosts --runs 2 --write docs/multi-host.md $(ARGS)
 
 rolling: $(VENV)/.dev
@@ -113,7 +130,7 @@ $(VENV)/nixl/.installed: $(VENV)/.dev
 	touch $@
 
 nixl: $(VENV)/nixl/.installed
-	PYTHONPATH=$(CURDIR)/$(VENV)/nixl $(BIN)/python -m pytest tests/unit/transfer -k nixl
+	PYTHONPATH="$(CURDIR)/$(VENV)/nixl" $(BIN)/python -m pytest tests/unit/transfer -k nixl
 
 # As for nixl. Without it targets are played by chance alone, as in the gate.
 $(VENV)/fuzz/.installed: $(VENV)/.dev
@@ -121,7 +138,7 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 	touch $@
 
 fuzz: $(VENV)/fuzz/.installed
-	PYTHONPATH=$(CURDIR):$(CURDIR)/$(VENV)/fuzz $(BIN)/python -m tests.fuzz $(ARGS)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.fuzz $(ARGS)
 
 gpu:
 	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)

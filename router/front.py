@@ -59,6 +59,10 @@ class TextEvent:
     """Of the whole request, in its very last event."""
     is_sent: bool = False
     """The client has it (but for the usage): the stream is resumed."""
+    prompt_tokens: int = 0
+    """Of this choice's prompt."""
+    choice_tokens: int = 0
+    """Of this choice so far, this one included."""
 
 
 Sink = Callable[[TextEvent], Awaitable[None]]
@@ -189,7 +193,7 @@ class Front:
                     tenant=ask.tenant or ask.user,
                     resumptions=ask.point.resumptions,
                     settled=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),
-                    is_resumable=ask.is_stream,
+                    is_resumable=ask.is_resumable,
                     trace=trace,
                 )
             )
@@ -267,7 +271,7 @@ class _Answer:
                     cached[event.index] = event.cached_tokens
                     if len(cached) == len(choices):
                         self._count_cached(min(cached.values()))
-                    await self._finish(choice, event, first + event.index)
+                    await self._finish(choice, event, request, first + event.index)
         if not all(choice.is_finished for choice in choices.values()):
             raise InternalError(f"the answer stream of {request.request_id} ended without a finish reason")
 
@@ -280,11 +284,20 @@ class _Answer:
         if not is_sent:
             self._call.ask.visit.spend(1)
             self._observe(choice)
-        await self._sink(TextEvent(index, scanned.text, token=event.token, is_sent=is_sent))
+        await self._sink(
+            TextEvent(
+                index,
+                scanned.text,
+                token=event.token,
+                is_sent=is_sent,
+                prompt_tokens=len(request.prompt),
+                choice_tokens=choice.tokens,
+            )
+        )
         if scanned.stopped:
             await self._front.dispatcher.finish_early(request, event.index)
 
-    async def _finish(self, choice: _Choice, event: FinishEvent, index: int) -> None:
+    async def _finish(self, choice: _Choice, event: FinishEvent, request: GenerationRequest, index: int) -> None:
         rest = choice.finish()
         reason = FinishReason.STOP if choice.is_stopped else event.reason
         if reason is FinishReason.ERROR:
@@ -293,7 +306,15 @@ class _Answer:
             raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
         self._choices_left -= 1
         usage = self._usage() if self._choices_left == 0 else None
-        await self._sink(TextEvent(index, rest, finish=reason, usage=usage))
+        end = TextEvent(
+            index,
+            rest,
+            finish=reason,
+            usage=usage,
+            prompt_tokens=len(request.prompt),
+            choice_tokens=choice.tokens,
+        )
+        await self._sink(end)
         if usage is not None:
             log.info(
                 "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",

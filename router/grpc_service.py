@@ -18,6 +18,7 @@ from router.params import (
     TextPrompt,
     TokenPrompt,
     check_request_id,
+    check_role,
     priority_class,
 )
 from router.resume import Progress, Pulse, StreamPoint
@@ -148,7 +149,7 @@ def _parse_ask(
         point = StreamPoint.begin(request_id, options.n, visit.mark)
     return Ask(
         point=point,
-        is_stream=True,
+        is_resumable=True,
         model=request.model or None,
         prompts=(_parse_prompt(request),),
         options=options,
@@ -172,7 +173,10 @@ def _parse_prompt(request: inference_pb2.GenerateRequest | inference_pb2.Tokeniz
         return TextPrompt(request.text)
     if kind == "chat":
         return ChatPrompt(
-            messages=tuple({"role": entry.role, "content": entry.content} for entry in request.chat.messages),
+            messages=tuple(
+                {"role": check_role(entry.role, f"messages[{rank}].role"), "content": entry.content}
+                for rank, entry in enumerate(request.chat.messages)
+            ),
             add_generation_prompt=not request.chat.continue_final_message,
             continue_final_message=request.chat.continue_final_message,
         )

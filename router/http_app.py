@@ -32,7 +32,7 @@ from router.openai_schema import (
     parse_tokenize,
 )
 from router.params import Ask, TextPrompt, check_length, check_request_id, check_token_ids
-from router.resume import StreamPoint
+from router.resume import Progress, StreamPoint, Unnamed
 from router.text import encode_off_loop, token_text
 from twostroke.errors import (
     Cancelled,
@@ -57,6 +57,8 @@ LINGER_BYTES = 64 << 20
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 LAST_EVENT_ID_HEADER = "last-event-id"
+RESUMABLE_HEADER = "x-resumable-stream"
+"""`true`: the client wants to be able to go on with the stream at another router. Who sends Last-Event-ID does, too."""
 TENANT_HEADER = "x-tenant-id"
 """Set by gateways that know their clients, which must not be able to choose it."""
 
@@ -135,7 +137,7 @@ class HttpDoors:
         said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         ask = Ask(
             point=_point(request, wanted, visit),
-            is_stream=wanted.stream,
+            is_resumable=_is_resumable(request, wanted),
             may_rename=True,
             model=wanted.model,
             prompts=wanted.prompts,
@@ -148,7 +150,8 @@ class HttpDoors:
             user=wanted.user,
             traceparent=request.headers.get(TRACE_HEADER, ""),
         )
-        reply = Reply(wanted, ask.point, self._front.model, self._front.text)
+        progress = Progress(ask.point) if ask.is_resumable else Unnamed()
+        reply = Reply(wanted, ask.point, self._front.model, self._front.text, progress)
         return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
 
     def _model_card(self) -> dict[str, object]:
@@ -244,6 +247,13 @@ def _point(request: Request, wanted: OpenAIRequest, visit: Visit) -> StreamPoint
             field=LAST_EVENT_ID_HEADER,
         )
     return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, visit.mark)
+
+
+def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
+    shown = request.headers.get(RESUMABLE_HEADER, "false").lower()
+    if shown not in ("true", "false"):
+        raise InvalidRequest(f"{RESUMABLE_HEADER} must be true or false, got {shown[:40]!r}", field=RESUMABLE_HEADER)
+    return wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
 
 
 def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:

@@ -84,7 +84,7 @@ class AnswerResponse(Response):
             if not events.is_started:
                 await events.refuse(error)
                 return
-            if isinstance(error, Draining):
+            if isinstance(error, Draining) and self._ask.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
             await events.send(_dumps(error_body(error)))
         await events.close()
@@ -96,12 +96,13 @@ class _EventStream:
         self._pulse = Pulse()
         self.is_started = False
 
-    async def send(self, data: str, token: str | None = None) -> None:
-        """`token` is what a client says that goes on after this."""
-        await self._write(f"data: {data}\n\n" if token is None else f"id: {token}\ndata: {data}\n\n")
+    async def send(self, data: str, token: str = "") -> None:
+        """`token` is what a client says that goes on after this; only who has asked for it gets lines other than data,
+        and comments: stock clients take each line for a message, or drop messages that have another one."""
+        await self._write(f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n")
 
     async def pulse(self) -> None:
-        """A comment, which clients ignore, where nothing else is sent."""
+        """A comment where nothing else is sent: of streams that were resumed alone."""
         if self._pulse.is_due():
             await self._write(": going on\n\n")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from router.front import TextEvent, Usage
 from router.openai_schema import OpenAIRequest
-from router.resume import Progress, StreamPoint
+from router.resume import Progress, StreamPoint, Unnamed
 from router.text import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import SampledToken
@@ -33,24 +33,32 @@ def error_body(error: ServeError) -> Json:
 
 def usage_body(usage: Usage) -> Json:
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **_counts(usage.prompt_tokens, usage.completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _counts(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
     }
 
 
 class Reply:
     """Builds the bodies of one answer from its text events."""
 
-    def __init__(self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text) -> None:
+    def __init__(
+        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress | Unnamed
+    ) -> None:
         self._request = request
         self._text = text
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
         self._choices = [_Choice(is_opened=sent.tokens is not None) for sent in point.sent]
-        self._progress = Progress(point)
+        self._progress = progress
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
@@ -71,12 +79,13 @@ class Reply:
 
     def chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
         """What a stream says for one event: one chunk, with a chat's opening before the first. With each, the token by
-        which a client can go on after it."""
+        which a client can go on after it, where it has asked for that."""
         choice, index = self._choices[event.choice], event.choice
         chunks = []
         if self._request.is_chat and not choice.is_opened and not event.is_sent:
             choice.is_opened = True
-            opening = self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}}, None)
+            delta = {"role": "assistant", "content": ""}
+            opening = self._chunk({"index": index, "delta": delta}, None, event.prompt_tokens, 0)
             chunks.append((self._progress.opened(index), opening))
         tokens = [] if event.token is None else [event.token]
         part: Json = {"index": index, **self._part(event)}
@@ -87,7 +96,8 @@ class Reply:
             part["token_ids"] = [token.token for token in tokens]
         if not event.is_sent:
             token = self._progress.sent_token(index) if event.finish is None else self._progress.finished(index)
-            chunks.append((token, self._chunk(part, event.finish.value if event.finish else None)))
+            reason = event.finish.value if event.finish else None
+            chunks.append((token, self._chunk(part, reason, event.prompt_tokens, event.choice_tokens)))
         if event.usage is not None and self._request.include_usage:
             usage = {**self._stream_head(), "choices": [], "usage": usage_body(event.usage)}
             chunks.append((self._progress.ended(), usage))
@@ -98,9 +108,11 @@ class Reply:
             return {"text": event.text}
         return {"delta": {} if event.finish and not event.text else {"content": event.text}}
 
-    def _chunk(self, part: Json, finish_reason: str | None) -> Json:
+    def _chunk(self, part: Json, finish_reason: str | None, prompt_tokens: int, choice_tokens: int) -> Json:
         chunk = {**self._stream_head(), "choices": [{"logprobs": None, **part, "finish_reason": finish_reason}]}
-        return {**chunk, "usage": None} if self._request.include_usage else chunk
+        if not self._request.include_usage:
+            return chunk
+        return {**chunk, "usage": _counts(prompt_tokens, choice_tokens) if self._request.continuous_usage else None}
 
     def _stream_head(self) -> Json:
         return {**self._head, "object": "chat.completion.chunk" if self._request.is_chat else self._object}

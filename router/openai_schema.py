@@ -16,6 +16,7 @@ from router.params import (
     TextPrompt,
     TokenPrompt,
     check_request_id,
+    check_role,
     priority_class,
 )
 from router.text import checked_utf8
@@ -38,6 +39,8 @@ class OpenAIRequest:
     cache_salt: bytes
     stream: bool
     include_usage: bool
+    continuous_usage: bool
+    """Every chunk says how many tokens its choice has so far, as in vLLM; only with `include_usage`."""
     return_token_ids: bool
     timeout_s: float | None
     priority: int
@@ -145,6 +148,7 @@ def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logpro
         cache_salt=(fields.string("cache_salt") or "").encode(),
         stream=fields.flag("stream"),
         include_usage=stream_options.flag("include_usage"),
+        continuous_usage=stream_options.flag("continuous_usage_stats"),
         return_token_ids=fields.flag("return_token_ids"),
         timeout_s=check_timeout(fields.number("timeout"), "timeout"),
         # As in vLLM's and LiteLLM's servers, where lower goes first; everywhere else here, higher does.
@@ -247,12 +251,10 @@ def _chat_prompt(fields: Fields) -> ChatPrompt:
 def _message(entry: Any, name: str) -> dict[str, Any]:
     if not isinstance(entry, dict):
         raise InvalidRequest(f"{name} must be an object with role and content", field=name)
-    role = entry.get("role")
-    if not isinstance(role, str) or not role:
-        raise InvalidRequest(f"{name}.role must be a string", field=f"{name}.role")
+    role = check_role(entry.get("role"), f"{name}.role")
     if entry.get("tool_calls") or entry.get("function_call"):
         raise UnsupportedFeature(f"{name}: tool calls are not supported by this server", field=f"{name}.tool_calls")
-    message = {"role": checked_utf8(role, f"{name}.role"), "content": _content(entry, f"{name}.content")}
+    message = {"role": role, "content": _content(entry, f"{name}.content")}
     for extra in ("name", "reasoning_content"):
         if isinstance(entry.get(extra), str):
             message[extra] = checked_utf8(entry[extra], f"{name}.{extra}")

@@ -26,6 +26,8 @@ MAX_STOP_CHARS = 1024
 """Of one stop string: this much text may have to be held back."""
 COMPLETION_MAX_TOKENS = 16
 """As in OpenAI's API: a completion that names no length is short; a chat may take what fits."""
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Whom a message of a chat may be of. Templates drop others without a word, or let them speak as anybody."""
 MAX_REQUEST_ID_CHARS = 256
 """Also of a tenant's name."""
 MOST_PRIORITY = 100
@@ -105,8 +107,8 @@ class Ask:
 
     point: StreamPoint
     """Names the stream of its answers, and says what the client has of it already."""
-    is_stream: bool = False
-    """The client gets tokens as they come, and with them what it needs to go on at another router."""
+    is_resumable: bool = False
+    """The client gets with every message what it needs to go on at another router."""
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     model: str | None = None
@@ -151,6 +153,13 @@ def check_request_id(request_id: str, name: str) -> str:
     if len(request_id) > MAX_REQUEST_ID_CHARS or not request_id.isprintable():
         raise InvalidRequest(f"{name} must be printable and at most {MAX_REQUEST_ID_CHARS} characters long", field=name)
     return request_id
+
+
+def check_role(role: Any, name: str) -> str:
+    if isinstance(role, str) and role in ROLES:
+        return role
+    shown = repr(role[:40]) if isinstance(role, str) else type(role).__name__
+    raise InvalidRequest(f"{name} must be one of {', '.join(sorted(ROLES))}, got {shown}", field=name)
 
 
 def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:

@@ -1,5 +1,6 @@
 """Up to where a client has a stream, as the token with every message says it: SSE `id`, gRPC `resume_token`.
 
+Over HTTP only streams have them whose client has asked for it: stock clients stumble over `id:` lines and comments.
 A token is `stream:resumptions:choices`. The stream's name is the client's request id and a random part,
 and a mark where it belongs to a tenant's key. Of every choice
 it says how many tokens were sent, with an `e` where its end was sent, too; `-` stands for one of which nothing was, and
@@ -31,6 +32,8 @@ MARK_BYTES = 8
 MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES + 1 + 2 * MARK_BYTES
 """A request id may have 256."""
 MOST_TOKENS = 1 << 32
+BLOCK_CHOICES = 32
+"""Choices whose part of a token is written anew when one of them advances: about the root of the most there can be."""
 PULSE_S = 1.0
 """While known tokens are replayed the client hears so often that somebody works for it."""
 
@@ -96,30 +99,56 @@ class StreamPoint:
 
 
 class Progress:
-    """What has been sent, while it is."""
+    """What has been sent, while it is. A message costs the writing of one block of choices, however many there are."""
 
     def __init__(self, point: StreamPoint) -> None:
         self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
-        self._sent = list(point.sent)
+        self._tokens = [sent.tokens or 0 for sent in point.sent]
+        self._sent = [_one(sent) for sent in point.sent]
+        self._blocks = [self._block(first) for first in range(0, len(self._sent), BLOCK_CHOICES)]
 
     def opened(self, choice: int) -> str:
         """The token of that message; so are all of these."""
-        self._sent[choice] = Sent(0)
-        return self._token()
+        return self._token(choice, "0")
 
     def sent_token(self, choice: int) -> str:
-        self._sent[choice] = Sent((self._sent[choice].tokens or 0) + 1)
-        return self._token()
+        self._tokens[choice] += 1
+        return self._token(choice, str(self._tokens[choice]))
 
     def finished(self, choice: int) -> str:
-        self._sent[choice] = Sent(self._sent[choice].tokens or 0, is_finished=True)
-        return self._token()
+        return self._token(choice, f"{self._tokens[choice]}e")
 
     def ended(self) -> str:
         return self._begins + _END
 
-    def _token(self) -> str:
-        return self._begins + ",".join(_run(sent, len(list(alike))) for sent, alike in itertools.groupby(self._sent))
+    def _token(self, choice: int, sent: str) -> str:
+        self._sent[choice] = sent
+        rank = choice // BLOCK_CHOICES
+        self._blocks[rank] = self._block(rank * BLOCK_CHOICES)
+        return self._begins + ",".join(self._blocks)
+
+    def _block(self, first: int) -> str:
+        runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
+        return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
+
+
+class Unnamed:
+    """Stands for the progress of a stream whose client has not asked for tokens: its messages have none."""
+
+    def opened(self, choice: int) -> str:
+        del choice
+        return ""
+
+    def sent_token(self, choice: int) -> str:
+        del choice
+        return ""
+
+    def finished(self, choice: int) -> str:
+        del choice
+        return ""
+
+    def ended(self) -> str:
+        return ""
 
 
 class Pulse:
@@ -155,9 +184,12 @@ def _marked(name: str, mark: Mark) -> str:
     return f"{name}.{owner}" if owner else name
 
 
-def _run(sent: Sent, count: int) -> str:
-    one = "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
-    return one if count == 1 else f"{one}x{count}"
+def _one(sent: Sent) -> str:
+    return "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
+
+
+def _run(sent: str, count: int) -> str:
+    return sent if count == 1 else f"{sent}x{count}"
 
 
 def _parse_runs(said: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:

@@ -161,7 +161,7 @@ class ResumingClient:
     ) -> Heard[Json]:
         assert self._session is not None, "used outside of its `async with`"
         address = self._http[router]
-        resuming = {"Last-Event-ID": token} if token else {}
+        resuming = {"X-Resumable-Stream": "true", **({"Last-Event-ID": token} if token else {})}
         try:
             async with self._session.post(
                 f"{'http' if self._tls is None else 'https'}://{address}{path}",

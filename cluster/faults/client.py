@@ -125,7 +125,7 @@ class Clients:
                 call.cancel()
 
     async def _http(self, ask: Ask, router: Addresses, token: str) -> AsyncGenerator[Piece]:
-        headers = {"Last-Event-ID": token} if token else {}
+        headers = {"X-Resumable-Stream": "true", **({"Last-Event-ID": token} if token else {})}
         timeout = aiohttp.ClientTimeout(total=GIVE_UP_S, sock_connect=self.patience_s)
         try:
             async with (

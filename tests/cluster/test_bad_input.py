@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, generate_request, running_cluster
+from tests.hand_cut import messages_of
 from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, WorkerConfig
 from twostroke.json_values import to_json
 
@@ -132,9 +132,9 @@ async def test_a_deadline_mid_stream_over_http_is_an_error_event(cluster: Proces
     body = {"model": PACED.model, "prompt": [9] * 20, "max_tokens": 500, "stream": True}
     async with httpx.AsyncClient() as http:
         answer = await http.post(f"{cluster.http}/v1/completions", json=body, headers={"x-request-timeout-s": "0.5"})
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
-    assert len(events) > 3
-    assert json.loads(events[-1])["error"]["type"] == "timeout_error"
+    messages = messages_of(answer.content)
+    assert len(messages) > 3
+    assert messages[-1]["error"]["type"] == "timeout_error"
 
 
 @module_loop

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, running_cluster
+from tests.hand_cut import messages_of
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import inference_pb2
 
@@ -145,9 +146,8 @@ async def post(cluster: ProcessCluster, client: Client, victim: Victim, **fields
         httpx.AsyncClient(timeout=PATIENCE_S) as http,
         http.stream("POST", f"{cluster.http}/v1/completions", json=body) as answer,
     ):
-        lines = [line async for line in answer.aiter_lines()]
-    told = [line.removeprefix("data: ") for line in lines if line.startswith(("data: ", "{"))]
-    return [json.loads(each) for each in told if each != "[DONE]"]
+        told = await answer.aread()
+    return messages_of(told) if answer.headers["content-type"].startswith("text/event-stream") else [json.loads(told)]
 
 
 async def post_stream(cluster: ProcessCluster, client: Client, victim: Victim) -> None:

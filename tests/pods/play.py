@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.deploy.tools import HOW_TO_GET, find_tool
+from tests.hand_cut import HandCut
 from tests.pods.kubelet import Kubelet
 from tests.pods.manifests import Manifests
 from tests.pods.pod import Image, Pod, network
@@ -27,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 OVERLAYS = ROOT / "deploy/k8s/overlays"
 APART = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c"]
 PREPARE = "mount --make-rprivate / && mkdir -p /run/netns && mount -t tmpfs tmpfs /run/netns"
+PROGRAMS = ("ip", "unshare", "nsenter", "setpriv", "kubectl")
 MODEL = "smollm2-135m"
 PACED = "paced:prefill_tokens_per_s=20000,step_ms=20,step_us_per_seq=0,vocab=256,page_bytes=4096,max_model_len=4096"
 READY_S, SOON_S = 420.0, 240.0
@@ -98,9 +101,10 @@ def _stream(router: Pod, tokens: int) -> Iterator[str]:
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=READY_S) as answer:
+        reader = HandCut()
         for line in answer:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])["choices"][0]["text"]
+            for message in reader.feed(line):
+                yield message["choices"][0]["text"]
 
 
 def _model(router: Pod) -> str:
@@ -132,11 +136,37 @@ def _image() -> Image:
         "PYTHONDONTWRITEBYTECODE": "1",
         "TWOSTROKE_CACHE": "/opt/twostroke/cache",
     }
-    return Image(environment, {"/opt/twostroke/cache": cache})
+    return Image(environment, {"/opt/twostroke/cache": cache}, needed())
+
+
+def needed() -> list[Path]:
+    """Folders that hold the containers' programs. A checkout may lie below a folder where pods have a volume."""
+    found = [ROOT, *map(Path, (sys.prefix, sys.base_prefix)), *(Path(each) for each in sys.path if Path(each).is_dir())]
+    apart = dict.fromkeys(each.resolve() for each in found)
+    return [each for each in apart if not any(each != other and each.is_relative_to(other) for other in apart)]
+
+
+def obstacle() -> str | None:
+    """Why pods cannot be played here, and what to do about it; None where they can."""
+    if os.geteuid() != 0:
+        return "it needs root, for namespaces and mounts"
+    for name in PROGRAMS:
+        if find_tool(name) is None:
+            return f"{name} is missing: get it with {HOW_TO_GET.get(name, 'Debian packages iproute2 and util-linux')}"
+    for folder in needed():
+        # Root's own folder is opened in each pod, and what is above a folder below /tmp is made anew there.
+        above_it = [] if folder.is_relative_to("/tmp") else [each for each in folder.parents if each != Path("/root")]
+        for above in (folder, *above_it):
+            if not above.stat().st_mode & 0o001:
+                return f"{above} is closed to the pods' user: open it with `chmod o+x {above}`, or use another checkout"
+    return None
 
 
 def main() -> int:
     overlay, model = (*sys.argv[1:], PACED)[:2]
+    if (why := obstacle()) is not None:
+        print(f"make pods: {why}", file=sys.stderr)
+        return 2
     if os.environ.get("PODS_APART") != "1":
         again = [sys.executable, "-m", "tests.pods.play", overlay, model]
         command = [*APART, f'{PREPARE} && exec "$@"', "pods", *again]

@@ -36,7 +36,7 @@ chmod 711 root  # this machine's Python lies below it, which an image's would no
 mount -t proc proc proc
 mount --rbind /dev dev
 mount --bind "$RESOLVER" etc/resolv.conf
-while read -r source target how; do
+while IFS=$'\t' read -r source target how; do
     mkdir -p ".$target"
     mount --bind "$source" ".$target"
     [ "$how" != ro ] || mount -o remount,bind,ro ".$target"
@@ -54,6 +54,8 @@ class Image:
     environment: Mapping[str, str]
     folders: Mapping[str, Path] = field(default_factory=dict)
     """Mounted read-only, by path in the container."""
+    needed: Sequence[Path] = ()
+    """Folders of this machine that its programs lie in. A volume at a folder above one of them does not hide it."""
 
 
 @dataclass(slots=True)
@@ -179,13 +181,12 @@ class Pod:
     def _settings(self, container: Container) -> dict[str, str]:
         base = self.folder / f"{container.name}-{container.starts}"
         base.mkdir()
-        mounts = [f"{place} {path} ro" for path, place in self._image.folders.items()]
-        # The shorter path first: what is mounted below it must come after it.
-        for mount in sorted(container.spec.get("volumeMounts", ()), key=lambda each: len(each["mountPath"])):
-            how = "ro" if mount.get("readOnly") else "rw"
-            mounts.append(f"{self.folder}/volumes/{mount['name']} {mount['mountPath']} {how}")
+        volumes = [
+            (f"{self.folder}/volumes/{mount['name']}", mount["mountPath"], "ro" if mount.get("readOnly") else "rw")
+            for mount in container.spec.get("volumeMounts", ())
+        ]
         table = base / "mounts"
-        table.write_text("\n".join(mounts) + "\n")
+        table.write_text("".join("\t".join(row) + "\n" for row in mounts_of(self._image, volumes)))
         context = self.spec["securityContext"]
         return {
             "BASE": str(base),
@@ -212,6 +213,14 @@ def _child(process: subprocess.Popen[bytes]) -> int:
     while not (children := file.read_text().split()) and process.poll() is None:
         time.sleep(0.01)
     return int(children[0])
+
+
+def mounts_of(image: Image, volumes: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+    """All mounts of a container as (source, path in the container, ro or rw), each after those of the folders above."""
+    fixed = [(str(place), path, "ro") for path, place in image.folders.items()]
+    hidden = {each for each in image.needed for _, path, _ in volumes if each.is_relative_to(path)}
+    mounts = [*fixed, *volumes, *((str(each), str(each), "ro") for each in hidden)]
+    return sorted(mounts, key=lambda mount: len(mount[1]))
 
 
 def network() -> None:

@@ -18,6 +18,7 @@ from router.http_app import build_http_app
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.text import ByteText
+from tests.hand_cut import HandCutTransport
 from twostroke.config import RouterConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
@@ -178,8 +179,9 @@ async def open_doors(doors: DoorsConfig) -> AsyncIterator[Doors]:
     url = f"http://{server.addresses.http}"
     async with (
         server.serving(),
-        httpx.AsyncClient(base_url=url, timeout=20) as http,
-        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client,
+        httpx.AsyncClient(base_url=url, timeout=20, transport=HandCutTransport()) as http,
+        httpx.AsyncClient(timeout=20, transport=HandCutTransport()) as below,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20, http_client=below) as client,
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
         grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):

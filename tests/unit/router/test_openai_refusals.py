@@ -9,6 +9,7 @@ import time
 import pytest
 from openai import APIError, BadRequestError, NotFoundError
 
+from tests.hand_cut import messages_of
 from twostroke.errors import Overloaded
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -213,9 +214,9 @@ async def test_a_deadline_ends_an_answer_before_its_first_token_and_in_mid_strea
     doors.dispatcher.failure_after = 2
     answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
     assert answer.status_code == 200
-    events = answer.text.strip().split("\n\n")
-    assert json.loads(events[-1].removeprefix("data: "))["error"]["code"] == "deadline_exceeded"
-    assert len(events) == 3
+    messages = messages_of(answer.content)
+    assert messages[-1]["error"]["code"] == "deadline_exceeded"
+    assert len(messages) == 3
     assert doors.dispatcher.open_ids == set()
     assert doors.dispatcher.requests[-1].deadline_s is not None
 
