@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +18,7 @@ from twostroke.engine.page_count import enough_pages
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory, Pages
+from twostroke.models.digest import DIGEST_BYTES, weights_digest
 from twostroke.schedule.batch import Runner
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
@@ -77,7 +79,15 @@ def _build_model(config: WorkerConfig, model_dir: Path) -> BuiltEngine:
     device = resolve_device(config.model.device)
     spec = read_spec(model_dir, config.model.max_model_len)
     build = _build_on_cpu if device.type == "cpu" else _build_on_device
-    return build(config, spec, model_dir, device)
+    with ThreadPoolExecutor(1, thread_name_prefix="digest") as thread:
+        weights = thread.submit(weights_digest, model_dir)  # while the model is loaded
+        built = build(config, spec, model_dir, device)
+        try:
+            fingerprint = f"{built.model.fingerprint};tensors={weights.result()}"
+        except BaseException:
+            built.close()
+            raise
+    return replace(built, model=replace(built.model, fingerprint=fingerprint))
 
 
 def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _device: torch.device) -> BuiltEngine:
@@ -147,7 +157,7 @@ def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: 
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         model_reach=spec.max_position_embeddings,
-        revision=f"{_weights_hash(model_dir)};tokenizer={_file_hash(model_dir / 'tokenizer.json')}",
+        revision=f"{_config_hash(model_dir)};tokenizer={_file_hash(model_dir / 'tokenizer.json')}",
     )
 
 
@@ -214,25 +224,13 @@ def _with_memory(
         raise
 
 
-def _weights_hash(directory: Path) -> str:
-    """Of config.json and every weight file's header and size: what a revision changes, without reading gigabytes."""
-    hasher = hashlib.blake2b(_config_identity(directory / "config.json"), digest_size=6)
-    for path in sorted(directory.glob("*.safetensors")):
-        with path.open("rb") as file:
-            header_bytes = int.from_bytes(file.read(8), "little")
-            hasher.update(f"{path.name} {path.stat().st_size}".encode())
-            hasher.update(file.read(header_bytes))
-            hasher.update(file.read(4096))
-    return hasher.hexdigest()
-
-
-def _config_identity(path: Path) -> bytes:
-    """The config without the traces of whoever saved it last."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+def _config_hash(directory: Path) -> str:
+    """Of config.json without the traces of whoever saved it last."""
+    config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for trace in ("_name_or_path", "transformers_version"):
         config.pop(trace, None)
-    return json.dumps(config, sort_keys=True).encode()
+    return hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _file_hash(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=6).hexdigest() if path.exists() else "none"
+    return hashlib.blake2b(path.read_bytes(), digest_size=DIGEST_BYTES).hexdigest() if path.exists() else "none"

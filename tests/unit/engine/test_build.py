@@ -119,6 +119,21 @@ def test_fingerprints_agree_on_copies_and_differ_where_pages_would(tiny: Path, t
     assert fingerprint(copy) != fingerprint(tiny)
 
 
+def test_a_single_bit_in_the_middle_of_a_tensor_makes_another_fingerprint(tiny: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny, copy)
+    weights = copy / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) * 3 // 4] ^= 1
+    weights.write_bytes(content)
+    prints = []
+    for directory in (tiny, copy):
+        built = build_runner(config(str(directory)), directory)
+        built.close()
+        prints.append(built.model.fingerprint.replace(directory.name, "tiny"))
+    assert prints[0] != prints[1]
+
+
 def test_paced_fingerprints_differ_with_the_page() -> None:
     built = [build_runner(config(f"paced:page_bytes={size}", 5000), None) for size in (1024, 2048)]
     assert built[0].model.fingerprint != built[1].model.fingerprint

@@ -1,0 +1,95 @@
+"""What two models differ in, however little, and what is not read twice."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from twostroke.models import digest
+from twostroke.models.digest import weights_digest
+
+HOUR_S = 3600
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(digest, "PIECE_BYTES", 1000)
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where pieces that were read began."""
+    starts: list[int] = []
+    pread = os.pread
+
+    def noted(descriptor: int, count: int, start: int) -> bytes:
+        starts.append(start)
+        return pread(descriptor, count, start)
+
+    monkeypatch.setattr(os, "pread", noted)
+    return starts
+
+
+def model(directory: Path, content: bytes = bytes(range(250)) * 10, *, name: str = "model.safetensors") -> Path:
+    """An old file: one that has just been written may change again."""
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_bytes(content)
+    os.utime(directory / name, (os.path.getmtime(directory / name) - HOUR_S,) * 2)
+    return directory
+
+
+@pytest.mark.parametrize("byte", [0, 999, 1000, 1250, 2499])
+def test_one_bit_anywhere_makes_another_digest(tmp_path: Path, byte: int) -> None:
+    content = bytearray(bytes(range(250)) * 10)
+    same = weights_digest(model(tmp_path / "a", bytes(content)))
+    assert same == weights_digest(model(tmp_path / "b", bytes(content)))
+    content[byte] ^= 1
+    assert weights_digest(model(tmp_path / "c", bytes(content))) != same
+
+
+def test_files_that_change_places_make_another_digest(tmp_path: Path) -> None:
+    one, other = (
+        weights_digest(model(model(tmp_path / name, first, name="1.safetensors"), second, name="2.safetensors"))
+        for name, first, second in (("a", b"x", b"y"), ("b", b"y", b"x"))
+    )
+    assert one != other
+
+
+def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads: list[int]) -> None:
+    directory = model(tmp_path / "a")
+    first = weights_digest(directory)
+    assert sorted(reads) == [0, 1000, 2000]
+    assert weights_digest(directory) == first
+    assert len(reads) == 3
+    os.utime(directory / "model.safetensors", (1, 1))
+    assert weights_digest(directory) == first
+    assert len(reads) == 6
+
+
+def test_a_file_that_has_just_been_written_is_read_again(tmp_path: Path, reads: list[int]) -> None:
+    directory = model(tmp_path / "a")
+    os.utime(directory / "model.safetensors")
+    for _ in range(2):
+        weights_digest(directory)
+    assert len(reads) == 6
+
+
+@pytest.mark.parametrize("damage", ["", "[]", "{}", '{"path": 1}'])
+def test_what_was_remembered_and_is_damaged_is_not_believed(tmp_path: Path, damage: str) -> None:
+    directory = model(tmp_path / "a")
+    first = weights_digest(directory)
+    [memory] = (tmp_path / "cache").rglob("*.json")
+    memory.write_text(damage)
+    assert weights_digest(directory) == first
+
+
+def test_a_cache_that_cannot_be_written_costs_a_second_reading_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "file"))
+    assert weights_digest(model(tmp_path / "a"))
+    assert "digest not remembered" in caplog.text
