@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.deploy.manifests.objects import Object
-from tests.deploy.mutants_native import BOX, DECODE, HEAD, KEDA, POD, POLICY, PREFILL, RAY, ROUTER
+from tests.deploy.mutants_native import BOX, DECODE, HEAD, HPA, KEDA, POD, POLICY, PREFILL, RAY, ROUTER
 from tests.deploy.mutate import Mutant, add, both, drop, insert, put, swap, swap_in_list, without
 
 REDIS = "StatefulSet/twostroke-redis"
@@ -90,7 +90,8 @@ LIVES = [
     Mutant("a router that leaves at once", "pods_are_let_go", drop(ROUTER, f"{BOX}.lifecycle")),
     Mutant("a worker that leaves at once", "pods_are_let_go", drop(RAY, f"{DECODE}.lifecycle")),
     Mutant("a rollout that waits", "updates_can_proceed", put(ROUTER, "spec.paused", True)),
-    Mutant("three quarters of two", "budgets_allow_evictions", put(BUDGET, "spec.minAvailable", "75%")),
+    Mutant("three quarters of two", "budgets_allow_evictions", both(
+        drop(BUDGET, "spec.maxUnavailable"), put(BUDGET, "spec.minAvailable", "75%"))),
     Mutant("twice all", "budgets_are_well_formed", put(BUDGET, "spec.minAvailable", "200%"), "dev-cpu"),
     Mutant("idle ones as many as the fewest", "autoscalers_have_bounds", put(KEDA, "spec.idleReplicaCount", 2)),
     Mutant("more in memory than there is", "memory_volumes_fit",
@@ -135,10 +136,37 @@ WAYS = [
 ]  # fmt: skip
 
 LAUNCHERS = [
+    Mutant("a launcher that starts while Redis is cleaned up", "redis_clean_up_is_apart", both(
+        put(RAY, f"{LAUNCHER}.command", ["twostroke"]), drop(RAY, f"{LAUNCHER}.args[0]"))),
+    Mutant("a launcher that waits in the head's pod alone", "redis_clean_up_is_apart",
+           swap_in_list(RAY, f"{LAUNCHER}.command", "= head", "= redis-cleanup")),
+    Mutant("a launcher that asks another label", "redis_clean_up_is_apart",
+           put(RAY, f"{LAUNCHER}.env[NODE_TYPE].valueFrom.fieldRef.fieldPath", "metadata.labels['ray.io/group']")),
+    Mutant("a Service that leads to the clean-up pod", "redis_clean_up_is_apart",
+           drop("Service/twostroke-fleet", "spec.selector.ray[.]io/node-type")),
+    Mutant("a monitor of the clean-up pod", "redis_clean_up_is_apart",
+           drop("PodMonitor/twostroke-ray", "spec.selector.matchExpressions[1]")),
+    Mutant("a policy that lets others into the clean-up pod", "redis_clean_up_is_apart",
+           drop("NetworkPolicy/fleet", "spec.podSelector.matchLabels.ray[.]io/node-type")),
+    Mutant("a Redis that the clean-up pod does not reach", "what_is_outside_is_reached",
+           put("NetworkPolicy/redis", "spec.ingress[0].from[0].podSelector.matchLabels.ray[.]io/node-type", "head")),
+    Mutant("routers without a priority", "pods_have_a_priority", drop(ROUTER, f"{POD}.priorityClassName")),
+    Mutant("workers without a priority", "pods_have_a_priority", drop(RAY, f"{PREFILL}.priorityClassName")),
+    Mutant("a priority that nobody made", "references_exist", put(ROUTER, f"{POD}.priorityClassName", "twostroke")),
+    Mutant("a budget that keeps broken pods", "budgets_let_the_unhealthy_go",
+           drop(BUDGET, "spec.unhealthyPodEvictionPolicy")),
+    Mutant("one router", "routers_are_several", put(HPA, "spec.minReplicas", 1), "prod-gpu"),
+    Mutant("one router by KEDA", "routers_are_several", put(KEDA, "spec.minReplicaCount", 1)),
+    Mutant("an object of nobody", "labels_are_the_recommended_ones",
+           drop(HEADLESS, "metadata.labels.app[.]kubernetes[.]io/name")),
+    Mutant("an object of another version", "labels_are_the_recommended_ones",
+           put(RAY, "metadata.labels.app[.]kubernetes[.]io/version", "0.0.1")),
+    Mutant("an object of no part", "labels_are_the_recommended_ones",
+           drop(RAY, "metadata.labels.app[.]kubernetes[.]io/component")),
     Mutant("a launcher with a Ray of its own", "launchers_join_their_pod",
-           drop(RAY, f"{LAUNCHER}.args[1]")),
+           drop(RAY, f"{LAUNCHER}.args[3]")),
     Mutant("a launcher that takes its workers along", "launchers_join_their_pod",
-           drop(RAY, f"{LAUNCHER}.args[2]")),
+           drop(RAY, f"{LAUNCHER}.args[4]")),
     Mutant("a launcher that sees no process", "launchers_join_their_pod", drop(RAY, f"{HEAD}.shareProcessNamespace")),
     Mutant("a launcher with other files than Ray's", "launchers_join_their_pod",
            drop(RAY, f"{LAUNCHER}.volumeMounts[ray-logs]")),
@@ -175,7 +203,7 @@ LAUNCHERS = [
                {"matchLabels": {"app.kubernetes.io/part-of": "twostroke"}})),
     Mutant("a label's value that no pod has", "expressions_name_pods",
            add("NetworkPolicy/monitoring", "spec.podSelector.matchExpressions[0].values", "workers")),
-    Mutant("a rollout that takes all away", "updates_can_proceed",
+    Mutant("a rollout that takes all away", "updates_leave_some",
            put(ROUTER, "spec.strategy.rollingUpdate.maxUnavailable", 2), "dev-cpu"),
     Mutant("a taint that is misspelt", "tolerations_are_well_formed",
            put(RAY, f"{PREFILL}.tolerations[0].key", "nvidia.com/gpus")),

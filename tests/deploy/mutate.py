@@ -17,7 +17,7 @@ class Mutant(NamedTuple):
     check: str
     """The only one that complains of it."""
     change: Change
-    bundle: str = "prod-gpu+inferencepool"
+    bundle: str = "prod-gpu+all"
 
 
 def mutated(objects: list[Object], change: Change) -> list[Object]:
@@ -82,8 +82,15 @@ def without(thing: str) -> Change:
 
 
 def insert(item: Object) -> Change:
+    """With the labels that all have, and those that it has itself."""
+
     def change(objects: list[Object]) -> None:
-        objects.append(copy.deepcopy(item))
+        added = copy.deepcopy(item)
+        shared = [set((one["metadata"].get("labels") or {}).items()) for one in objects if one["kind"] == "Service"]
+        labels = {"app.kubernetes.io/component": "further", **dict(set.intersection(*shared))}
+        if "metadata" in added:
+            added["metadata"]["labels"] = {**labels, **(added["metadata"].get("labels") or {})}
+        objects.append(added)
 
     return change
 

@@ -20,6 +20,7 @@ kind: PrometheusRule
 metadata:
   name: twostroke
   labels:
+    app.kubernetes.io/component: monitoring
     app.kubernetes.io/part-of: twostroke
 spec:
 """

@@ -203,6 +203,14 @@ def test_kubectl_takes_the_commands_that_make_objects(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
+def test_the_end_begins_with_the_raycluster() -> None:
+    """KubeRay's Redis clean-up job needs what the overlay has beside it."""
+    ends = [command.text for command in told() if command.program == "kubectl" and "delete" in command.words]
+    (cluster,) = (number for number, text in enumerate(ends) if "delete raycluster twostroke" in text)
+    (rest,) = (number for number, text in enumerate(ends) if "delete -k OVERLAY" in text)
+    assert cluster < rest
+
+
 def source_of(file: Path, function: str) -> str:
     """With its decorators."""
     text = file.read_text()

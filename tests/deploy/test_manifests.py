@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.deploy import check
-from tests.deploy.bundles import K8S, NAMES, bundles, components_covered
-from tests.deploy.manifests import cel
+from tests.deploy.bundles import K8S, NAMES, OVERLAYS, bundles, components_covered, overlay_of
+from tests.deploy.manifests import cel, schemas
 from tests.deploy.manifests.checks import Checker, all_checks
 from tests.deploy.manifests.objects import Finding
 from tests.deploy.mutants_custom import CUSTOM
@@ -36,6 +38,49 @@ def found(name: str) -> frozenset[Finding]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bundle_has_no_mistake(name: str) -> None:
     assert not found(name), "\n" + "\n".join(map(str, sorted(found(name))))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_deletes_an_overlay_keeps_what_people_made(name: str) -> None:
+    """A Namespace takes along Secrets that were made by hand; a claim, the models."""
+    kinds = {item["kind"] for item in overlay_of(name)}
+    assert not kinds & {"Namespace", "PersistentVolumeClaim", "PriorityClass"}
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_needs_no_crds_but_kuberays(name: str) -> None:
+    custom = {item["apiVersion"] for item in overlay_of(name) if schemas.is_custom(item)}
+    assert custom == {"ray.io/v1"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_routers_are_counted_by_one_autoscaler_whatever_is_switched_on(name: str) -> None:
+    """An apply that takes `replicas` out of a Deployment sets it to 1, until the autoscaler looks again."""
+    objects = overlay_of(name)
+    (router,) = (item for item in objects if item["kind"] == "Deployment")
+    assert "replicas" not in router["spec"]
+    (scaler,) = (item for item in objects if item["kind"] in ("HorizontalPodAutoscaler", "ScaledObject"))
+    if scaler["kind"] == "ScaledObject":  # KEDA goes on with the one that was there
+        assert scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"
+        assert scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == "twostroke-router"
+    assert scaler["metadata"]["name"] == "twostroke-router"
+    assert scaler["spec"].get("minReplicas", scaler["spec"].get("minReplicaCount")) == 2
+
+
+def test_the_launcher_starts_in_the_heads_pod_and_waits_where_redis_is_cleaned_up(tmp_path: Path) -> None:
+    """Its script is run as it stands, with programs that say what they are asked for."""
+    for program in ("twostroke", "sleep"):
+        (tmp_path / program).write_text(f"#!/bin/sh\necho {program} $*\n")
+        (tmp_path / program).chmod(0o755)
+    (cluster,) = (item for item in overlay_of("prod-gpu") if item["kind"] == "RayCluster")
+    (launcher,) = cluster["spec"]["headGroupSpec"]["template"]["spec"]["initContainers"]
+    said = {}
+    for node_type in ("head", "redis-cleanup"):
+        environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODE_TYPE": node_type}
+        words = [*launcher["command"], *launcher["args"]]
+        said[node_type] = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
+    assert said["head"].startswith("twostroke up --file=/etc/twostroke/cluster/cluster.yaml")
+    assert said["redis-cleanup"] == "sleep infinity\n"
 
 
 def test_every_component_is_in_some_bundle() -> None:
@@ -88,7 +133,7 @@ def test_a_part_is_looked_at_alone_and_a_file_that_cannot_be_read_hides_no_other
     said = capsys.readouterr().out
     assert "broken.yaml: while parsing a flow sequence" in said
     assert "Service/twostroke-router-headless: spec.clusterIP: 'none' is no address" in said
-    whole = (K8S / "base" / "namespace.yaml").read_text() + "---\n" + services
+    whole = (K8S / "prerequisites" / "namespace.yaml").read_text() + "---\n" + services
     (tmp_path / "whole.yaml").write_text(whole)
     assert check.main([str(tmp_path / "whole.yaml")]) == 1
     assert "selects no pod" in capsys.readouterr().out

@@ -9,7 +9,7 @@ from tests.deploy.manifests.render import build
 from tests.deploy.manifests.words import quantity
 from tests.deploy.tools import tool
 from tests.pods import kuberay
-from tests.pods.manifests import Object
+from tests.pods.manifests import Manifests, Object
 
 OVERLAY = Path(__file__).parents[2] / "deploy/k8s/overlays/dev-cpu"
 
@@ -18,8 +18,9 @@ def test_a_node_of_two_cpus_and_six_gibibytes_has_room_for_dev_cpu() -> None:
     objects = build(OVERLAY, tool("kubectl"))
     (cluster,) = (each for each in objects if each["kind"] == "RayCluster")
     templates = [template for _, template in kuberay.pods(cluster)]
-    deployments = [each["spec"] for each in objects if each["kind"] == "Deployment"]
-    templates += [spec["template"] for spec in deployments for _ in range(spec["replicas"])]
+    manifests = Manifests(tuple(objects))
+    deployments = [each for each in objects if each["kind"] == "Deployment"]
+    templates += [each["spec"]["template"] for each in deployments for _ in range(manifests.replicas(each))]
     assert len(templates) == 6
     assert sum(_requested(template, "cpu") for template in templates) < 2
     assert sum(_requested(template, "memory") for template in templates) < 6 << 30

@@ -35,7 +35,7 @@ class Kubelet:
         self.pods: dict[str, Pod] = {}
         templates = dict(kuberay.pods(cluster))
         for deployment in manifests.of_kind("Deployment"):
-            for number in range(deployment["spec"]["replicas"]):
+            for number in range(manifests.replicas(deployment)):
                 templates[f"{deployment['metadata']['name']}-{number}"] = deployment["spec"]["template"]
         self._templates = templates
         (folder / "resolv.conf").write_text(f"nameserver {GATEWAY}\nsearch {DOMAIN}\noptions ndots:5\n")

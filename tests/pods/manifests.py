@@ -35,6 +35,12 @@ class Manifests:
     def named(self, kind: str, name: str) -> Object:
         return next(each for each in self.of_kind(kind) if each["metadata"]["name"] == name)
 
+    def replicas(self, deployment: Object) -> int:
+        """As many as its autoscaler wants at least."""
+        name = deployment["metadata"]["name"]
+        scalers = (each["spec"] for each in self.of_kind("HorizontalPodAutoscaler"))
+        return next((int(spec["minReplicas"]) for spec in scalers if spec["scaleTargetRef"]["name"] == name), 1)
+
     def files(self, volume: Object) -> Mapping[str, bytes] | None:
         """Of a ConfigMap's or Secret's volume; None for one that begins empty."""
         if "configMap" in volume:
@@ -44,12 +50,12 @@ class Manifests:
         assert "emptyDir" in volume, f"volumes of this kind are not made here: {volume}"
         return None
 
-    def environment(self, container: Object, pod_address: str) -> dict[str, str]:
+    def environment(self, container: Object, pod_address: str, labels: Mapping[str, str]) -> dict[str, str]:
         values: dict[str, str] = {}
         for source in container.get("envFrom", ()):
             values |= self._config(source["configMapRef"]["name"])
         for entry in container.get("env", ()):
-            values[entry["name"]] = self._value(entry, pod_address)
+            values[entry["name"]] = self._value(entry, pod_address, labels)
         return values
 
     def addresses(self, service: str, pods: Iterable[tuple[Mapping[str, str], str]]) -> list[str] | None:
@@ -66,11 +72,14 @@ class Manifests:
     def _secret(self, name: str) -> dict[str, bytes]:
         return {key: base64.b64decode(value) for key, value in self.named("Secret", name)["data"].items()}
 
-    def _value(self, entry: Object, pod_address: str) -> str:
+    def _value(self, entry: Object, pod_address: str, labels: Mapping[str, str]) -> str:
         if "value" in entry:
             return str(entry["value"])
         source = entry["valueFrom"]
         if "secretKeyRef" in source:
             return self._secret(source["secretKeyRef"]["name"])[source["secretKeyRef"]["key"]].decode()
-        assert source["fieldRef"]["fieldPath"] == "status.podIP", f"not known here: {source}"
+        path = source["fieldRef"]["fieldPath"]
+        if path.startswith("metadata.labels["):
+            return labels[path.split("'")[1]]
+        assert path == "status.podIP", f"not known here: {source}"
         return pod_address

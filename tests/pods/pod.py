@@ -154,7 +154,7 @@ class Pod:
             file.chmod(source.get("defaultMode", 0o644))
 
     def _environment(self, spec: Object) -> dict[str, str]:
-        return {**self._image.environment, **self._manifests.environment(spec, self.address)}
+        return {**self._image.environment, **self._manifests.environment(spec, self.address, self.labels)}
 
     def _expanded(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         return [re.sub(r"\$\((\w+)\)", lambda found: environment[found[1]], word) for word in command]

@@ -44,12 +44,16 @@ def files_of_cluster_files_are_mounted(bundle: Bundle) -> Iterator[Complaint]:
         for file in sorted(set(re.findall(r"/etc/twostroke/[\w./-]+", item["data"][key]))):
             for pod in bundle.pods:
                 boxes = (pod.spec.get("containers") or [{}])[:1]
-                boxes += [box for box in pod.spec.get("initContainers") or [] if "up" in (box.get("command") or [])]
+                boxes += [box for box in pod.spec.get("initContainers") or [] if "up" in _words(box)]
                 for container in boxes if pod.owner == "RayCluster" else ():
                     wrong = file_complaint(bundle, pod, container, file)
                     if wrong:
                         what = f"{file}, in {container.get('name')} of group {pod.group}: {wrong[0]}"
                         yield Complaint(where(item), f"data.{key}", what, wrong[1])
+
+
+def _words(container: Object) -> list[str]:
+    return [*(container.get("command") or []), *(container.get("args") or [])]
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.deploy.manifests.objects import (
@@ -18,6 +21,7 @@ from tests.deploy.manifests.objects import (
 from tests.deploy.manifests.words import LABEL, SERVICE_NAME, is_label_value, is_qualified_name, is_subdomain
 
 _CLUSTER_NAME_MOST = 63
+_RECOMMENDED = "app.kubernetes.io/"
 _OPERATORS = ("In", "NotIn", "Exists", "DoesNotExist")
 
 
@@ -53,6 +57,34 @@ def selectors_are_well_formed(item: Object) -> Iterator[Complaint]:
         elif bool(values) != (operator in ("In", "NotIn")):
             what = f"{operator} {'without' if not values else 'with'} values"
             yield Complaint(where(item), path, what, "In and NotIn have values, Exists and DoesNotExist have none")
+
+
+def labels_are_the_recommended_ones(bundle: Bundle) -> Iterator[Complaint]:
+    """Where one object says who manages it, all say the same of where they belong, and each which part it is."""
+    labels = {where(item): (item.get("metadata") or {}).get("labels") or {} for item in bundle.objects}
+    first = next((told for told in labels.values() if f"{_RECOMMENDED}managed-by" in told), None)
+    for item in bundle.objects if first is not None else ():
+        assert first is not None
+        told = labels[where(item)]
+        if item.get("kind") in CLUSTER_KINDS | {"PersistentVolumeClaim"}:
+            continue  # made once, before
+        for name in ("name", "instance", "part-of", "managed-by", "version"):
+            key = _RECOMMENDED + name
+            if told.get(key) != first.get(key) or key not in told:
+                what = f"{told.get(key, 'none')}, and {first.get(key, 'none')} elsewhere"
+                yield Complaint(where(item), f"metadata.labels.{key}", what, "take in components/labels, last of all")
+        if f"{_RECOMMENDED}component" not in told:
+            what = "none: what of it is this?"
+            yield Complaint(where(item), f"metadata.labels.{_RECOMMENDED}component", what, "router, head, network, ...")
+        if told.get(f"{_RECOMMENDED}version") not in (None, project_version()):
+            what = f"{told[f'{_RECOMMENDED}version']}, and this is {project_version()}"
+            yield Complaint(where(item), f"metadata.labels.{_RECOMMENDED}version", what, "as pyproject.toml")
+
+
+@functools.cache
+def project_version() -> str:
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    return str(tomllib.loads(text)["project"]["version"])
 
 
 def expressions_name_pods(bundle: Bundle) -> Iterator[Complaint]:

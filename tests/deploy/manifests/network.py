@@ -157,16 +157,22 @@ def network_policy_ports_exist(bundle: Bundle) -> Iterator[Complaint]:
 
 def namespaces_are_closed_by_default(bundle: Bundle) -> Iterator[Complaint]:
     """A policy for all pods, those of tomorrow too, that admits nothing: others add to it."""
-    for item in bundle.of("Namespace"):
+    for name in sorted({name_of(item) for item in bundle.of("Namespace")} | _spaces(bundle)):
         closed: set[str] = set()
         for policy in bundle.of("NetworkPolicy"):
             spec = policy["spec"]
-            if namespace_of(policy) == name_of(item) and not spec.get("podSelector"):
+            if namespace_of(policy) == name and not spec.get("podSelector"):
                 rules = {"Ingress": spec.get("ingress"), "Egress": spec.get("egress")}
                 closed |= {kind for kind in spec.get("policyTypes") or ["Ingress"] if not rules.get(kind)}
         for kind in sorted({"Ingress", "Egress"} - closed):
             what, todo = f"{kind} is open by default", f"add a NetworkPolicy of all pods, type {kind}, without rules"
-            yield Complaint(where(item), "", what, todo)
+            yield Complaint(f"Namespace/{name}", "", what, todo)
+
+
+def _spaces(bundle: Bundle) -> set[str]:
+    """Namespaces where pods run that policies speak of."""
+    told = {namespace_of(policy) for policy in bundle.of("NetworkPolicy")}
+    return told & {pod.namespace for pod in bundle.pods} - {""}
 
 
 def inside_ports_are_closed_to_strangers(bundle: Bundle) -> Iterator[Complaint]:

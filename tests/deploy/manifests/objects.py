@@ -16,6 +16,10 @@ NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 """What every namespace has; its value is the name."""
 
 
+NODE_TYPE = "ray.io/node-type"
+"""The label by which KubeRay tells heads, workers and its Redis clean-up pods apart."""
+
+
 class Complaint(NamedTuple):
     """What one check says of one object."""
 
@@ -154,6 +158,16 @@ def pod_templates(item: Object) -> Iterator[PodTemplate]:
         yield from _ray_templates(item, spec)
 
 
+def redis_clean_up(head: PodTemplate) -> PodTemplate:
+    """The pod that KubeRay makes of the head's template when a RayCluster with its state in Redis is deleted.
+
+    It has the head's labels but for the node type, its volumes, its init containers, and of its containers the first.
+    """
+    first = {**head.spec, "containers": (head.spec.get("containers") or [])[:1]}
+    labels = {**head.labels, NODE_TYPE: "redis-cleanup"}
+    return head._replace(labels=labels, spec=first, group="redis-cleanup", added=())
+
+
 def _template(item: Object, path: str, template: Object, replicas: int, **more: Any) -> PodTemplate:
     metadata = template.get("metadata") or {}
     labels = {**more.pop("labels", {}), **(metadata.get("labels") or {})}
@@ -190,7 +204,7 @@ def _ray_labels(item: Object, node_type: str, group: str) -> dict[str, str]:
     """What KubeRay 1.7 puts on pods."""
     return {
         "ray.io/cluster": name_of(item),
-        "ray.io/node-type": node_type,
+        NODE_TYPE: node_type,
         "ray.io/group": group,
         "ray.io/identifier": f"{name_of(item)}-{node_type}",
         "ray.io/is-ray-node": "yes",

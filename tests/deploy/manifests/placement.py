@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.deploy.manifests.objects import Complaint, Object, PodTemplate, selected, where
+from tests.deploy.manifests.program import started
 from tests.deploy.manifests.words import LABEL, is_slip
 
 _TOPOLOGIES = ("kubernetes.io/hostname", "topology.kubernetes.io/zone", "topology.kubernetes.io/region")
@@ -79,6 +80,15 @@ def words_of_objects_are_known(item: Object) -> Iterator[Complaint]:
     words = _OBJECT_WORDS.get(str(item.get("kind")))
     if words is not None:
         yield from _unknown_words(words, item, where(item), "")
+
+
+def pods_have_a_priority(pod: PodTemplate) -> Iterator[Complaint]:
+    """Of a RayCluster and of our program: without one a batch job that came first keeps the node."""
+    if (pod.owner == "RayCluster" or any(True for _ in started(pod, hooks=False))) and not pod.spec.get(
+        "priorityClassName"
+    ):
+        place, what = f"{pod.path}.spec.priorityClassName", "none: batch jobs are as important"
+        yield Complaint(pod.where, place, what, "twostroke-control, or twostroke-workers")
 
 
 def spread_cannot_wedge(pod: PodTemplate) -> Iterator[Complaint]:

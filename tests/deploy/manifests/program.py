@@ -237,10 +237,13 @@ def _commands(words: list[str]) -> Iterator[list[str]]:
     if words[:1] == [PROGRAM]:
         yield words
     elif words and words[0].rpartition("/")[2] in _SHELLS:
-        for part in re.split(r"&&|\|\||[;|&\n]", words[-1]):
+        script, *given = words[words.index("-c") + 1 :] if "-c" in words else words[-1:]
+        for part in re.split(r"&&|\|\||[;|&\n]", script):
             inside = part.split()
             if PROGRAM in inside[:2]:
                 yield inside[inside.index(PROGRAM) :]
+            elif inside == ["exec", '"$@"'] and given[1:2] == [PROGRAM]:
+                yield given[1:]
 
 
 def _is_ours(container: Object) -> bool:

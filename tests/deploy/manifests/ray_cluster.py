@@ -10,7 +10,18 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.deploy.manifests.objects import Bundle, Complaint, Object, namespace_of, pod_templates, where
+from tests.deploy.manifests.objects import (
+    NODE_TYPE,
+    Bundle,
+    Complaint,
+    Object,
+    namespace_of,
+    pod_templates,
+    redis_clean_up,
+    selected,
+    where,
+)
+from tests.deploy.manifests.program import started
 from tests.deploy.manifests.words import LABEL, quantity
 
 _GATED = {
@@ -181,6 +192,50 @@ def ray_demands_a_token(item: Object) -> Iterator[Complaint]:
         if options.get("mode") != "token" or not options.get("secretName"):
             what = "whoever reaches Ray's ports could run what he likes"
             yield Complaint(where(item), "spec.authOptions", what, "mode: token and secretName")
+
+
+def redis_clean_up_is_apart(bundle: Bundle) -> Iterator[Complaint]:
+    """KubeRay's clean-up pod is no head: nobody is led to it, counts it or scrapes it, and no launcher starts in it."""
+    for item in bundle.of("RayCluster"):
+        if not item["spec"].get("gcsFaultToleranceOptions"):
+            continue
+        head = next(pod for pod in bundle.pods if pod.where == where(item) and pod.group == "head")
+        pod = redis_clean_up(head)
+        todo = f"add {NODE_TYPE}: head, or NotIn [redis-cleanup]"
+        for holder, path, selector in _selectors(bundle, head.namespace):
+            if selected(selector, pod.labels):
+                yield Complaint(where(holder), path, "takes in KubeRay's Redis clean-up pod, too", todo)
+        for path, args, container in started(pod, hooks=False):
+            if not _waits_in(container, pod.labels[NODE_TYPE]):
+                what = f"`twostroke {args.command}` would start in KubeRay's Redis clean-up pod, too"
+                todo = 'run it behind `test "$NODE_TYPE" = head || exec sleep infinity`, NODE_TYPE from the label'
+                yield Complaint(pod.where, path, what, todo)
+
+
+def _selectors(bundle: Bundle, namespace: str) -> Iterator[tuple[Object, str, Object]]:
+    """(object, path, selector) of what is meant for one kind of pod, in that namespace."""
+    for item in bundle.of("Service"):
+        if namespace_of(item) == namespace and item["spec"].get("selector"):
+            yield item, "spec.selector", {"matchLabels": item["spec"]["selector"]}
+    for item in bundle.of("PodDisruptionBudget", "PodMonitor", "InferencePool"):
+        if namespace_of(item) == namespace:
+            yield item, "spec.selector", item["spec"].get("selector") or {}
+    for item in bundle.of("NetworkPolicy"):
+        spec = item["spec"]
+        if namespace_of(item) == namespace and spec.get("podSelector") and spec.get("ingress"):
+            yield item, "spec.podSelector", spec["podSelector"]
+
+
+def _waits_in(container: Object, node_type: str) -> bool:
+    """Its script compares the pod's node type with another one before it runs what it is given."""
+    words = [*(container.get("command") or []), *(container.get("args") or [])]
+    script = str(words[words.index("-c") + 1]) if "-c" in words[:-1] else ""
+    guard = re.match(r'(?:test|\[) "\$(\w+)" = ([\w-]+)(?: \])? \|\| exec sleep infinity;', script)
+    if guard is None or guard[2] == node_type:
+        return False
+    variables = {one.get("name"): one.get("valueFrom") or {} for one in container.get("env") or []}
+    field = (variables.get(guard[1], {}).get("fieldRef") or {}).get("fieldPath")
+    return bool(field == f"metadata.labels['{NODE_TYPE}']")
 
 
 def head_ports_are_named(bundle: Bundle) -> Iterator[Complaint]:

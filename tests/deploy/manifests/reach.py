@@ -16,6 +16,7 @@ from tests.deploy.manifests.objects import (
     PodTemplate,
     matches,
     namespace_of,
+    redis_clean_up,
     selected,
     where,
 )
@@ -83,10 +84,12 @@ def _kept_from_redis(bundle: Bundle) -> Iterator[Complaint]:
         selector = service["spec"].get("selector") if service is not None else None
         for target in bundle.pods_with(selector, namespace_of(item)) if selector else ():
             for head in bundle.pods:
-                if head.where == where(item) and head.group == "head" and port in _declared(target):
-                    wrong = _blocked(bundle, head, target, int(port))
+                if head.where != where(item) or head.group != "head" or port not in _declared(target):
+                    continue
+                for source, name in ((head, "the head"), (redis_clean_up(head), "KubeRay's Redis clean-up pod")):
+                    wrong = _blocked(bundle, source, target, int(port))
                     if wrong:
-                        what = f"policies let the head not reach {target.where} at {port}: {wrong}"
+                        what = f"policies do not let {name} reach {target.where} at {port}: {wrong}"
                         yield Complaint(target.where, target.path, what, "open it in a NetworkPolicy, on both sides")
 
 

@@ -123,13 +123,14 @@ def users_own() -> dict[tuple[str, str], frozenset[str] | None]:
     text = (README.read_text() if README.is_file() else "").replace("\\\n", " ")
     found: dict[tuple[str, str], frozenset[str] | None] = {}
     for line in text.splitlines():
-        matched = re.search(r"create (secret (generic|tls)|configmap) ([a-z0-9.-]+)(.*)", line)
+        matched = re.search(r"create (secret (generic|tls|docker-registry)|configmap) ([a-z0-9.-]+)(.*)", line)
         if matched:
             keys = re.findall(r"--from-(?:literal|file)=(?:\S*/)?([A-Za-z0-9._-]+)", matched[4])
             kind = "ConfigMap" if matched[1] == "configmap" else "Secret"
-            found[kind, matched[3]] = _TLS_KEYS if matched[2] == "tls" else frozenset(keys) or None
+            known = {"tls": _TLS_KEYS, "docker-registry": frozenset({".dockerconfigjson"})}
+            found[kind, matched[3]] = known.get(str(matched[2]), frozenset(keys) or None)
         for kind, name in re.findall(
-            r"\b(Secret|ConfigMap|PersistentVolumeClaim|Gateway|Service) `([a-z0-9.-]+)`", line
+            r"\b(Secret|ConfigMap|PersistentVolumeClaim|PriorityClass|Gateway|Service) `([a-z0-9.-]+)`", line
         ):
             found.setdefault((kind, name), None)
     return found
@@ -154,6 +155,9 @@ def _of_pod(pod: PodTemplate) -> Iterator[Reference]:
     spec, base = pod.spec, f"{pod.path}.spec"
     if spec.get("serviceAccountName"):
         yield _named(pod, "ServiceAccount", f"{base}.serviceAccountName", spec["serviceAccountName"])
+    if spec.get("priorityClassName") and not str(spec["priorityClassName"]).startswith("system-"):
+        told = _named(pod, "PriorityClass", f"{base}.priorityClassName", spec["priorityClassName"])
+        yield told._replace(namespace="")
     for index, secret in enumerate(spec.get("imagePullSecrets") or []):
         yield _named(pod, "Secret", f"{base}.imagePullSecrets[{index}]", secret.get("name"))
     for index, volume in enumerate(spec.get("volumes") or []):

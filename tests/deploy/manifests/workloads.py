@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, selected, where
+from tests.deploy.manifests.program import started
 from tests.deploy.manifests.words import is_schedule, quantity, share
 
 SCALABLE = frozenset({"Deployment", "StatefulSet", "ReplicaSet"})
@@ -62,11 +63,17 @@ def updates_can_proceed(item: Object) -> Iterator[Complaint]:
         yield Complaint(where(item), place, f"{rolling}: neither numbers nor percentages", 'write 1 or "25%"')
     elif surge == 0 and missing == 0:
         yield Complaint(where(item), place, "maxSurge and maxUnavailable are both 0", "allow one of them")
-    elif isinstance(rolling.get("maxUnavailable"), int) and missing >= item["spec"].get("replicas", missing + 1) > 1:
-        what = f"of {item['spec']['replicas']} pods {rolling['maxUnavailable']} may be away at once"
-        yield Complaint(where(item), f"{place}.maxUnavailable", what, "keep some: 0 or 1")
     elif surge < 0 or missing < 0 or (isinstance(rolling.get("maxUnavailable"), str) and missing > 1):
         yield Complaint(where(item), place, f"{rolling} is out of bounds", "use 0 or more, at most 100%")
+
+
+def updates_leave_some(bundle: Bundle) -> Iterator[Complaint]:
+    for pod in bundle.pods:
+        item = bundle.find(pod.owner, pod.where.partition("/")[2], pod.namespace) or {"spec": {}}
+        away = ((item["spec"].get("strategy") or {}).get("rollingUpdate") or {}).get("maxUnavailable")
+        if pod.owner == "Deployment" and isinstance(away, int) and away >= pod.replicas > 1:
+            what = f"of {pod.replicas} pods {away} may be away at once"
+            yield Complaint(pod.where, "spec.strategy.rollingUpdate.maxUnavailable", what, "keep some: 0 or 1")
 
 
 def counts_are_valid(item: Object) -> Iterator[Complaint]:
@@ -182,6 +189,13 @@ def budgets_allow_evictions(bundle: Bundle) -> Iterator[Complaint]:
             yield Complaint(place, "spec", f"of {replicas} pods nothing could ever be evicted", "allow one")
 
 
+def budgets_let_the_unhealthy_go(item: Object) -> Iterator[Complaint]:
+    """By default a pod that is not ready is kept where its budget has no room: a node with it is never drained."""
+    if item.get("kind") == "PodDisruptionBudget" and item["spec"].get("unhealthyPodEvictionPolicy") != "AlwaysAllow":
+        what = "a pod that never gets ready holds up every drain of its node"
+        yield Complaint(where(item), "spec.unhealthyPodEvictionPolicy", what, "AlwaysAllow")
+
+
 def _kept(spec: Object, replicas: int) -> int:
     """How many must stay, as the controller counts: shares are rounded up."""
     field = "minAvailable" if spec.get("minAvailable") is not None else "maxUnavailable"
@@ -235,6 +249,18 @@ def autoscalers_alone_say_how_many(bundle: Bundle) -> Iterator[Complaint]:
         if told is not None:
             what = f"{where(item)} scales it, and each apply would set it to {told} again"
             yield Complaint(where(target or {}), "spec.replicas", what, "leave it out")
+
+
+def routers_are_several(bundle: Bundle) -> Iterator[Complaint]:
+    """From the first moment, and whichever autoscaler is switched on or off later."""
+    for pod in bundle.pods:
+        if pod.owner != "Deployment" or not any(args.command == "router" for _, args, _ in started(pod, hooks=False)):
+            continue
+        if pod.replicas < 2:
+            what = f"{pod.replicas}: while it is replaced nobody answers"
+            yield Complaint(
+                pod.where, "spec.replicas", what, "an autoscaler with minReplicas: 2, as base/autoscaling.yaml"
+            )
 
 
 def autoscalers_have_bounds(item: Object) -> Iterator[Complaint]:
