@@ -68,7 +68,7 @@ class MountedWorker:
     """
 
     def __init__(self, config: WorkerConfig) -> None:
-        configure_logging(config.worker_id)
+        configure_logging(config.worker_id, owns_files=True)
         if config.host == NODE_ADDRESS:
             config = replace(config, host=ray.util.get_node_ip_address())
         self._config = config

@@ -34,7 +34,7 @@ class RouterKeeper:
 
     def __init__(self, index: int, config: RouterConfig, log_dir: Path, announcer: Announcer) -> None:
         self.name = f"router-{index}"
-        self._config = config
+        self._config = replace(config, owns_log_file=True)
         self._log_path = log_dir / f"{self.name}.log"
         self._announcer = announcer
         self._listener: socket.socket | None = None

@@ -22,6 +22,8 @@ from twostroke.errors import ConfigError
 from twostroke.json_values import from_json, to_json
 
 TAIL_LINES = 12
+TAIL_BYTES = 64 << 10
+"""That hold them, whatever else a log has become."""
 POLL_S = 0.1
 ANSWER_S = 1.0
 """To a question after its health."""
@@ -103,7 +105,9 @@ class RouterProcess:
 def tail_of(log_path: Path) -> str:
     """The last lines of a log file, indented."""
     try:
-        text = log_path.read_text(errors="replace")
+        with log_path.open("rb") as file:
+            file.seek(max(0, log_path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
     except OSError:
         return "    (no log)"
     lines = [line for line in text.splitlines() if not line.startswith(RAY_MARK)]

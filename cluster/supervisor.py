@@ -55,7 +55,6 @@ class Supervisor:
     def __init__(
         self, spec: FleetSpec, ground: Ground | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        configure_logging("supervisor")
         self._injector = install("supervisor")
         self._spec = spec
         self._us = Membership.of(spec.token, spec.tls)
@@ -356,6 +355,7 @@ class SupervisorActor(Supervisor):
     """
 
     def __init__(self, spec: FleetSpec) -> None:
+        configure_logging("supervisor", owns_files=True)
         super().__init__(spec)
         self.begin()
 

@@ -37,7 +37,7 @@ async def serve(config: RouterConfig) -> None:
     _allow_many_sockets()
     metrics = RouterMetrics()
     core = RouterCore(config, metrics)
-    configure_logging(core.router_id)
+    configure_logging(core.router_id, owns_files=config.owns_log_file)
     server = RouterServer(
         config, core, load_text(config.model_dir), metrics, router_id=core.router_id, recorder=core.recorder
     )

@@ -27,6 +27,7 @@ from router.params import (
 from router.public_prefixes import PublicPrefixes
 from router.resume import Seeds
 from router.text import Text, encode_off_loop
+from twostroke.client_text import shown
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
@@ -105,7 +106,7 @@ class Front:
 
     def check_model(self, model: str | None) -> None:
         if model and model != self.model:
-            raise NotFound(f"the model {model!r} does not exist; this server serves {self.model!r}", field="model")
+            raise NotFound(f"the model {shown(model)} does not exist; this server serves {self.model!r}", field="model")
 
     async def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         match prompt:

@@ -34,6 +34,7 @@ from router.openai_schema import (
 from router.params import Ask, TextPrompt, check_length, check_request_id, check_token_ids
 from router.resume import Progress, StreamPoint, Unnamed
 from router.text import encode_off_loop, token_text
+from twostroke import client_text
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -264,7 +265,9 @@ def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:
         try:
             timeout_s = check_timeout(as_number(float(shown), TIMEOUT_HEADER), TIMEOUT_HEADER)
         except ValueError as error:
-            raise InvalidRequest(f"{TIMEOUT_HEADER} must be a number, got {shown!r}", field=TIMEOUT_HEADER) from error
+            raise InvalidRequest(
+                f"{TIMEOUT_HEADER} must be a number, got {client_text.shown(shown)}", field=TIMEOUT_HEADER
+            ) from error
     return None if timeout_s is None else time.time() + timeout_s
 
 
@@ -286,8 +289,8 @@ def _funnel(handler: Handler) -> Handler:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(NotFound(f"there is nothing at {request.url.path}"))
-    refused = error_response(InvalidRequest(f"{request.method} {request.url.path}: {error.detail}"))
+        return error_response(NotFound(f"there is nothing at {client_text.shown(request.url.path)}"))
+    refused = error_response(InvalidRequest(f"{client_text.shown(request.url.path)}: {error.detail}"))
     refused.status_code = error.status_code
     refused.headers.update(error.headers or {})
     return refused

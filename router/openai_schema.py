@@ -20,6 +20,7 @@ from router.params import (
     priority_class,
 )
 from router.text import checked_utf8
+from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 from twostroke.rpc.channel import call_timeout_s
@@ -272,7 +273,7 @@ def _content(entry: Mapping[str, Any], name: str) -> str:
     texts = []
     for rank, part in enumerate(content):
         if not isinstance(part, dict) or part.get("type") != "text":
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            kind = shown(str(part.get("type"))) if isinstance(part, dict) else type(part).__name__
             raise UnsupportedFeature(f"{name}[{rank}]: only parts of type text are supported, got {kind}", field=name)
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{name}[{rank}].text must be a string", field=name)

@@ -279,6 +279,8 @@ class RouterConfig:
     tracing: TracingConfig = field(default_factory=TracingConfig)
     drain_grace_s: float = 3.0
     """For open requests after SIGTERM. Launchers kill after five."""
+    owns_log_file: bool = False
+    """Standard error is a file for this router alone, which it begins anew when it is large."""
     request_log: str | None = None
     """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
     event_faults: str = ""

@@ -30,6 +30,11 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
+from twostroke.client_text import without_middle
+
+MOST_MESSAGE = 4000
+"""Characters. A message may say what a client sent, or the last lines of a log."""
+
 
 class ServeError(Exception):
     """Root of the tree. `field` names the offending field or flag where there is one."""
@@ -40,6 +45,7 @@ class ServeError(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
+        message = without_middle(message, MOST_MESSAGE)
         super().__init__(message)
         self.message = message
         self.field = field

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import platform
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from twostroke import __version__
 from twostroke.errors import ConfigError
+from twostroke.event_log import EventHandler, OwnFile
 from twostroke.tls import Certificates
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -31,14 +31,21 @@ PULL_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 """Seconds on the wire of one transfer."""
 
 
-def configure_logging(identity: str, level: int = logging.INFO) -> None:
-    """Log to stderr; `identity` (worker or router id) stands on every line."""
-    formatter = logging.Formatter(f"%(asctime)s.%(msecs)03d %(levelname)s {identity} %(name)s %(message)s", "%H:%M:%S")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(formatter)
+OUTPUTS = (1, 2)
+"""Descriptors of standard output and standard error."""
+
+
+def configure_logging(identity: str, *, owns_files: bool = False) -> None:
+    """Log to standard error; `identity` (worker or router id) stands on every line.
+
+    `owns_files`: where standard output or error is a file, it is this process's, which begins it anew when it is large.
+    """
     root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
+    for earlier in root.handlers:
+        if isinstance(earlier, EventHandler):
+            earlier.close()
+    root.handlers[:] = [EventHandler(identity, OwnFile.behind(OUTPUTS) if owns_files else ())]
+    root.setLevel(logging.INFO)
     for noisy in ("httpx", "uvicorn.access", "asyncio", "grpc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

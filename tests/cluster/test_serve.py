@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.cluster.served import (
     wait_until,
 )
 from tests.deploy.documents import commands_in
+from twostroke.event_log import MOST_FILE_BYTES
 from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 from twostroke.simulate.traces import read_trace
@@ -296,6 +298,35 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     telling = [path for path in files if token.encode() in path.read_bytes()]
     assert telling == [folder / LOCAL_TOKEN]
     assert telling[0].stat().st_mode & 0o077 == 0
+
+
+def test_no_client_forges_or_fills_a_log(server: Server) -> None:
+    http = server.address("HTTP").removesuffix("/v1")
+    (path,) = server.temporary.glob("ts-*/logs/router-0.log")
+    size, forged = path.stat().st_size, "mine error=None outcome=ok"
+    body = json.dumps({"model": "m" * 4_000_000, "prompt": "x"}).encode()
+    headers = {"Content-Type": "application/json", "X-Request-Id": forged}
+    request = urllib.request.Request(f"http://{http}/v1/completions", body, headers)
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
+    assert refused.value.code == 404
+    assert len(refused.value.read()) < 1000
+    wait_until(lambda: f'request="{forged}" error=NotFound' in path.read_text()[size:], path.read_text)
+    assert path.stat().st_size - size < 4000
+
+
+def test_no_log_grows_without_bound(server: Server) -> None:
+    """Whatever writes to it: here somebody else, as a library or a kernel's message might."""
+    (of_router,) = server.temporary.glob("ts-*/logs/router-0.log")
+    worker = server.worker_pid("ray::DecodeWorker")
+    of_worker = [Path(os.readlink(f"/proc/{worker}/fd/{number}")) for number in (1, 2)]
+    for path in (of_router, *of_worker):
+        with path.open("ab") as file:
+            file.write((b"x" * 127 + b"\n") * (MOST_FILE_BYTES // 128 + 1))
+    for path in (of_router, *of_worker):
+        wait_until(lambda path=path: path.exists() and path.stat().st_size < MOST_FILE_BYTES)  # type: ignore[misc]
+        assert Path(f"{path}.1").stat().st_size > MOST_FILE_BYTES
+    assert [Path(os.readlink(f"/proc/{worker}/fd/{number}")) for number in (1, 2)] == of_worker
 
 
 def test_no_process_of_a_local_cluster_listens_for_other_hosts(server: Server) -> None:

@@ -12,6 +12,7 @@ from twostroke import collector
 from twostroke.config import WorkerConfig
 from twostroke.errors import ServeError
 from twostroke.json_values import from_json
+from twostroke.telemetry import configure_logging
 from twostroke.worker.worker import Worker
 
 DRAIN_S = 30.0
@@ -23,6 +24,7 @@ def main(worker_class: type[Worker]) -> int:
     serving."""
     try:
         config = from_json(WorkerConfig, sys.stdin.read())
+        configure_logging(config.worker_id)
         asyncio.run(_serve(worker_class(config)))
     except ServeError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr)

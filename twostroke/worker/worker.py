@@ -17,7 +17,6 @@ from twostroke.faults import reach
 from twostroke.ids import Epoch
 from twostroke.lifetime import Point
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
-from twostroke.telemetry import configure_logging
 from twostroke.worker.bequest import bequeath
 from twostroke.worker.control import ControlService
 from twostroke.worker.host import ReadyInfo, WorkerHost
@@ -63,7 +62,6 @@ class Worker(abc.ABC):
 
     async def run(self, incarnation: int | None = None) -> None:
         """Load the model and serve until `shutdown`; once per object. Raises ConfigError for what cannot be started."""
-        configure_logging(self._config.worker_id)
         ready = self._ready_future()
         try:
             plant = self.plant = self.plant or await Plant.load(self._config)
