@@ -1,11 +1,12 @@
-"""Token ids to text while they come: whole characters only, and stop strings found wherever tokens split them."""
+"""Token ids to text while they come: whole characters only, and stop strings applied wherever tokens split them."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from router.stop_strings import Scanned, StopScanner
 
 REPLACEMENT = "\ufffd"
 UNFINISHED_CHARS = 3
@@ -98,49 +99,6 @@ def _unfinished(text: str) -> int:
     """How many characters at the end of `text` may still become another one."""
     trailing = len(text) - len(text.rstrip(REPLACEMENT))
     return min(trailing, UNFINISHED_CHARS)
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    text: str
-    """What may be sent now."""
-    stopped: bool
-    """A stop string was found: this is the end of the answer."""
-
-
-class StopScanner:
-    """Finds the first stop string to be complete; holds back only text that could be the beginning of one."""
-
-    def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
-        self._stops = tuple(stops)
-        self._include_stop = include_stop
-        self._held = ""
-
-    def feed(self, new: str) -> Scanned:
-        if not self._stops:
-            return Scanned(new, stopped=False)
-        text = self._held + new
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
-            end, start = min(found)
-            self._held = ""
-            return Scanned(text[: end if self._include_stop else start], stopped=True)
-        held_chars = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - held_chars :]
-        return Scanned(text[: len(text) - held_chars], stopped=False)
-
-    def flush(self) -> str:
-        """What was held back, when the answer ends for another reason."""
-        rest, self._held = self._held, ""
-        return rest
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that `stop` begins with, `stop` itself excluded."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
 
 
 class AnswerText:

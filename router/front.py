@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-from router.detokenize import AnswerText, Scanned, StopScanner
+from router.detokenize import AnswerText
 from router.doorman import Visit
 from router.generation import Dispatcher, FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.metrics import RouterMetrics
@@ -26,6 +26,7 @@ from router.params import (
 )
 from router.public_prefixes import PublicPrefixes
 from router.resume import Seeds
+from router.stop_strings import Scanned, StopScanner, StopStrings
 from router.text import Text, encode_off_loop
 from twostroke.client_text import shown
 from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
@@ -231,6 +232,7 @@ class _Answer:
         self._completion_tokens = sum(sent.tokens or 0 for sent in settled)
         self._cached_tokens = 0
         self._has_token = self._point.resumptions > 0
+        self._stops = StopStrings(call.ask.options.stop)
         self._prompts = [
             rank for rank, request in enumerate(call.requests) if len(request.settled) < call.ask.options.n
         ]
@@ -258,7 +260,9 @@ class _Answer:
             self._front.metrics.prompt_tokens_total.inc(len(request.prompt))
         first = rank * options.n
         choices = {
-            choice: _Choice(self._front.text, self._call, request, self._point.sent[first + choice].tokens or 0)
+            choice: _Choice(
+                self._front.text, self._call, request, self._stops, self._point.sent[first + choice].tokens or 0
+            )
             for choice in range(options.n)
             if choice not in request.settled
         }
@@ -349,14 +353,16 @@ class _Answer:
 class _Choice:
     """The text of one choice and whether it has come to its end."""
 
-    def __init__(self, text: Text, call: Call, request: GenerationRequest, sent_tokens: int) -> None:
+    def __init__(
+        self, text: Text, call: Call, request: GenerationRequest, stops: StopStrings, sent_tokens: int
+    ) -> None:
         options = call.ask.options
         self.sent_tokens = sent_tokens
         """That the client has already."""
         self.tokens = 0
         self._text = AnswerText(
             text.decoder(request.prompt, skip_special_tokens=options.skip_special_tokens),
-            StopScanner(options.stop, include_stop=options.include_stop_str_in_output),
+            StopScanner(stops, include_stop=options.include_stop_str_in_output),
             unscanned_tokens=options.min_tokens,
         )
         self._min_tokens = options.min_tokens

@@ -21,7 +21,7 @@ MAX_PROMPTS = 1024
 MAX_ANSWERS = 1024
 """Choices of all prompts of one request together."""
 MAX_STOP_STRINGS = 16
-"""OpenAI allows 4; every token is searched for each of them."""
+"""OpenAI allows 4, and editors send 14."""
 MAX_STOP_CHARS = 1024
 """Of one stop string: this much text may have to be held back."""
 COMPLETION_MAX_TOKENS = 16

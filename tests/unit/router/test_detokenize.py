@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from router.detokenize import AnswerText, ByteDecoder, StopScanner, WindowDecoder
+from router.detokenize import AnswerText, ByteDecoder, WindowDecoder
+from router.stop_strings import StopScanner, StopStrings
 
 PIECES = st.text(alphabet="ab€😀é\n", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab€😀é", min_size=1, max_size=4), max_size=3)
@@ -47,7 +48,7 @@ def splits(draw) -> tuple[str, list[bytes]]:
 @given(splits(), STOPS, st.booleans())
 def test_any_split_with_any_stop_strings_equals_decode_all_then_cut(case, stops, include):
     text, parts = case
-    answer = AnswerText(ByteDecoder(parts.__getitem__), StopScanner(stops, include_stop=include))
+    answer = AnswerText(ByteDecoder(parts.__getitem__), StopScanner(StopStrings(stops), include_stop=include))
     texts = streamed(answer, list(range(len(parts))))
     assert "".join(texts) == cut(text, stops, include=include)
     assert not any("\ufffd" in part for part in texts)
@@ -116,15 +117,15 @@ def test_a_character_that_the_prompt_began_is_completed():
 
 @pytest.mark.parametrize(("include", "expected"), [(False, ["x", "", ""]), (True, ["x", "", "ab"])])
 def test_text_is_held_back_only_while_it_could_begin_a_stop_string(include, expected):
-    scanner = StopScanner(["ab"], include_stop=include)
+    scanner = StopScanner(StopStrings(["ab"]), include_stop=include)
     assert [scanner.feed(part).text for part in ("x", "a", "bz")] == expected
-    scanner = StopScanner(["ab"], include_stop=include)
+    scanner = StopScanner(StopStrings(["ab"]), include_stop=include)
     assert [scanner.feed(part).text for part in ("a", "c")] == ["", "ac"]
 
 
 def test_the_stop_string_that_is_complete_first_wins_however_tokens_fall():
     for parts in (["abc"], ["a", "b", "c"], ["ab", "c"]):
-        scanner = StopScanner(["abc", "b"], include_stop=False)
+        scanner = StopScanner(StopStrings(["abc", "b"]), include_stop=False)
         texts = []
         for part in parts:
             scanned = scanner.feed(part)

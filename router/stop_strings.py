@@ -1,0 +1,102 @@
+"""Stop strings found in the text of an answer while it comes: constant work per character, however many and long."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    text: str
+    """What may be sent now."""
+    stopped: bool
+    """A stop string was found: this is the end of the answer."""
+
+
+class StopNode:
+    """A beginning of stop strings: the longest one that the text so far ends with."""
+
+    __slots__ = ("depth", "fail", "following", "matched_chars")
+
+    def __init__(self, depth: int, following: dict[str, StopNode | tuple[int, int]]) -> None:
+        self.depth = depth
+        """Characters of it."""
+        self.following = following
+        """Characters that may follow -> where they lead; or, until a text goes there, which of the sorted stop strings
+        go on so: from, to."""
+        self.fail = self
+        """The longest beginning that this one ends with, itself excluded. The empty one's is itself."""
+        self.matched_chars = 0
+        """Of the longest stop string that is complete here; 0: none is."""
+
+
+class StopStrings:
+    """The automaton of Aho and Corasick, for all choices of a request. Its nodes are made when a text first comes to
+    them: 16 strings of 1,024 characters would cost every other stream tens of milliseconds at once, for nothing."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = sorted(set(stops))
+        self.root = StopNode(0, self._following(0, len(self._stops), 0))
+
+    def after(self, node: StopNode, char: str) -> StopNode:
+        """Where `char` leads to. Following `fail` is paid for by the characters that led as deep."""
+        while True:
+            child = node.following.get(char)
+            if isinstance(child, StopNode):
+                return child
+            if child is not None:
+                return self._grow(node, char, *child)
+            if node is self.root:
+                return node
+            node = node.fail
+
+    def _grow(self, node: StopNode, char: str, first: int, last: int) -> StopNode:
+        """Makes at most one node of each string: beginnings of one string are made in their order."""
+        depth = node.depth + 1
+        child = StopNode(depth, self._following(first, last, depth))
+        child.fail = self.root if node is self.root else self.after(node.fail, char)
+        # Of strings with a common beginning the shortest sorts first.
+        child.matched_chars = depth if len(self._stops[first]) == depth else child.fail.matched_chars
+        node.following[char] = child
+        return child
+
+    def _following(self, first: int, last: int, depth: int) -> dict[str, StopNode | tuple[int, int]]:
+        ranges: dict[str, StopNode | tuple[int, int]] = {}
+        for char, ranks in itertools.groupby(range(first, last), lambda rank: self._stops[rank][depth : depth + 1]):
+            if char:
+                begins = next(ranks)
+                ranges[char] = (begins, begins + 1 + sum(1 for _ in ranks))
+        return ranges
+
+
+class StopScanner:
+    """Finds the first stop string to be complete; holds back only text that could be the beginning of one."""
+
+    def __init__(self, stops: StopStrings, *, include_stop: bool) -> None:
+        self._stops = stops
+        self._include_stop = include_stop
+        self._node = stops.root
+        self._held = ""
+        """As many characters as `_node` is deep."""
+
+    def feed(self, new: str) -> Scanned:
+        if not self._stops.root.following:
+            return Scanned(new, stopped=False)
+        node = self._node
+        for rank, char in enumerate(new, 1):
+            node = self._stops.after(node, char)
+            if node.matched_chars:
+                text = self._held + new[:rank]
+                self.flush()
+                return Scanned(text if self._include_stop else text[: len(text) - node.matched_chars], stopped=True)
+        text = self._held + new
+        certain_chars = len(text) - node.depth
+        self._node, self._held = node, text[certain_chars:]
+        return Scanned(text[:certain_chars], stopped=False)
+
+    def flush(self) -> str:
+        """What was held back, when the answer ends for another reason."""
+        rest, self._held, self._node = self._held, "", self._stops.root
+        return rest
