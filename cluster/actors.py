@@ -47,6 +47,8 @@ class Serving:
     metrics_address: str
     role: Role
     """Of this life."""
+    advice: str = ""
+    """What an operator should know of it; empty where there is nothing to say."""
 
 
 class PlainWorker(Protocol):
@@ -129,7 +131,7 @@ class MountedWorker:
         info = await self._worker.ready()
         self._has_served = True
         collector.keep_out_of_the_way()
-        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address, self._role)
+        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address, self._role, info.advice)
 
     async def shutdown(self) -> None:
         """Returns when what serves has tidied up: the supervisor kills the process next, or begins the next life. A

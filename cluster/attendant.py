@@ -37,6 +37,8 @@ class Attendant:
         self._all_serve = asyncio.Event()
         self._activities: dict[str, Activity] = {}
         """Of workers that do not serve yet."""
+        self._advice: set[str] = set()
+        """That was given already: most workers say the same."""
         self._is_gone = False
         self._is_restarting = False
         self._lives = 1
@@ -230,6 +232,9 @@ class Attendant:
         if observed.stage is Stage.SERVING and (known is None or known.serving != worker.serving):
             assert worker.serving is not None
             self._announcer.say(f"{worker_id} serves at {worker.serving.address} (epoch {worker.serving.epoch})")
+            if worker.serving.advice and worker.serving.advice not in self._advice:
+                self._advice.add(worker.serving.advice)
+                self._announcer.warn(worker.serving.advice)
         if known is not None and observed.stage is not known.observed.stage:
             if observed.stage is Stage.DRAINING:
                 self._announcer.say(f"{worker_id} drains")

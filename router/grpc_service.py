@@ -106,7 +106,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         del request, context
         facts = self._front.dispatcher.facts
         return inference_pb2.GetModelResponse(
-            model=self._front.model, max_model_len=facts.max_model_len, vocab_size=facts.vocab_size
+            model=self._front.model, max_model_len=facts.context_tokens, vocab_size=facts.vocab_size
         )
 
     def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:

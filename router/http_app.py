@@ -119,7 +119,7 @@ class HttpDoors:
         tokens = await encode_off_loop(text, prompt, add_special_tokens=wanted.add_special_tokens)
         body = {
             "count": len(tokens),
-            "max_model_len": self._front.dispatcher.facts.max_model_len,
+            "max_model_len": self._front.dispatcher.facts.context_tokens,
             "tokens": tokens,
             "token_strs": [token_text(text, token) for token in tokens] if wanted.return_token_strs else None,
         }
@@ -163,7 +163,7 @@ class HttpDoors:
             "owned_by": "twostroke",
         }
         if self._front.dispatcher.is_ready:
-            card["max_model_len"] = self._front.dispatcher.facts.max_model_len
+            card["max_model_len"] = self._front.dispatcher.facts.context_tokens
         return card
 
     async def _body(self, request: Request) -> bytes:

@@ -138,8 +138,10 @@ def _line(entry: control_pb2.WorkerLoad) -> WorkerLine:
 
 def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], workers: list[WorkerLine]) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
+    fitting = model.pool_pages * model.block_size
+    room = f" ({fitting} fit into a page pool)" if fitting < model.max_model_len else ""
     console.print(
-        f"{model.model}: {model.dtype}, {model.max_model_len} tokens, blocks of {model.block_size}", markup=False
+        f"{model.model}: {model.dtype}, {model.max_model_len} tokens{room}, blocks of {model.block_size}", markup=False
     )
     doors = Table(box=box.SIMPLE_HEAD)
     for heading in ("router", "state", "http", "grpc", "admin"):

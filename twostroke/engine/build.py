@@ -14,7 +14,7 @@ from twostroke.config import PACED_PREFIX, WorkerConfig
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import DEVICE, PACED, Determinism
 from twostroke.engine.paced_runner import PacedRunner, PacedSpec
-from twostroke.engine.page_count import enough_pages
+from twostroke.engine.page_count import PoolSize, enough_pages
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory, Pages
@@ -43,6 +43,8 @@ class LoadedModel:
     block_size: int
     page_bytes: int
     pages: int
+    advice: str
+    """What an operator should know of its pool; empty where there is nothing to say."""
     fingerprint: str
     """Workers whose fingerprints differ hold different KV and never exchange pages."""
 
@@ -197,6 +199,9 @@ def _facts(
             field="max_model_len",
         )
     block_size, dtype = config.cache.block_size, config.model.dtype
+    pool = PoolSize(pages, page_bytes, block_size)
+    if wanted is not None:
+        pool.check(wanted)
     fingerprint = (
         f"model={model};revision={revision};block_size={block_size};hash={HASH_SCHEME};kv_dtype={dtype};"
         f"weights={config.model.weights};layout={LAYOUT}"
@@ -210,6 +215,7 @@ def _facts(
         block_size=block_size,
         page_bytes=page_bytes,
         pages=pages,
+        advice=pool.advice(wanted or model_reach),
         fingerprint=fingerprint,
     )
 

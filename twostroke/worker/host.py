@@ -52,6 +52,8 @@ class ReadyInfo:
     fingerprint: str
     metrics_address: str
     pid: int
+    advice: str = ""
+    """What an operator should know (see LoadedModel); empty where there is nothing to say."""
 
 
 class WorkerHost:
@@ -152,6 +154,7 @@ class WorkerHost:
             fingerprint=self.facts.fingerprint,
             metrics_address=self._metrics_server.address,
             pid=pid,
+            advice=self.facts.advice,
         )
 
     def server_info(self) -> control_pb2.ServerInfo:

@@ -135,6 +135,8 @@ class Worker(abc.ABC):
             await host.rpc.set_serving(True)
             info = host.ready_info(os.getpid())
             log.info("serving address=%s epoch=%s pages=%d", info.address, info.epoch, host.pool.total)
+            if info.advice:
+                log.warning("page pool is small advice=%r", info.advice)
             ready.set_result(info)
             try:
                 await self._stop.wait()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from cluster.actors import Serving
 from cluster.announce import Announcer
 from cluster.attendant import Attendant
@@ -34,8 +36,10 @@ class PlayedSupervisor:
         return Snapshot(0, self._workers)
 
 
-def worker(name: str, stage: Stage) -> Worker:
-    serving = Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE) if stage is Stage.SERVING else None
+def worker(name: str, stage: Stage, advice: str = "") -> Worker:
+    serving = (
+        Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE, advice) if stage is Stage.SERVING else None
+    )
     config = WorkerConfig(role=Role.DECODE, worker_id=name)
     return Worker(config, Observed(name, stage), serving=serving)
 
@@ -60,3 +64,8 @@ async def test_a_fleet_whose_worker_has_been_drained_is_complete_for_whoever_tak
 
 async def test_a_fleet_whose_worker_still_starts_is_waited_for() -> None:
     assert not await is_complete(worker("decode-0", Stage.SERVING), worker("decode-1", Stage.STARTING))
+
+
+async def test_what_workers_advise_is_told_once_whoever_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert await is_complete(*(worker(f"decode-{number}", Stage.SERVING, "it holds 448 tokens") for number in range(3)))
+    assert capsys.readouterr().err.count("it holds 448 tokens") == 1

@@ -76,6 +76,38 @@ def test_more_length_than_the_model_has_is_refused(tiny: Path) -> None:
         build_runner(config(str(tiny), max_model_len=129), tiny)
 
 
+@pytest.mark.parametrize("max_model_len", [128, 81])
+def test_a_length_that_was_asked_for_and_does_not_fit_the_pool_is_refused_with_what_would_help(
+    tiny: Path, max_model_len: int
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_runner(config(str(tiny), 5 * PAGE_BYTES, max_model_len=max_model_len), tiny)
+    assert error.value.field == "max_model_len"
+    wanted = {128: 8, 81: 6}[max_model_len] * PAGE_BYTES
+    assert error.value.message == (
+        f"--max-model-len {max_model_len} does not fit: the page pool of {5 * PAGE_BYTES} bytes holds 80 tokens "
+        f"(5 pages of 16); use --kv-cache-memory {wanted} (0 MiB), or --max-model-len 80 or less"
+    )
+    build_runner(config(str(tiny), wanted, max_model_len=max_model_len), tiny).close()
+    build_runner(config(str(tiny), 5 * PAGE_BYTES, max_model_len=80), tiny).close()
+
+
+@pytest.mark.parametrize("kind", ["real", "paced"])
+def test_a_pool_that_is_smaller_than_the_models_length_is_told_with_what_fits_and_what_would(
+    tiny: Path, kind: str
+) -> None:
+    paced = f"paced:page_bytes={PAGE_BYTES},max_model_len=128"
+    chosen, directory = (str(tiny), tiny) if kind == "real" else (paced, None)
+    roomy = build_runner(config(chosen, 8 * PAGE_BYTES), directory)
+    assert roomy.model.advice == ""
+    roomy.close()
+    small = build_runner(config(chosen, 5 * PAGE_BYTES), directory)
+    small.close()
+    assert "requests of 128 tokens" in small.model.advice
+    assert "holds 80 tokens" in small.model.advice
+    assert f"--kv-cache-memory {8 * PAGE_BYTES} " in small.model.advice
+
+
 def test_a_model_that_cannot_be_loaded_leaves_no_threads(tiny: Path) -> None:
     threads = []
     for _ in range(3):
