@@ -52,8 +52,6 @@ log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 60.0
 """For a whole request body to arrive."""
-LINGER_BYTES = 64 << 20
-"""Of a body that is too large are read and dropped: a client that is still writing would not see the answer."""
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
@@ -168,27 +166,23 @@ class HttpDoors:
 
     async def _body(self, request: Request) -> bytes:
         announced = request.headers.get("content-length", "0")
-        is_too_large = announced.isdecimal() and int(announced) > self._max_body_bytes
-        chunks: list[bytes] = []
-        received = 0
+        if announced.isdecimal() and int(announced) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 async for chunk in request.stream():
-                    received += len(chunk)
-                    is_too_large = is_too_large or received > self._max_body_bytes
-                    if is_too_large:
-                        chunks.clear()
-                    else:
-                        chunks.append(chunk)
-                    if received > LINGER_BYTES:
-                        break
+                    body += chunk
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large()
         except TimeoutError as error:
             raise DeadlineExceeded(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
         except ClientDisconnect as error:
             raise Cancelled("the client went away before its request was complete") from error
-        if is_too_large:
-            raise RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
-        return b"".join(chunks)
+        return bytes(body)
+
+    def _too_large(self) -> RequestTooLarge:
+        return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
 
 
 class RequestIds:

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from router.arrival import SealedArrival, sealed_arrival
-from router.http_protocol import MOST_HEADER_BYTES, TimedProtocol, timed_protocol
+from router.http_protocol import TimedProtocol, timed_protocol
 from twostroke.tls import Certificates
 
 KEEP_ALIVE_S = 75
@@ -35,7 +34,6 @@ def http_config(
     return uvicorn.Config(
         app,
         http=timed if certificates is None else sealed_arrival(timed, certificates.renewing_server()),
-        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -75,7 +73,7 @@ class HttpServer(uvicorn.Server):
         """
         await self._stop_accepting()
         self._farewell.is_said = True
-        idle_since_s: dict[H11Protocol, float] = {}
+        idle_since_s: dict[TimedProtocol, float] = {}
         begun_s = time.monotonic()
         while (passed_s := time.monotonic() - begun_s) < grace_s:
             if not self.server_state.connections and not (passed_s < HANDSHAKE_S and self.is_arriving):
@@ -93,9 +91,9 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
 
-    def _close_idle(self, idle_since_s: dict[H11Protocol, float], now_s: float) -> None:
+    def _close_idle(self, idle_since_s: dict[TimedProtocol, float], now_s: float) -> None:
         for connection in self._connections():
-            if connection.cycle is not None and not connection.cycle.response_complete:
+            if connection.is_served:
                 idle_since_s.pop(connection, None)
             elif idle_since_s.setdefault(connection, now_s) + LINGER_S < now_s:
                 connection.shutdown()
@@ -106,8 +104,8 @@ class HttpServer(uvicorn.Server):
         protocol = self.config.http_protocol_class
         return issubclass(protocol, TimedProtocol | SealedArrival) and len(protocol.arriving) > 0
 
-    def _connections(self) -> list[H11Protocol]:
-        return [each for each in self.server_state.connections if isinstance(each, H11Protocol)]
+    def _connections(self) -> list[TimedProtocol]:
+        return [each for each in self.server_state.connections if isinstance(each, TimedProtocol)]
 
 
 class Farewell:

@@ -41,13 +41,15 @@ Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 class App:
-    """Answers at once, or without end and with how it ended."""
+    """Answers at once, after the whole body, or without end and with how it ended."""
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] != "/endless":
+            while scope["path"] == "/body" and (await receive()).get("more_body"):
+                pass
             await PlainTextResponse("answer")(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -112,6 +114,7 @@ async def test_who_does_not_come_to_the_end_of_a_request_is_cut_off_however_he_d
         second_writer.write(b"GET /live HTTP/1.1\r\n")
 
         async def trickle() -> None:
+            writer.write(b"GET /live HTTP/1.1\r\nx-slow: ")
             with contextlib.suppress(ConnectionError):
                 while True:
                     writer.write(b"x")
