@@ -18,6 +18,7 @@ from router.api_keys import KeyFile, find_key, parse_keys
 from router.door_metrics import DoorMetrics
 from router.limits import Limits
 from router.metrics import ROLE, RouterMetrics
+from router.resume import Mark, unmarked
 from twostroke.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ class Visit:
     """Of its key. None: no key was asked for, and it is for the gateway to say."""
     spend: Callable[[int], None] = lambda tokens: None
     """Tokens of its prompts and answers."""
-    mark: Callable[[str], str] = lambda stream: ""
-    """What ties a stream's name to the tenant: nobody else can go on with it."""
+    marks: Callable[[str], Mark] = lambda tenant: unmarked
+    """By tenant, what ties a stream's name to it: nobody else can go on with it, or make such a name."""
 
     def tenant_of(self, said: str, field: str) -> str:
         """`said`: by the client, or its gateway. Raises InvalidRequest where a key says otherwise."""
@@ -63,6 +64,20 @@ def read_keys(path: str) -> KeyFile:
         raise ConfigError(error.message, field="--api-keys") from error
 
 
+class StreamMarks:
+    """Makes marks that every router of the cluster can check, and nobody else can make."""
+
+    def __init__(self, cluster_token: str) -> None:
+        self._key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
+
+    def of(self, tenant: str) -> Mark:
+        return lambda stream: self._mark(tenant, stream)
+
+    def _mark(self, tenant: str, stream: str) -> str:
+        said = f"{len(tenant)} {tenant} {stream}"
+        return hashlib.blake2b(said.encode(), key=self._key, digest_size=8).hexdigest()
+
+
 class Doorman(Protocol):
     def admit(self, authorization: str | None) -> AbstractContextManager[Visit]:
         """For the time of one call. Raises InvalidApiKey or RateLimitExceeded."""
@@ -72,12 +87,15 @@ class Doorman(Protocol):
 
 
 class OpenHouse:
-    """No keys."""
+    """No keys: whoever has a stream's name, in which there are random bits and a mark, may go on with it."""
+
+    def __init__(self, cluster_token: str = "") -> None:
+        self._visit = Visit(marks=StreamMarks(cluster_token).of)
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[Visit]:
         del authorization
-        yield EVERYBODY
+        yield self._visit
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
@@ -89,7 +107,7 @@ class KeyedDoorman:
         self._path = Path(path)
         self._metrics = DoorMetrics(metrics.registry, ROLE)
         self._limits = Limits()
-        self._mark_key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
+        self._marks = StreamMarks(cluster_token)
         self._seen = self._look()
         self._file = read_keys(str(self._path))
         self._metrics.keys.set(len(self._file.keys))
@@ -103,7 +121,7 @@ class KeyedDoorman:
             self._metrics.count_refusal(error.reason)
             raise
         try:
-            yield Visit(entry.tenant, use.tokens.take, lambda stream: self._mark(entry.tenant, stream))
+            yield Visit(entry.tenant, use.tokens.take, self._marks.of)
         finally:
             self._limits.leave(use)
 
@@ -136,7 +154,3 @@ class KeyedDoorman:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
-
-    def _mark(self, tenant: str, stream: str) -> str:
-        said = f"{len(tenant)} {tenant} {stream}"
-        return hashlib.blake2b(said.encode(), key=self._mark_key, digest_size=8).hexdigest()

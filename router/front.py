@@ -25,7 +25,7 @@ from router.params import (
     sampling_params,
 )
 from router.public_prefixes import PublicPrefixes
-from router.resume import Seeds
+from router.resume import Seeds, stream_of
 from router.stop_strings import Scanned, StopScanner, StopStrings
 from router.text import Text, encode_off_loop
 from twostroke.client_text import shown
@@ -81,6 +81,16 @@ class Call:
     """On the monotonic clock."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OpenRequest:
+    tenant: str | None
+    """The tenant of the API key. None: no key was asked for."""
+    parts: tuple[str, ...]
+    """Ids of its prompts at the dispatcher."""
+    is_id_enough: bool
+    """Whoever knows the request's id may abort it."""
+
+
 class Front:
     """Owns the names of open requests; everything else about them belongs to the dispatcher."""
 
@@ -102,8 +112,10 @@ class Front:
         self._public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()
-        self._open: dict[tuple[str | None, str], tuple[str, ...]] = {}
-        """Tenant of the API key, if any, and the client's request id -> ids of its prompts at the dispatcher."""
+        self._open: dict[tuple[str | None, str], _OpenRequest] = {}
+        """By tenant of the API key, if any, and the client's request id."""
+        self._streams: dict[str, _OpenRequest] = {}
+        """By name of the stream."""
 
     def check_model(self, model: str | None) -> None:
         if model and model != self.model:
@@ -126,8 +138,16 @@ class Front:
             variables=prompt.variables,
         )
 
-    async def abort(self, request_id: str, visit: Visit) -> bool:
-        aborted = [await self.dispatcher.abort(part) for part in self._open.get((visit.tenant, request_id), ())]
+    async def abort(self, request_id: str, resume_token: str, visit: Visit) -> bool:
+        """End the request of that id, or the one of a stream of which the client has a token. Without API keys an id
+        that a client chose is not enough: others can guess it."""
+        if resume_token:
+            opened = self._streams.get(stream_of(resume_token))
+        else:
+            opened = self._open.get((visit.tenant, request_id))
+        if opened is None or opened.tenant != visit.tenant or not (resume_token or opened.is_id_enough):
+            return False
+        aborted = [await self.dispatcher.abort(part) for part in opened.parts]
         return any(aborted)
 
     async def answer(self, ask: Ask, sink: Sink) -> None:
@@ -211,12 +231,16 @@ class Front:
             name = f"{name}-{uuid.uuid4().hex[:8]}"
         several = len(ask.prompts) > 1
         parts = tuple(f"{point.stream}/{rank}" if several else point.stream for rank in range(len(ask.prompts)))
-        self._open[tenant, name] = parts
+        is_id_secret = ask.is_id_drawn and not point.resumptions
+        opened = _OpenRequest(tenant=tenant, parts=parts, is_id_enough=tenant is not None or is_id_secret)
+        self._open[tenant, name] = self._streams[point.stream] = opened
         try:
             yield parts
         finally:
-            if self._open.get((tenant, name)) is parts:
+            if self._open.get((tenant, name)) is opened:
                 del self._open[tenant, name]
+            if self._streams.get(point.stream) is opened:
+                del self._streams[point.stream]
 
 
 class _Answer:

@@ -98,7 +98,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: Context
     ) -> inference_pb2.AbortResponse:
-        return inference_pb2.AbortResponse(found=await self._front.abort(request.request_id, self._visits.of(context)))
+        found = await self._front.abort(request.request_id, request.resume_token, self._visits.of(context))
+        return inference_pb2.AbortResponse(found=found)
 
     async def GetModel(  # noqa: N802
         self, request: inference_pb2.GetModelRequest, context: Context
@@ -143,20 +144,23 @@ def _parse_ask(
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
     options = _parse_options(request)
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
+    tenant = visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant")
+    mark = visit.marks(tenant)
     if request.resume_from:
-        point = StreamPoint.after(request.resume_from, options.n, "resume_from", visit.mark)
+        point = StreamPoint.after(request.resume_from, options.n, "resume_from", mark)
     else:
-        point = StreamPoint.begin(request_id, options.n, visit.mark)
+        point = StreamPoint.begin(request_id, options.n, mark)
     return Ask(
         point=point,
         is_resumable=True,
+        is_id_drawn=not request.request_id,
         model=request.model or None,
         prompts=(_parse_prompt(request),),
         options=options,
         cache_salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=priority_class(request.priority),
-        tenant=visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant"),
+        tenant=tenant,
         visit=visit,
         traceparent=traceparent,
     )

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.doorman import Doorman, OpenHouse, Visit
 from router.front import Front
@@ -32,7 +30,8 @@ from router.openai_schema import (
     parse_tokenize,
 )
 from router.params import Ask, TextPrompt, check_length, check_request_id, check_token_ids
-from router.resume import Progress, StreamPoint, Unnamed
+from router.request_ids import RequestIds
+from router.resume import Mark, Progress, StreamPoint, Unnamed
 from router.text import encode_off_loop, token_text
 from twostroke import client_text
 from twostroke.errors import (
@@ -45,6 +44,7 @@ from twostroke.errors import (
     RateLimitExceeded,
     RequestTooLarge,
     ServeError,
+    UnsupportedMediaType,
 )
 from twostroke.tracing.context import HEADER as TRACE_HEADER
 
@@ -53,7 +53,6 @@ log = logging.getLogger(__name__)
 BODY_TIMEOUT_S = 60.0
 """For a whole request body to arrive."""
 
-REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 LAST_EVENT_ID_HEADER = "last-event-id"
 RESUMABLE_HEADER = "x-resumable-stream"
@@ -68,8 +67,14 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def build_http_app(
-    front: Front, doorman: Doorman | None = None, *, max_body_bytes: int, with_metrics: bool = True
+    front: Front,
+    doorman: Doorman | None = None,
+    *,
+    max_body_bytes: int,
+    with_metrics: bool = True,
+    outer: Sequence[Middleware] = (),
 ) -> Starlette:
+    """`outer` sees every request first."""
     doors = HttpDoors(front, max_body_bytes)
     routes = [
         Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
@@ -82,7 +87,7 @@ def build_http_app(
     ]
     return Starlette(
         routes=routes,
-        middleware=[Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
+        middleware=[*outer, Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
         exception_handlers={HTTPException: _http_error},
     )
 
@@ -134,8 +139,10 @@ class HttpDoors:
     def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
         visit: Visit = request.state.visit
         said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
+        tenant = visit.tenant_of(said, TENANT_HEADER)
         ask = Ask(
-            point=_point(request, wanted, visit),
+            point=_point(request, wanted, visit.marks(tenant)),
+            is_id_drawn=request.state.is_id_drawn,
             is_resumable=_is_resumable(request, wanted),
             may_rename=True,
             model=wanted.model,
@@ -144,7 +151,7 @@ class HttpDoors:
             cache_salt=wanted.cache_salt,
             deadline_s=_deadline(request, wanted),
             priority=wanted.priority,
-            tenant=visit.tenant_of(said, TENANT_HEADER),
+            tenant=tenant,
             visit=visit,
             user=wanted.user,
             traceparent=request.headers.get(TRACE_HEADER, ""),
@@ -165,6 +172,7 @@ class HttpDoors:
         return card
 
     async def _body(self, request: Request) -> bytes:
+        check_content_type(request)
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > self._max_body_bytes:
             raise self._too_large()
@@ -183,33 +191,6 @@ class HttpDoors:
 
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
-
-
-class RequestIds:
-    """Gives every request an id, the client's own where it sent one, and every response the header with it."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        shown = Request(scope).headers.get(REQUEST_ID_HEADER, "")
-        request_id = shown or uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
-            await send(message)
-
-        try:
-            check_request_id(request_id, REQUEST_ID_HEADER)
-        except InvalidRequest as error:
-            await error_response(error)(scope, receive, send)
-            return
-        await self._app(scope, receive, send_with_id)
 
 
 class Admission:
@@ -231,17 +212,28 @@ class Admission:
             await error_response(error)(scope, receive, send)
 
 
-def _point(request: Request, wanted: OpenAIRequest, visit: Visit) -> StreamPoint:
+def check_content_type(request: Request) -> None:
+    """A browser asks first (preflight) whether a page of another origin may send JSON, and does not for other types.
+    What no browser sends may go without a type."""
+    sent = request.headers.get("content-type")
+    if sent is None and "origin" not in request.headers:
+        return
+    media_type = (sent or "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
+
+
+def _point(request: Request, wanted: OpenAIRequest, mark: Mark) -> StreamPoint:
     choices = len(wanted.prompts) * wanted.options.n
     token = request.headers.get(LAST_EVENT_ID_HEADER)
     if not token:
-        return StreamPoint.begin(request.state.request_id, choices, visit.mark)
+        return StreamPoint.begin(request.state.request_id, choices, mark)
     if not wanted.stream:
         raise InvalidRequest(
             f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
             field=LAST_EVENT_ID_HEADER,
         )
-    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, visit.mark)
+    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, mark)
 
 
 def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:

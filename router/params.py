@@ -109,6 +109,8 @@ class Ask:
     """Names the stream of its answers, and says what the client has of it already."""
     is_resumable: bool = False
     """The client gets with every message what it needs to go on at another router."""
+    is_id_drawn: bool = False
+    """The request id is this router's own, which nobody can guess, and not one that the client chose."""
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     model: str | None = None

@@ -179,6 +179,11 @@ class Seeds:
         return int.from_bytes(drawn, "little")
 
 
+def stream_of(token: str) -> str:
+    """Name of the stream, in which there is what only its client knows. Anything for what is no token."""
+    return unquote(token[:MOST_CHARS].partition(":")[0])
+
+
 def _marked(name: str, mark: Mark) -> str:
     owner = mark(name)
     return f"{name}.{owner}" if owner else name

@@ -25,6 +25,7 @@ from router.public_prefixes import read_public_prefixes
 from router.reservations import Reservations
 from router.resume import Seeds
 from router.text import Text
+from router.web_origins import browser_middleware
 from twostroke.config import RouterConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
@@ -91,7 +92,13 @@ class RouterServer:
         has_own_metrics = self._admin.metrics_address is not None
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         max_body_bytes = config.doors.max_request_bytes
-        app = build_http_app(front, self._doorman, max_body_bytes=max_body_bytes, with_metrics=not has_own_metrics)
+        app = build_http_app(
+            front,
+            self._doorman,
+            max_body_bytes=max_body_bytes,
+            with_metrics=not has_own_metrics,
+            outer=browser_middleware(config.doors, config.host),
+        )
         self._http = HttpServer(
             http_config(
                 app,
@@ -169,7 +176,7 @@ class RouterServer:
 
 def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
     if config.doors.api_keys is None:
-        return OpenHouse()
+        return OpenHouse(config.cluster_token)
     return KeyedDoorman(config.doors.api_keys, config.cluster_token, metrics)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from twostroke.errors import ConfigError
 
 MAX_AGE_S = 1_000_000
 """gRPC counts milliseconds in 31 bits."""
+ORIGINS, HOSTS = "--cors-origin", "--allowed-host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,12 @@ class DoorsConfig:
     refused."""
     max_connection_age_s: float = 600.0
     """After which gRPC clients are told to connect again, wherever their name leads then; their streams go on."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins (scheme://host[:port]) whose web pages may call this router from a browser, without credentials; `*` is
+    every origin. Empty: no CORS headers."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names, beside those of loopback, that a Host header may have on a loopback bind without API keys, or `*`. Where
+    some are given, every other name is refused on any bind."""
 
     @property
     def own_metrics_port(self) -> int | None:
@@ -45,8 +53,37 @@ class DoorsConfig:
         ):
             if value < 1:
                 raise ConfigError(f"{name} must be 1 or more, got {value}", field=name)
+        for origin in self.cors_origins:
+            _check_origin(origin)
+        for name in self.allowed_hosts:
+            if not name or (name != "*" and _host_of(name) != name.lower()):
+                raise ConfigError(f"--allowed-host must be a name or address without a port, got {name!r}", field=HOSTS)
         if not 1 <= self.max_connection_age_s <= MAX_AGE_S:
             raise ConfigError(
                 f"--max-connection-age must be seconds from 1 to {MAX_AGE_S}, got {self.max_connection_age_s:g}",
                 field="--max-connection-age",
             )
+
+
+def _check_origin(origin: str) -> None:
+    """Browsers send an origin in lower case, without a path and without a scheme's own port."""
+    scheme, _, rest = origin.partition("://")
+    if origin != "*" and not (scheme in ("http", "https") and rest and _authority_of(rest) == rest):
+        raise ConfigError(f"--cors-origin must be * or like https://app.example.com, got {origin!r}", field=ORIGINS)
+
+
+def _authority_of(text: str) -> str | None:
+    try:
+        parsed = urlsplit(f"//{text}")
+        host, port = parsed.hostname, parsed.port
+    except ValueError:
+        return None
+    if not host:
+        return None
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"
+
+
+def _host_of(text: str) -> str | None:
+    authority = _authority_of(f"[{text}]" if ":" in text else text)
+    return None if authority is None else authority.removeprefix("[").removesuffix("]")

@@ -6,6 +6,9 @@
     ├── InvalidRequest           the request cannot be served as written; names the field
     │   ├── UnsupportedFeature   well formed, but this server does not do that
     │   ├── RequestTooLarge      more bytes than one message may have
+    │   ├── UnsupportedMediaType  a body that does not say it is JSON
+    │   ├── Forbidden            a web page that may not call this server
+    │   ├── MisdirectedRequest   asked by a name that is not this server's
     │   └── ContextLengthExceeded  more tokens of prompt and answer than the model or a page pool takes
     ├── NotFound                 no such model, request or worker
     ├── Overloaded               a bounded queue is full; retry later          (retryable)
@@ -81,6 +84,19 @@ class UnsupportedFeature(InvalidRequest):
 class RequestTooLarge(InvalidRequest):
     grpc_status = "RESOURCE_EXHAUSTED"
     http_status = 413
+
+
+class UnsupportedMediaType(InvalidRequest):
+    http_status = 415
+
+
+class Forbidden(InvalidRequest):
+    grpc_status = "PERMISSION_DENIED"
+    http_status = 403
+
+
+class MisdirectedRequest(InvalidRequest):
+    http_status = 421
 
 
 class ContextLengthExceeded(InvalidRequest):

@@ -33,6 +33,8 @@ _PATHS = {
     "metrics_port": "routers.metrics_port",
     "metrics_host": "routers.metrics_host",
     "max_request_bytes": "routers.max_request_bytes",
+    "cors_origin": "routers.cors_origin",
+    "allowed_host": "routers.allowed_host",
 }
 """Flags whose names say what their section says already. All others are SECTION.NAME."""
 

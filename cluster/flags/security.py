@@ -66,6 +66,26 @@ def add_doors(group: argparse._ArgumentGroup) -> None:
         help="gRPC clients connect again after so long, wherever their name leads then; streams go on "
         "(default: %(default)s)",
     )
+    add_web(group)
+
+
+def add_web(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages of this origin (https://app.example.com, or *) may call from a browser, without credentials; "
+        "any number of times (default: none)",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which clients or a reverse proxy may ask (Host header), or *; any number of times (default: on "
+        "loopback without --api-keys the names of loopback, elsewhere any)",
+    )
 
 
 def doors_from(args: argparse.Namespace) -> DoorsConfig:
@@ -78,4 +98,6 @@ def doors_from(args: argparse.Namespace) -> DoorsConfig:
         max_request_bytes=args.max_request_bytes,
         max_connections=args.max_connections,
         max_connection_age_s=args.max_connection_age,
+        cors_origins=tuple(args.cors_origin),
+        allowed_hosts=tuple(args.allowed_host),
     )

@@ -176,14 +176,17 @@ async def test_abort_ends_the_stream_of_that_request_alone(doors):
     stub = inference_pb2_grpc.InferenceStub(doors.channel)
     calls = [asyncio.create_task(refusal(doors, ask(request_id=name))) for name in ("one", "two")]
     await doors.dispatcher.two_open.wait()
+    tokens = {stream.partition("~")[0]: f"{stream}:0:-" for stream in doors.dispatcher.open_ids}
     repeated = await refusal(doors, ask(request_id="one"))
     assert error_of(repeated, "router").field == "request_id"
-    assert (await stub.Abort(inference_pb2.AbortRequest(request_id="one"))).found
+    assert not (await stub.Abort(inference_pb2.AbortRequest(request_id="one"))).found, "others can guess that"
+    assert (await stub.Abort(inference_pb2.AbortRequest(resume_token=tokens["one"]))).found
     assert (await calls[0]).code() is grpc.StatusCode.CANCELLED
     (left,) = doors.dispatcher.open_ids
     assert left.startswith("two~")
-    assert not (await stub.Abort(inference_pb2.AbortRequest(request_id="three"))).found
-    assert (await stub.Abort(inference_pb2.AbortRequest(request_id="two"))).found
+    for unknown in ("three", "three:0:-", "two:0:-", "two~0123456789abcdef:0:-", ":::", "%"):
+        assert not (await stub.Abort(inference_pb2.AbortRequest(resume_token=unknown))).found
+    assert (await stub.Abort(inference_pb2.AbortRequest(resume_token=tokens["two"]))).found
     await calls[1]
 
 
