@@ -22,12 +22,24 @@ _SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 
+SHOULD_RETRY_HEADER = "x-should-retry"
+"""OpenAI's clients go by it. Without it they try everything again that has a status of 408, 409, 429 or from 500 on."""
+LONGEST_RETRY_S = 60.0
+"""Their longest wait. Where a retry may be later than that they try sooner, and in vain."""
+
 
 def error_response(error: ServeError) -> Response:
-    headers = {"retry-after": str(_retry_after_s(error))} if error.retryable else {}
+    headers = {SHOULD_RETRY_HEADER: "true" if _is_worth_retrying(error) else "false"}
+    if error.retryable:
+        headers["retry-after"] = str(_retry_after_s(error))
     if isinstance(error, InvalidApiKey):
         headers["www-authenticate"] = "Bearer"
     return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def _is_worth_retrying(error: ServeError) -> bool:
+    predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
+    return error.retryable and (predicted_s is None or predicted_s <= LONGEST_RETRY_S)
 
 
 def _retry_after_s(error: ServeError) -> int:

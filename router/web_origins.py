@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.openai_http import error_response
+from router.openai_http import SHOULD_RETRY_HEADER, error_response
 from router.request_ids import REQUEST_ID_HEADER
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import Forbidden, MisdirectedRequest
@@ -62,7 +62,7 @@ def browser_middleware(doors: DoorsConfig, host: str) -> list[Middleware]:
             allow_origins=doors.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
-            expose_headers=(REQUEST_ID_HEADER, "retry-after"),
+            expose_headers=(REQUEST_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
             max_age=PREFLIGHT_S,
         )
         middleware.append(cors)

@@ -88,7 +88,7 @@ def asked_over_http(address: str, tls: ClientTls | None) -> str:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as sock:
             sealed = sock if tls is None else tls.context().wrap_socket(sock, server_hostname=tls.name)
             with sealed:
-                sealed.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                sealed.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
                 return sealed.makefile("rb").readline().decode().strip() or "refused"
     except OSError:
         return "refused"

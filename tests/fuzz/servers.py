@@ -332,7 +332,7 @@ def _front_seeds() -> Sequence[bytes]:
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
     body = b'{"prompt": "abc", "max_tokens": 3, "stream": true}'
     length = str(len(body)).encode()
-    post = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return [
         *_seeds(FRONT_METHODS, {"GenerateRequest": generate}),
         bytes([0]) + inference_pb2.GenerateRequest(chat=chat, request_id="mine").SerializeToString(),
@@ -345,7 +345,7 @@ def _front_seeds() -> Sequence[bytes]:
         + b"\r\n\r\n"
         + body,
         bytes([HTTP]) + post + b'transfer-encoding: chunked\r\n\r\n5\r\n{"pro\r\n0\r\n\r\n',
-        bytes([HTTP]) + b"GET /v1/models/toy HTTP/1.1\r\nhost: x\r\n\r\nGET /live HTTP/1.0\r\n\r\n",
+        bytes([HTTP]) + b"GET /v1/models/toy HTTP/1.1\r\nhost: localhost\r\n\r\nGET /live HTTP/1.0\r\n\r\n",
     ]
 
 

@@ -7,10 +7,10 @@ import json
 import time
 
 import pytest
-from openai import APIError, BadRequestError, NotFoundError
+from openai import APIError, APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError
 
 from tests.hand_cut import messages_of
-from twostroke.errors import Overloaded
+from twostroke.errors import DeadlineExceeded, FingerprintMismatch, InternalError, Overloaded, PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -236,9 +236,31 @@ async def test_a_client_that_goes_away_frees_its_request(doors, stream, tokens_b
 async def test_a_client_that_goes_away_before_its_body_is_complete_leaves_nothing(doors):
     host, port = doors.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     writer.close()
     await writer.wait_closed()
     assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
     assert len(doors.dispatcher.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("failure", "requests"),
+    [
+        (DeadlineExceeded("the deadline has passed"), 1),
+        (InternalError("a bug"), 1),
+        (FingerprintMismatch("two workers differ"), 1),
+        (Overloaded("busy for long", retry_after_s=61.0), 1),
+        (PeerLost("no decode worker is known"), 3),
+        (Overloaded("busy", retry_after_s=0.01), 3),
+    ],
+)
+async def test_the_stock_client_tries_again_only_what_may_help(doors, monkeypatch, failure, requests, stream):
+    """Its own backoff is half a second and more."""
+    monkeypatch.setattr(AsyncOpenAI, "_calculate_retry_timeout", lambda *of: 0.0)
+    doors.dispatcher.failure = failure
+    client = doors.openai.with_options(max_retries=2)
+    with pytest.raises(APIStatusError):
+        await client.chat.completions.create(model="toy", messages=ASK, stream=stream)
+    assert len(doors.dispatcher.requests) == requests
