@@ -11,6 +11,7 @@ from tests.deploy.manifests import (
     cel,
     certificates,
     cluster_files,
+    forms,
     gateway,
     metadata,
     monitoring,
@@ -53,6 +54,7 @@ OF_OBJECTS: tuple[Callable[[Object], Iterator[Complaint]], ...] = (
     network.service_ports_are_valid,
     network.network_policies_are_valid,
     reach.address_blocks_are_valid,
+    forms.forms_of_objects_are_kept,
     values.data_is_well_formed,
     values.service_kinds_are_consistent,
     values.grants_are_well_formed,
@@ -104,7 +106,8 @@ OF_PODS: tuple[Callable[[PodTemplate], Iterator[Complaint]], ...] = (
     pods.environment_is_well_formed,
     pods.hooks_end_within_the_grace,
     values.modes_are_valid,
-    values.users_are_valid,
+    forms.forms_of_pods_are_kept,
+    forms.profiles_are_named,
     values.fields_of_pods_exist,
     values.hooks_take_time,
     program.commands_parse,
@@ -212,6 +215,7 @@ class Checker:
         malformed = [finding for item in objects for finding in self._about(SHAPES, item, _where(item))]
         malformed += [_nameless(item) for item in objects if not _is_readable(item)]
         readable = [item for item in objects if _is_readable(item)]
+        readable = [_without_nulls(item) for item in readable]
         bundle = Bundle([*readable, *(cluster_of(item) for item in readable if item.get("kind") == "RayService")])
         wrong = {finding.where for finding in malformed}
         found = list(malformed)
@@ -265,6 +269,13 @@ def _run(check: Callable[[Any], Iterator[Complaint]], subject: Any, thing: str) 
 
 def _is_readable(item: Object) -> bool:
     return isinstance(item.get("metadata"), dict) and isinstance(item.get("spec", {}), dict) and bool(name_of(item))
+
+
+def _without_nulls(value: Any) -> Any:
+    """As the API server reads it: what is null is not there."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _nameless(item: Object) -> Finding:

@@ -73,7 +73,7 @@ def labels_are_the_recommended_ones(bundle: Bundle) -> Iterator[Complaint]:
             if told.get(key) != first.get(key) or key not in told:
                 what = f"{told.get(key, 'none')}, and {first.get(key, 'none')} elsewhere"
                 yield Complaint(where(item), f"metadata.labels.{key}", what, "take in components/labels, last of all")
-        if f"{_RECOMMENDED}component" not in told:
+        if not told.get(f"{_RECOMMENDED}component"):
             what = "none: what of it is this?"
             yield Complaint(where(item), f"metadata.labels.{_RECOMMENDED}component", what, "router, head, network, ...")
         if told.get(f"{_RECOMMENDED}version") not in (None, project_version()):

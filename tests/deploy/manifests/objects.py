@@ -77,7 +77,7 @@ class Bundle:
 
     def __init__(self, objects: list[Object]) -> None:
         self.objects = objects
-        self.pods = [self._scaled(template) for item in objects for template in pod_templates(item)]
+        self.pods = [self._scaled(template) for item in objects for template in _templates_of(item)]
 
     def of(self, *kinds: str) -> list[Object]:
         return [item for item in self.objects if item.get("kind") in kinds]
@@ -91,10 +91,11 @@ class Bundle:
     def _scaled(self, pod: PodTemplate) -> PodTemplate:
         """An autoscaler decides how many there are at least, whatever the object says."""
         for item in self.of("HorizontalPodAutoscaler", "ScaledObject"):
-            spec = item.get("spec") or {}
-            target = spec.get("scaleTargetRef") or {}
-            if f"{target.get('kind', 'Deployment')}/{target.get('name')}" == pod.where:
-                return pod._replace(replicas=spec.get("minReplicas", spec.get("minReplicaCount", 0)))
+            spec = item["spec"] if isinstance(item.get("spec"), dict) else {}
+            target = spec.get("scaleTargetRef")
+            if isinstance(target, dict) and f"{target.get('kind', 'Deployment')}/{target.get('name')}" == pod.where:
+                fewest = spec.get("minReplicas", spec.get("minReplicaCount", 0))
+                return pod._replace(replicas=fewest) if isinstance(fewest, int) else pod
         return pod
 
     def pods_with(self, labels: dict[str, str], namespace: str) -> list[PodTemplate]:
@@ -156,6 +157,14 @@ def pod_templates(item: Object) -> Iterator[PodTemplate]:
         yield _template(item, "spec.jobTemplate.spec.template", template, 1)
     elif kind == "RayCluster":
         yield from _ray_templates(item, spec)
+
+
+def _templates_of(item: Object) -> list[PodTemplate]:
+    """None of an object that is no map where it should be one: a schema's check says that."""
+    try:
+        return list(pod_templates(item))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
 
 
 def redis_clean_up(head: PodTemplate) -> PodTemplate:

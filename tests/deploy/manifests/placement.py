@@ -175,20 +175,20 @@ def _terms(affinity: Object) -> Iterator[tuple[str, Object]]:
 
 
 def _unknown_words(words: dict[str, tuple[str, ...]], value: Any, thing: str, prefix: str) -> Iterator[Complaint]:
-    for path, plain, leaf in _leaves(value, "", ""):
+    for path, plain, leaf in leaves(value, "", ""):
         for pattern, known in words.items():
             if re.fullmatch(pattern, plain) and leaf not in known:
                 what = f"{leaf!r} is not known"
                 yield Complaint(thing, prefix + path, what, f"use one of: {', '.join(filter(None, known))}")
 
 
-def _leaves(value: Any, path: str, plain: str) -> Iterator[tuple[str, str, Any]]:
+def leaves(value: Any, path: str, plain: str) -> Iterator[tuple[str, str, Any]]:
     """(path with indices, path without, value) of all that is no container."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}".strip("."), f"{plain}.{key}".strip("."))
+            yield from leaves(inner, f"{path}.{key}".strip("."), f"{plain}.{key}".strip("."))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{index}]", plain)
+            yield from leaves(inner, f"{path}[{index}]", plain)
     else:
         yield path, plain, value

@@ -15,6 +15,7 @@ _HOOK_HANDLERS = frozenset({"exec", "httpGet", "sleep", "tcpSocket"})
 _DEFAULT_GRACE_S = 30
 _PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 _LEAST_MEMORY = 1 << 20
+_MOST_CPUS = 4096
 _SHORTEST_START_S, _SHORTEST_LIFE_S = 15, 5
 
 
@@ -121,15 +122,19 @@ def quantities_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
                 number = quantity(amount)
                 if number is None or number < 0:
                     yield Complaint(pod.where, place, f"{amount!r} is no quantity", "write 500m, 2, 512Mi, 4Gi")
+                elif name == "cpu" and number > _MOST_CPUS:
+                    yield Complaint(pod.where, place, f"{amount} is {number:g} CPUs", "write 500m, with a small m")
                 elif name == "memory" and 0 < number < _LEAST_MEMORY:
                     yield Complaint(pod.where, place, f"{amount} is {number:g} bytes", "write 512Mi, 4Gi")
                 elif "/" in name and number != int(number):
                     yield Complaint(pod.where, place, f"{amount!r} of a device", "ask for whole devices")
     for index, volume in enumerate(pod.spec.get("volumes") or []):
         size = (volume.get("emptyDir") or {}).get("sizeLimit", 0)
-        if quantity(size) is None:
-            place = f"{pod.path}.spec.volumes[{index}].emptyDir.sizeLimit"
+        room, place = quantity(size), f"{pod.path}.spec.volumes[{index}].emptyDir.sizeLimit"
+        if room is None or room < 0:
             yield Complaint(pod.where, place, f"{size!r} is no quantity", "write 512Mi, 4Gi")
+        elif 0 < room < _LEAST_MEMORY:
+            yield Complaint(pod.where, place, f"{size} is {room:g} bytes", "write 512Mi, 4Gi")
 
 
 def requests_are_within_limits(pod: PodTemplate) -> Iterator[Complaint]:

@@ -36,6 +36,9 @@ _CONFIGS: tuple[Callable[[argparse.Namespace], object], ...] = (
 )  # fmt: skip
 """Of flags, what is judged together, without a look at files."""
 _SHELLS = ("sh", "bash")
+_OF_SHELLS = frozenset({"HOME", "HOSTNAME", "PATH", "PWD"})
+_SMALL = ("cat", "env", "sleep", "test", "true")
+"""Of Debian's, those that a hook or a probe may want."""
 _HEALTH = ("", "live", "ready")
 _ADDRESS_FLAGS = ("fleet", "address")
 _OF_THE_POD = "10.0.0.1"
@@ -56,20 +59,26 @@ def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
         if error:
             yield Complaint(pod.where, path, error, f"see `{' '.join(words[:2])} --help`")
     for path, container in pod.containers:
-        first = str((container.get("command") or [PROGRAM])[0])
-        if _is_ours(container) and first not in (PROGRAM, *_SHELLS):
-            yield Complaint(pod.where, f"{path}.command", f"the image has no program {first}", f"use {PROGRAM}")
+        told = {"command": [*(container.get("command") or [PROGRAM]), *(container.get("args") or [])]}
         for hook, handler in (container.get("lifecycle") or {}).items():
-            words = ((handler or {}).get("exec") or {}).get("command") or [PROGRAM]
-            if _is_ours(container) and PROGRAM in str(words[0]) and words[0].rpartition("/")[2] != PROGRAM:
-                place = f"{path}.lifecycle.{hook}.exec.command"
-                yield Complaint(pod.where, place, f"the image has no program {words[0]}", f"use {PROGRAM}")
+            told[f"lifecycle.{hook}.exec.command"] = ((handler or {}).get("exec") or {}).get("command") or [PROGRAM]
+        for place, words in told.items() if _is_ours(container) else ():
+            first = str(words[0]).rpartition("/")[2]
+            given = words[words.index("-c") + 3 :] if first in _SHELLS and '"$@"' in " ".join(map(str, words)) else []
+            for name in (first, *map(str, given[:1])):
+                if name not in (PROGRAM, *_SHELLS, *_SMALL):
+                    yield Complaint(pod.where, f"{path}.{place}", f"the image has no program {name}", f"use {PROGRAM}")
 
 
 def variables_are_defined(pod: PodTemplate) -> Iterator[Complaint]:
     """$(NAME) of what the container does not have would reach the program as it stands there."""
     for path, container in pod.containers:
         known = {str(variable.get("name")) for variable in container.get("env") or []}
+        words = [str(word) for word in container.get("command") or []]
+        script = words[words.index("-c") + 1] if "-c" in words[:-1] and words[0] in _SHELLS else ""
+        for name in sorted(set(re.findall(r"\$([A-Z][A-Z0-9_]*)\b", script)) - known - _OF_SHELLS):
+            if not container.get("envFrom"):
+                yield Complaint(pod.where, f"{path}.command", f"no variable {name}", "add it to the container's env")
         for field in ("command", "args"):
             for index, word in enumerate(container.get(field) or []):
                 for name in re.findall(r"(?<!\$)\$\(([A-Za-z_]\w*)\)", str(word)):

@@ -99,6 +99,8 @@ def start_params_are_known(item: Object) -> Iterator[Complaint]:
     for path, group in _all_groups(item):
         for key, value in (group.get("rayStartParams") or {}).items():
             place = f"{path}.rayStartParams.{key}"
+            if key == "dashboard-host" and not re.fullmatch(r"[0-9.]+|[0-9a-f:]+|localhost", str(value)):
+                yield Complaint(where(item), place, f"{value!r} is no address", "use 0.0.0.0")
             if key in _BY_OPERATOR:
                 yield Complaint(where(item), place, "KubeRay says that itself", "leave it out")
             elif key == "labels":
@@ -192,6 +194,12 @@ def ray_demands_a_token(item: Object) -> Iterator[Complaint]:
         if options.get("mode") != "token" or not options.get("secretName"):
             what = "whoever reaches Ray's ports could run what he likes"
             yield Complaint(where(item), "spec.authOptions", what, "mode: token and secretName")
+        for pod in pod_templates(item):
+            for path, container in pod.containers:
+                for index, one in enumerate(container.get("env") or []):
+                    if one.get("name") == "RAY_AUTH_MODE" and one.get("value") != options.get("mode", "token"):
+                        what = f"{one.get('value')!r}, and the cluster's is {options.get('mode')}"
+                        yield Complaint(where(item), f"{path}.env[{index}].value", what, "make them equal")
 
 
 def redis_clean_up_is_apart(bundle: Bundle) -> Iterator[Complaint]:

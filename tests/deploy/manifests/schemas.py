@@ -24,7 +24,18 @@ KUBERNETES = "1.36"
 CRDS = Path(__file__).parents[1] / "crds"
 _WITHOUT_CRD = frozenset(("cert-manager.io/v1", kind) for kind in ("Certificate", "ClusterIssuer", "Issuer"))
 """Kinds that are looked at without one (certificates.py)."""
+_LONGEST_FILE = 255
 _STRUCTURE = ("apiVersion", "kind", "metadata")
+
+
+def fits(value: object, bits: int) -> bool:
+    return not isinstance(value, int) or -(1 << (bits - 1)) <= value < 1 << (bits - 1)
+
+
+FORMATS = jsonschema.FormatChecker(formats=())
+"""Numbers that do not fit are refused as they are read."""
+for _bits in (32, 64):
+    FORMATS.checks(f"int{_bits}")(functools.partial(fits, bits=_bits))
 
 
 def native_schema_holds(item: Object) -> Iterator[Complaint]:
@@ -50,7 +61,9 @@ def custom_schema_holds(item: Object) -> Iterator[Complaint]:
         yield Complaint(where(item), "apiVersion", what, f"use one of: {known}")
         return
     yield from _unknown_fields(schema, item, "", where(item), root=True)
-    yield from _complaints(jsonschema.Draft4Validator(schema), with_defaults(item), where(item), "")
+    yield from _complaints(
+        jsonschema.Draft4Validator(schema, format_checker=FORMATS), with_defaults(item), where(item), ""
+    )
     yield from _repeated_keys(schema, item, "", where(item))
     metadata = _native_validator("meta/v1", "ObjectMeta")
     if metadata is not None:
@@ -167,10 +180,10 @@ def _native_validator(api_version: str, kind: str) -> Any:
     prefix = f"{group.split('.')[0]}-" if group else ""
     name = f"{kind.lower()}-{prefix}{version}.json"
     file = _native_folder() / name
-    if "/" in kind or not file.is_file():
+    if "/" in kind or len(name) > _LONGEST_FILE or not file.is_file():
         return None
     registry: Any = _definitions() @ Registry()
-    return jsonschema.Draft202012Validator(json.loads(file.read_text()), registry=registry)
+    return jsonschema.Draft202012Validator(json.loads(file.read_text()), registry=registry, format_checker=FORMATS)
 
 
 @functools.cache

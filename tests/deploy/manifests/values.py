@@ -81,15 +81,6 @@ def modes_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
                     yield Complaint(pod.where, f"{place}.items", f"{path!r} is no path inside", "write a relative one")
 
 
-def users_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
-    contexts = [(f"{pod.path}.spec", pod.spec.get("securityContext") or {})]
-    contexts += [(path, container.get("securityContext") or {}) for path, container in pod.containers]
-    for path, context in contexts:
-        for field in ("runAsUser", "runAsGroup", "fsGroup"):
-            if context.get(field, 0) < 0:
-                yield Complaint(pod.where, f"{path}.securityContext.{field}", "is negative", "use 1000, the image's")
-
-
 def fields_of_pods_exist(pod: PodTemplate) -> Iterator[Complaint]:
     for path, container in pod.containers:
         for index, variable in enumerate(container.get("env") or []):

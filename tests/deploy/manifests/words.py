@@ -23,6 +23,7 @@ _IMAGE = re.compile(
 _CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
 _ALMOST = 0.9
 MOST_PORT = 65535
+MOST_INT32 = (1 << 31) - 1
 
 
 def is_label_value(value: Any) -> bool:
@@ -92,6 +93,6 @@ def quantity(value: Any) -> Decimal | None:
 def share(value: Any) -> Decimal | None:
     """Of an int-or-percentage: "25%" is 0.25, an int is itself; None: neither."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return Decimal(value)
+        return Decimal(value) if abs(value) <= MOST_INT32 else None
     matched = re.fullmatch(r"(\d+)%", value) if isinstance(value, str) else None
     return None if matched is None else Decimal(matched[1]) / 100

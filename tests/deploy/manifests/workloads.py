@@ -14,6 +14,7 @@ from tests.deploy.manifests.words import is_schedule, quantity, share
 SCALABLE = frozenset({"Deployment", "StatefulSet", "ReplicaSet"})
 """Kinds with a scale subresource. RayCluster has none."""
 ACCESS_MODES = frozenset({"ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"})
+_SMALLEST_CLAIM = 1 << 20
 _LONGEST_WINDOW_S = 3600
 _LONGEST_PERIOD_S = 1800
 
@@ -117,7 +118,7 @@ def claims_are_valid(item: Object) -> Iterator[Complaint]:
             yield Complaint(where(item), f"{path}.accessModes", what, todo)
         size = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
         number = quantity(size)
-        if number is None or number <= 0:
+        if number is None or number < _SMALLEST_CLAIM:
             yield Complaint(where(item), f"{path}.resources.requests.storage", f"{size!r} is no size", "write 10Gi")
 
 
@@ -232,8 +233,9 @@ def autoscalers_have_a_target(bundle: Bundle) -> Iterator[Complaint]:
         elif bundle.find(kind, name, namespace_of(item)) is None:
             known = ", ".join(name_of(one) for one in bundle.of(*SCALABLE))
             yield Complaint(where(item), place, f"no {kind} is named {name}", f"use one of: {known}")
-        elif reference.get("apiVersion", "apps/v1") != "apps/v1":
-            yield Complaint(where(item), f"{place}.apiVersion", f"{reference['apiVersion']} has no {kind}", "apps/v1")
+        elif reference.get("apiVersion", "apps/v1" if item["kind"] == "ScaledObject" else "") != "apps/v1":
+            what = f"{reference.get('apiVersion') or 'none'} has no {kind}"
+            yield Complaint(where(item), f"{place}.apiVersion", what, "apps/v1")
         identity = (kind, namespace_of(item), name)
         if identity in targets:
             what = f"{targets[identity]} scales {kind}/{name} already"
@@ -328,6 +330,8 @@ def scaling_behaviours_are_valid(item: Object) -> Iterator[Complaint]:
         if window is not None and not 0 <= window <= _LONGEST_WINDOW_S:
             place = f"{base}.{direction}.stabilizationWindowSeconds"
             yield Complaint(where(item), place, f"{window} is out of bounds", f"0 to {_LONGEST_WINDOW_S}")
+        if rules.get("policies") == []:
+            yield Complaint(where(item), f"{base}.{direction}.policies", "an empty list", "leave it out, or give one")
         for index, policy in enumerate(rules.get("policies") or []):
             place, period = f"{base}.{direction}.policies[{index}]", policy.get("periodSeconds", 0)
             if not 0 < period <= _LONGEST_PERIOD_S or policy.get("value", 0) < 1:
