@@ -16,9 +16,9 @@ from tests.unit.router.conftest import Doors, open_doors
 from tests.unit.router.test_slow_clients import ends, listening
 from twostroke.doors_config import DoorsConfig
 
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: router\r\n"
-LIVE = b"GET /live HTTP/1.1\r\nHost: router\r\n"
-LAST = b"GET /live HTTP/1.1\r\nHost: router\r\nConnection: close\r\n\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
+LAST = b"GET /live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 BODY = b'{"prompt": "a"}'
 
 
@@ -81,7 +81,7 @@ NO_REQUESTS = {
 async def test_what_may_be_read_in_two_ways_is_refused_and_ends_its_connection(wrong: bytes) -> None:
     async with listening() as (_, connect):
         reader, writer = await connect()
-        writer.write(wrong.replace(HEAD, b"POST /body HTTP/1.1\r\nHost: router\r\n") + LAST)
+        writer.write(wrong.replace(HEAD, b"POST /body HTTP/1.1\r\nHost: localhost\r\n") + LAST)
         said = await ends(reader)
     assert said.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 431 ", b"HTTP/1.1 505 ")), said[:100]
     assert responses(said) == 1, "what came behind it is no request"
@@ -232,7 +232,7 @@ async def test_of_the_slow_bodies_the_one_that_came_least_far_goes_first() -> No
     async with listening(most_connections=2) as (_, connect):
         (far, far_writer), (slow, slow_writer) = await connect(), await connect()
         for writer in (far_writer, slow_writer):
-            writer.write(b"POST /body HTTP/1.1\r\nHost: router\r\nContent-Length: 1000000\r\n\r\n")
+            writer.write(b"POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
         far_writer.write(bytes(500_000))
         slow_writer.write(b"x")
         await asyncio.sleep(0.2)
