@@ -35,8 +35,8 @@ class BrowserGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = Request(scope).headers
-            host, origin = headers.get("host", ""), headers.get("origin")
-            if not self._is_ours(_name(host)):
+            host, origin = headers.get("host"), headers.get("origin")
+            if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
                 error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
                 await error_response(error)(scope, receive, send)
                 return
@@ -49,7 +49,7 @@ class BrowserGuard:
     def _is_ours(self, name: str) -> bool:
         return "*" in self._hosts or name in self._hosts or _is_loopback(name)
 
-    def _may_call(self, origin: str, host: str, scheme: str) -> bool:
+    def _may_call(self, origin: str, host: str | None, scheme: str) -> bool:
         return "*" in self._origins or origin in self._origins or origin.lower() == f"{scheme}://{host}".lower()
 
 
