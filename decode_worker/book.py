@@ -14,12 +14,20 @@ from decode_worker.outbox import Outbox
 from decode_worker.service import DecodeService
 from decode_worker.stage import Stage
 from decode_worker.takeover import Takeover
-from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NonFiniteLogits,
+    NotFound,
+    ServeError,
+)
 from twostroke.faults import is_off, reach
 from twostroke.faults.plan import Guard
 from twostroke.ids import RequestId
 from twostroke.lifetime import Instant, Point
-from twostroke.request import Request
+from twostroke.request import FinishReason, Request
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.schedule.batching import Step
@@ -168,6 +176,9 @@ class AnswerBook(RoleServices):
             reach(Point.DECODE_SAMPLED)
         for emission in emissions:
             answer = self._by_sequence[emission.sequence]
+            if emission.finish is FinishReason.ERROR:
+                self._fail(answer, NonFiniteLogits("the model's numbers overflowed for this request: no token to draw"))
+                continue
             answer.tokens.append(emission.token)
             answer.trace.emitted(emission.sequence.steps)
             answer.lifetime.mark(Instant.FIRST_TOKEN)

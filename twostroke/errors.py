@@ -23,6 +23,7 @@
     ├── Unauthenticated          the cluster token is missing or wrong
     │   └── InvalidApiKey        no API key, or none that is good
     └── InternalError            our bug
+        └── NonFiniteLogits      the model's numbers overflowed for this request, as they would anywhere
 
 `assert` is for our bugs, `ServeError` for the world. Each class says how it leaves the process: the gRPC status
 name, the HTTP status, OpenAI's error type, and whether the same call may be tried again.
@@ -197,4 +198,8 @@ class InvalidApiKey(Unauthenticated):
 
 
 class InternalError(ServeError):
+    pass
+
+
+class NonFiniteLogits(InternalError):
     pass

@@ -142,3 +142,5 @@ class SampledToken:
     """Natural log of the token's probability before temperature and truncation, after penalties and bias."""
     top: tuple[tuple[int, float], ...] = ()
     """(token, logprob), likeliest first."""
+    is_sound: bool = True
+    """False: its logits were no finite numbers, and the token means nothing. Never leaves the worker."""

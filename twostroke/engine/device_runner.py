@@ -18,7 +18,7 @@ import torch
 from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable, graph_sizes
 from twostroke.engine.device_sampler import draw_rows
-from twostroke.engine.sampler import is_plain_draw, is_plain_greedy, sample
+from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.kernels.spans import Placement, Spans
@@ -27,6 +27,9 @@ from twostroke.request import SampledToken
 from twostroke.schedule.batch import Batch, SampleRow, StepResult
 
 Picked = TypeVar("Picked")
+
+NOBODY = -1
+"""In tensors of tokens on a device: no token."""
 
 
 class DeviceAttention(AttentionBackend, Protocol):
@@ -49,7 +52,7 @@ class Answers:
     """What a step leaves on the device."""
 
     greatest: torch.Tensor
-    """int64 [rows]: each row's likeliest token"""
+    """int64 [rows]: each row's likeliest token, NOBODY where the row is not sound"""
     logits: torch.Tensor
     """[rows, vocab]"""
     rows: list[int]
@@ -107,7 +110,7 @@ class DeviceRunner:
         logits_or_none = self.logits(batch)
         if logits_or_none is None:
             return None
-        return Answers(logits_or_none.argmax(dim=-1), logits_or_none, list(range(len(batch.samples))))
+        return Answers(_greatest(logits_or_none), logits_or_none, list(range(len(batch.samples))))
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
@@ -134,7 +137,7 @@ class DeviceRunner:
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, step, EVERY_ROW)
         assert logits is not None
-        return logits.argmax(dim=-1), logits
+        return _greatest(logits), logits
 
     def _sampled(self, answers: Answers, batch: Batch) -> tuple[SampledToken, ...]:
         """One token per sample; waits for the device."""
@@ -142,9 +145,12 @@ class DeviceRunner:
         greatest.copy_(answers.greatest, non_blocking=True)
         self._accelerator.synchronize()
         likeliest = greatest.tolist()
-        tokens = [SampledToken(likeliest[row]) for row in answers.rows]
-        drawn = [index for index, row in enumerate(batch.samples) if is_plain_draw(row)]
-        others = [index for index, row in enumerate(batch.samples) if not is_plain_greedy(row) and index not in drawn]
+        tokens = [UNSOUND if likeliest[row] == NOBODY else SampledToken(likeliest[row]) for row in answers.rows]
+        asking = [
+            index for index, row in enumerate(batch.samples) if tokens[index].is_sound and not is_plain_greedy(row)
+        ]
+        drawn = [index for index in asking if is_plain_draw(batch.samples[index])]
+        others = [index for index in asking if index not in drawn]
         for index, token in _pick(draw_rows, answers, batch, drawn):
             if token is None:
                 others.append(index)
@@ -160,6 +166,13 @@ class DeviceRunner:
         for count in (most, *(1 << power for power in range(most.bit_length() - 1))):
             self.logits(_scratch_chunk(count, self._limits.pages))
             self._accelerator.synchronize()  # before the next one is packed into the same buffer
+
+
+def _greatest(logits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of each row, as the sampler finds it; NOBODY for a row that has infinite logits or NaN."""
+    greatest = logits.argmax(dim=-1)
+    is_sound = logits.gather(-1, greatest[..., None])[..., 0].isfinite()
+    return greatest.masked_fill_(~is_sound, NOBODY)
 
 
 def _pick(

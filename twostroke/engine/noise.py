@@ -39,8 +39,8 @@ def _gumbel(h: torch.Tensor) -> torch.Tensor:
     """Overwrites h."""
     _mix_in_place(h)
     # 53 bits as float32 keep their relative precision near 0, which is the tail that wins an argmax.
-    uniform = _shift_right(h, 11).float().add_(0.5).mul_(2.0**-53).clamp_(max=_BELOW_ONE)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    negative_uniform = _shift_right(h, 11).float().add_(0.5).mul_(-(2.0**-53)).clamp_(min=-_BELOW_ONE)
+    return negative_uniform.log1p_().neg_().log_().neg_()
 
 
 def _stream(seed: int, choice: int, position: int) -> int:

@@ -24,21 +24,32 @@ Values = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
 
 
+UNSOUND = SampledToken(0, is_sound=False)
+"""What is drawn where the greatest logit is infinite, or NaN, which counts as the greatest."""
+
+
 def sample(logits: torch.Tensor, rows: Sequence[SampleRow]) -> tuple[SampledToken, ...]:
-    """One token per row of logits [rows, vocab]."""
+    """One token per row of logits [rows, vocab]. A row that is not sound changes nothing in the others."""
     logits = logits.float()
-    greedy = _likeliest_of_each(logits)
+    likeliest_ids, are_sound = _likeliest_of_each(logits)
     return tuple(
-        SampledToken(greedy[index]) if is_plain_greedy(row) else _sample_row(logits[index], row)
+        UNSOUND
+        if not are_sound[index]
+        else SampledToken(likeliest_ids[index])
+        if is_plain_greedy(row)
+        else _sample_row(logits[index], row)
         for index, row in enumerate(rows)
     )
 
 
-def _likeliest_of_each(logits: torch.Tensor) -> list[int]:
-    """The lowest id wins ties. numpy on the host: it is ten times faster there than torch."""
-    likeliest = logits.numpy().argmax(axis=-1) if logits.device.type == "cpu" else logits.argmax(dim=-1)
-    ids: list[int] = likeliest.tolist()
-    return ids
+def _likeliest_of_each(logits: torch.Tensor) -> tuple[list[int], list[bool]]:
+    """The likeliest ids, and whether their logits are finite: then none of the row is NaN or positive infinity.
+
+    The lowest id wins ties. numpy on the host: it is ten times faster there than torch.
+    """
+    values: Values = logits.numpy(force=True)
+    ids = values.argmax(axis=-1)
+    return ids.tolist(), np.isfinite(values[np.arange(len(values)), ids]).tolist()
 
 
 def _is_greedy(params: SamplingParams) -> bool:
@@ -63,7 +74,9 @@ def _asks_for_a_token_alone(row: SampleRow) -> bool:
 def _sample_row(logits: torch.Tensor, row: SampleRow) -> SampledToken:
     params = row.params
     logits = _adjusted(logits, row)
-    token = int(logits.argmax()) if _is_greedy(params) else _draw(logits / params.temperature, row)
+    token, value = _greatest(logits) if _is_greedy(params) else _draw(logits / params.temperature, row)
+    if not math.isfinite(value):  # what was adjusted and divided may have overflown, or every token is banned
+        return UNSOUND
     if params.logprobs is None:
         return SampledToken(token)
     logprobs = logits.log_softmax(dim=-1).numpy(force=True)
@@ -107,12 +120,18 @@ def _penalise(logits: torch.Tensor, row: SampleRow) -> None:
         logits[_tensor(list(counts))] -= torch.tensor(penalties, dtype=torch.float32)
 
 
-def _draw(scaled: torch.Tensor, row: SampleRow) -> int:
+def _greatest(values: torch.Tensor) -> tuple[int, float]:
+    index = int(values.argmax())
+    return index, float(values[index])
+
+
+def _draw(scaled: torch.Tensor, row: SampleRow) -> tuple[int, float]:
     """Gumbel-max over the tokens that truncation leaves; noise is only computed for those."""
     params = row.params
     kept = torch.from_numpy(truncated(scaled.numpy(force=True), params))
     noise = gumbel(params.seed, params.choice, row.position, kept)
-    return int(kept[(scaled[kept] + noise).argmax()])
+    index, value = _greatest(scaled[kept] + noise)
+    return int(kept[index]), value
 
 
 def truncated(scaled: Values, params: SamplingParams) -> Ids:

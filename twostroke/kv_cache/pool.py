@@ -244,6 +244,12 @@ class BlockPool:
         self._leaves.clear()
         return len(cached)
 
+    def forget(self, pages: Sequence[PageId]) -> None:
+        """Give up those blocks of a chain that nobody uses now, last first."""
+        for page in reversed(pages):
+            if self._pages[page].state is PageState.CACHED:
+                self._evict_page(page)
+
     # Below: how pages change hands
 
     def _acquire(self, page: PageId) -> None:

@@ -55,6 +55,7 @@ class Emission:
     sequence: Sequence
     token: SampledToken
     finish: FinishReason | None
+    """ERROR: there is no token, its logits were no finite numbers."""
 
 
 class Scheduler:
@@ -170,7 +171,7 @@ class Scheduler:
             if chunk.sequence.ended:
                 self._vacate(chunk.sequence)
             elif token is not None:
-                emissions.append(self._emit(chunk.sequence, token))
+                emissions.append(self._emit(chunk.sequence, token) if token.is_sound else self._refute(chunk.sequence))
         return emissions
 
     def repeats(self, step: Step) -> int:
@@ -364,6 +365,13 @@ class Scheduler:
         sequence.pages = []
 
     # Sampling
+
+    def _refute(self, sequence: Sequence) -> Emission:
+        """What was computed for it is no number: it ends, and no later request may find its blocks."""
+        pages = list(sequence.pages)
+        self.end(sequence)
+        self._pool.forget(pages)
+        return Emission(sequence, SampledToken(0, is_sound=False), FinishReason.ERROR)
 
     def _emit(self, sequence: Sequence, token: SampledToken) -> Emission:
         sequence.known.append(token.token)

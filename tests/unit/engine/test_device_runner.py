@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config, Qwen3Config
 
 from tests.unit.engine.batches import Stream, step
@@ -134,6 +135,44 @@ def test_a_device_step_samples_what_the_cpu_runner_samples(runners: list[Runner]
     watched = zip(device[3], usual[3], strict=True)
     assert all(mine.logprob == pytest.approx(theirs.logprob, abs=1e-4) for mine, theirs in watched)
     assert [len(token.top) for token in device[3]] == [2] * len(device[3])
+
+
+def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_neighbours(
+    directory: Path, runners: list[Runner]
+) -> None:
+    """Token 7 of the second model is infinite; so are the logits of whoever reads it."""
+    spec = read_spec(directory)
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][7] = torch.inf
+    if spec.tie_word_embeddings:
+        pytest.skip("its head would overflow for everybody")
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    memory = PageMemory(PAGES, spec.page_bytes(16, "float32"))
+    spoilt: list[Runner] = [
+        ModelRunner(
+            directory, spec, memory, ModelConfig(dtype="float32"), block_size=16, cores=Cores((0,)), with_head=True
+        ),
+        on_device(directory, plan_for(spec)),
+    ]
+    for healthy, runner in zip(runners, spoilt, strict=True):
+        results = []
+        for each, token in ((healthy, 8), (runner, 7)):
+            known = [streams()[row] for row in (2, 1, 4)]
+            for stream in known:
+                stream.tokens[:] = [8 if token == 7 else token for token in stream.tokens]
+            known[1].tokens[1] = token
+            parts = [(stream, len(stream.tokens)) for stream in known]
+            first = each.run(step(parts)).tokens
+            for stream, sampled in zip(known, first, strict=True):
+                stream.computed, stream.tokens = len(stream.tokens), [*stream.tokens, sampled.token % 7]
+            second = each.run(step([(known[row], 1) for row in range(3)])).tokens
+            results.append([*first, *second])
+        assert [token.is_sound for token in results[0]] == [True] * 6
+        assert [token.is_sound for token in results[1]] == [True, False, True] * 2
+        assert [results[1][row] for row in (0, 2, 3, 5)] == [results[0][row] for row in (0, 2, 3, 5)]
+    for runner in spoilt:
+        runner.close()
+    memory.close()
 
 
 def test_a_recorded_step_equals_the_same_step_launch_by_launch(runners: list[Runner]) -> None:

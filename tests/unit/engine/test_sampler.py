@@ -60,6 +60,53 @@ def test_a_draw_is_the_same_alone_and_in_any_batch(seed: int, key: int, choice: 
     assert list(reversed(sample(logits.flip(0), rows[::-1]))) == list(together)
 
 
+NAN, INFINITY = math.nan, math.inf
+
+
+@pytest.mark.parametrize("spoilt", [[NAN], [INFINITY], [-INFINITY] * VOCAB, [NAN, INFINITY], [INFINITY, -INFINITY]])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 0, "logprobs": 3},
+        {},
+        {"top_p": 0.9},
+        {"top_k": 5, "min_p": 0.1},
+        {"repetition_penalty": 1.5, "history": ((0, 1), (2,))},
+    ],
+    ids=str,
+)
+def test_a_row_without_finite_logits_has_no_token_and_its_neighbours_have_theirs(
+    spoilt: list[float], params: dict[str, Any]
+) -> None:
+    logits = random_logits(4, rows=3)
+    rows = [row(9, top_p=0.8), row(9, **params), row(9, temperature=0, logprobs=2)]
+    before = sample(logits, rows)
+    assert all(token.is_sound for token in before)
+    logits[1, : len(spoilt)] = torch.tensor(spoilt)
+    after = sample(logits, rows)
+    assert not after[1].is_sound
+    assert (after[0], after[2]) == (before[0], before[2])
+
+
+def test_logits_that_overflow_when_they_are_divided_by_the_temperature_have_no_token() -> None:
+    logits = random_logits(4)
+    logits[7] = 1e38
+    assert one(logits, row(temperature=1.0)).token == 7
+    assert not one(logits, row(temperature=0.01)).is_sound
+    assert not one(-logits.abs() * INFINITY, row()).is_sound
+
+
+def test_tokens_that_the_model_excludes_with_minus_infinity_do_not_make_a_row_unsound() -> None:
+    logits = torch.full((VOCAB,), -INFINITY)
+    logits[[5, 9]] = 1.0
+    history = ((1, 5), (9,))
+    for params in ({}, {"temperature": 0}, {"top_p": 0.5}, {"min_p": 0.2}, {"repetition_penalty": 1.5}):
+        token = one(logits, row(history=history, **params))
+        assert token.is_sound
+        assert token.token in (5, 9)
+
+
 def test_seed_choice_and_position_each_change_the_draw() -> None:
     logits = torch.zeros(VOCAB)
     draws = [

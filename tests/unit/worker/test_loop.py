@@ -6,14 +6,27 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from decode_worker.worker import DecodeWorker
 from tests.unit.worker.callers import router_to
-from tests.unit.worker.rig import Running, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
+from tests.unit.worker.rig import (
+    BLOCK,
+    Running,
+    decode,
+    eventually,
+    expected_tokens,
+    paced,
+    prefill,
+    prompt_of,
+    worker_config,
+)
 from twostroke.config import Role, ScheduleConfig
-from twostroke.schedule.batch import Batch, StepResult
+from twostroke.kv_cache.block import name_blocks
+from twostroke.rpc.convert import rebuild_error
+from twostroke.schedule.batch import Batch, SampleRow, StepResult
 from twostroke.transfer.fake import FaultPlan
 
 PROMPT = prompt_of(20)
@@ -52,6 +65,42 @@ async def test_a_step_that_fails_takes_no_token_of_those_before_along() -> None:
         got = await router.answer(PROMPT, 6)
         assert got.tokens == expected_tokens(PROMPT, 6)[:3]
         assert got.last.error.kind == "InternalError"
+
+
+def spoil_tokens(worker: Running, is_spoilt: Callable[[SampleRow], bool]) -> None:
+    """Some of the rows have no finite logits."""
+    runner = worker.host.engine._runner
+    run = runner.run
+
+    def spoilt(batch: Batch) -> StepResult:
+        result = run(batch)
+        tokens = (
+            replace(token, is_sound=not is_spoilt(row)) for token, row in zip(result.tokens, batch.samples, strict=True)
+        )
+        return replace(result, tokens=tuple(tokens))
+
+    runner.run = spoilt  # type: ignore[method-assign]
+
+
+async def test_a_request_whose_numbers_overflow_fails_alone_for_good_and_leaves_nothing_in_the_cache() -> None:
+    guilty, innocent = prompt_of(50), prompt_of(50, seed=3)
+    async with decode() as worker, router_to(worker) as router:
+        spoil_tokens(worker, lambda row: row.params.seed == 13 and row.position >= 53)
+        answers = [
+            await router.open(guilty, 30, request_id="guilty", seed=13),
+            await router.open(innocent, 30, request_id="innocent"),
+        ]
+        for answer in answers:
+            await answer.done.wait()
+        assert len(answers[0].tokens) == 3
+        assert answers[0].last.error.kind == "NonFiniteLogits"
+        assert not rebuild_error(answers[0].last.error.kind, "", None).retryable
+        assert answers[1].tokens == expected_tokens(innocent, 30)
+        await eventually(lambda: worker.is_idle)
+        pool = worker.host.pool
+        assert all(pool.find(name) is None for name in name_blocks(guilty, BLOCK))
+        assert all(pool.find(name) is not None for name in name_blocks(innocent, BLOCK))
+        pool.check_integrity()
 
 
 async def test_a_request_that_is_closed_while_its_step_runs_ends_alone() -> None:
