@@ -216,6 +216,7 @@ class Supervisor:
     async def _run(self) -> None:
         server = self._server()
         fleet_pb2_grpc.add_FleetServicer_to_server(self._service, server.server)
+        server.offer("twostroke.v1.Fleet")
         self.publish()
         await server.start()
         await server.set_serving(True)

@@ -204,6 +204,7 @@ class AnswerBook(RoleServices):
 
     def register(self, host: WorkerHost) -> None:
         worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.gate), host.rpc.server)
+        host.rpc.offer("twostroke.v1.Decode")
 
     def begin(self, wanted: Wanted) -> ResidentJob:
         """A decode worker computes for its own requests only."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 
-from grpc_reflection.v1alpha import reflection
-
 from router.control_service import ControlService
 from router.front import Front
 from router.health_pages import HealthPages
@@ -18,14 +16,15 @@ from twostroke.config import RouterConfig
 from twostroke.faults.injector import Injector
 from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.server import RpcServer, SealedPort, host_port
-from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2_grpc
+from twostroke.rpc.server import Callers, RpcServer, SealedPort, host_port
+from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 """Of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
 
-
 MOST_SCRAPERS = 256
+MOST_MESSAGE_BYTES = 1 << 20
+"""Of a request to the admin port, where all are short; also of those that anybody may send."""
 
 
 class AdminServer:
@@ -47,20 +46,27 @@ class AdminServer:
         self._peer_host = config.peer_host
         us = Membership.of(config.cluster_token, config.cluster_tls)
         sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
-        self._rpc = RpcServer(config.host, doors.admin_port, token=us.token, sealed=sealed, shares_port=shares_port)
+        self._rpc = RpcServer(
+            config.host,
+            doors.admin_port,
+            token=us.token,
+            sealed=sealed,
+            callers=Callers(max_message_bytes=MOST_MESSAGE_BYTES),
+            shares_port=shares_port,
+        )
         self.address = self._rpc.address
 
     def serve(self, control: ControlService, injector: Injector | None) -> None:
         """Before serving."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
         serve_faults(injector, self._rpc.server)
-        names = (control_pb2.DESCRIPTOR.services_by_name["Control"].full_name, "grpc.health.v1.Health")
-        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), self._rpc.server)
+        self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
 
     def share(self, reservations: Reservations) -> None:
         """Let other routers of the cluster watch them. Before serving."""
         self._routing = RoutingService(reservations)
         routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
+        self._rpc.offer("twostroke.v1.Routing", waits_for_ready=False)
 
     @property
     def peer_address(self) -> str:

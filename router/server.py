@@ -8,8 +8,6 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from grpc_reflection.v1alpha import reflection
-
 from router.addresses import Addresses
 from router.admin import AdminServer
 from router.control_service import ControlService
@@ -108,8 +106,7 @@ class RouterServer:
             )
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, visits), self._rpc.server)
-        names = (SERVICE_NAME, reflection.SERVICE_NAME, "grpc.health.v1.Health")
-        reflection.enable_server_reflection(names, self._rpc.server)
+        self._rpc.offer(SERVICE_NAME, is_described=True)
         control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
         # By a port of clients: that is the same in the router's next life.
         self._admin.serve(control, install(f"router-{self._rpc.address.rpartition(':')[2]}"))
@@ -185,6 +182,7 @@ def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificate
         options=_client_options(config.doors),
         entrance=StrangersEntrance(visits.admit),
         max_message_bytes=config.doors.max_request_bytes,
+        most_connections=config.doors.max_connections,
     )
     return RpcServer(
         config.host,
@@ -200,7 +198,6 @@ def _client_options(doors: DoorsConfig) -> tuple[tuple[str, int], ...]:
     """Of gRPC, for connections of strangers."""
     age_ms = int(1000 * doors.max_connection_age_s)
     return (
-        ("grpc.max_allowed_incoming_connections", doors.max_connections),
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
         ("grpc.max_connection_age_ms", age_ms),

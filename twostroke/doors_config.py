@@ -25,8 +25,8 @@ class DoorsConfig:
     max_request_bytes: int = 8 << 20
     """Of one gRPC message or HTTP body."""
     max_connections: int = 4096
-    """Over HTTP: one more, and the one that has waited longest without a request is closed. Over gRPC: one more is
-    refused."""
+    """One more, and the one that has waited longest without a request is closed; over gRPC first of those over which
+    nobody was let in."""
     max_connection_age_s: float = 600.0
     """After which gRPC clients are told to connect again, wherever their name leads then; their streams go on."""
     cors_origins: tuple[str, ...] = ()

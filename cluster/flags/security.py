@@ -55,8 +55,8 @@ def add_doors(group: argparse._ArgumentGroup) -> None:
         type=int,
         default=DEFAULTS.max_connections,
         metavar="N",
-        help="over HTTP; one more, and the one that has waited longest without a request is closed; over gRPC as many, "
-        "and one more is refused (default: %(default)s)",
+        help="over HTTP, and as many over gRPC; one more, and the one that has waited longest without a request is "
+        "closed (default: %(default)s)",
     )
     group.add_argument(
         "--max-connection-age",

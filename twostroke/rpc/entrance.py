@@ -1,7 +1,8 @@
 """How calls begin at a server: those of the cluster's own processes at once, those of strangers with care.
 
-    a process of the cluster   gRPC reads its message, then the call is looked at
-    a stranger                 headers -> let in, or refused -> its message, in time -> the call
+    a process of the cluster   headers with the token -> gRPC reads its message -> the call
+    a client                   headers -> let in, or refused -> its message, in time -> the call
+    anybody (`open_calls`)     health and reflection: few at once, short messages in little time
 
 What gRPC reads before anybody looks costs memory: a stranger could leave thousands of messages half sent.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Protocol
 
 import grpc
@@ -25,8 +26,6 @@ Admit = Callable[[Context], AbstractContextManager[object]]
 
 MESSAGE_S = 60.0
 """For the message of a call that was let in; HTTP gives as much to a body."""
-OPEN_MESSAGE_S = 5.0
-"""Where everybody may call: probes and reflection, whose messages are short."""
 
 
 class Entrance(Protocol):
@@ -34,33 +33,27 @@ class Entrance(Protocol):
     """Makes a handler of a function that gives one response."""
     streaming: Callable[..., grpc.RpcMethodHandler[Any, Any]]
 
-    def admit(self, context: Context, is_open: bool) -> AbstractContextManager[object]:
-        """For the time of one call. `is_open`: everybody may call this. Raises ServeError."""
+    def admit(self, context: Context) -> AbstractAsyncContextManager[object]:
+        """For the time of one call. Raises ServeError."""
 
-    async def message(self, came: Any, context: Context, is_open: bool) -> bytes:
+    async def message(self, came: Any, context: Context) -> bytes:
         """The request, from what gRPC gave the handler. Raises ServeError."""
-
-    def follow(self, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-        """For one that reads its requests itself."""
 
 
 class OwnEntrance:
-    """Of who has shown the cluster's token, or will in a moment."""
+    """Of who has shown the cluster's token in its headers: gRPC reads the message by itself, which costs least."""
 
     unary = staticmethod(grpc.unary_unary_rpc_method_handler)
     streaming = staticmethod(grpc.unary_stream_rpc_method_handler)
 
-    def admit(self, context: Context, is_open: bool) -> AbstractContextManager[object]:
-        del context, is_open
+    def admit(self, context: Context) -> AbstractAsyncContextManager[object]:
+        del context
         return contextlib.nullcontext()
 
-    async def message(self, came: Any, context: Context, is_open: bool) -> bytes:
-        del context, is_open
+    async def message(self, came: Any, context: Context) -> bytes:
+        del context
         assert isinstance(came, bytes)
         return came
-
-    def follow(self, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-        return handler
 
 
 class StrangersEntrance:
@@ -72,38 +65,22 @@ class StrangersEntrance:
     def __init__(self, admit: Admit) -> None:
         self._admit = admit
 
-    def admit(self, context: Context, is_open: bool) -> AbstractContextManager[object]:
-        return contextlib.nullcontext() if is_open else self._admit(context)
+    @contextlib.asynccontextmanager
+    async def admit(self, context: Context) -> AsyncIterator[None]:
+        with self._admit(context):
+            yield
 
-    async def message(self, came: Any, context: Context, is_open: bool) -> bytes:
+    async def message(self, came: Any, context: Context) -> bytes:
         del came
-        limit_s = OPEN_MESSAGE_S if is_open else MESSAGE_S
         try:
-            async with asyncio.timeout(limit_s):
-                raw = await context.read()
+            async with asyncio.timeout(MESSAGE_S):
+                return message_of(await context.read())
         except TimeoutError as error:
-            raise DeadlineExceeded(f"the message did not arrive within {limit_s:g} s") from error
-        if not isinstance(raw, bytes):
-            raise InvalidRequest("the call has no message")
-        return raw
-
-    def follow(self, handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
-        answer: Any = handler.stream_stream  # that of reflection; the stubs know of no async ones
-
-        async def hurried(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[object]:
-            async for response in answer(_each_in_time(requests), context):
-                yield response
-
-        return grpc.stream_stream_rpc_method_handler(hurried, handler.request_deserializer, handler.response_serializer)
+            raise DeadlineExceeded(f"the message did not arrive within {MESSAGE_S:g} s") from error
 
 
-async def _each_in_time(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    while True:
-        try:
-            async with asyncio.timeout(OPEN_MESSAGE_S):
-                request = await anext(requests, None)
-        except TimeoutError:
-            return  # as if the client had said that it is done
-        if request is None:
-            return
-        yield request
+def message_of(raw: Any) -> bytes:
+    """What gRPC has read, if it is a message."""
+    if not isinstance(raw, bytes):
+        raise InvalidRequest("the call has no message")
+    return raw

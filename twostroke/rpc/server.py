@@ -9,14 +9,15 @@ import inspect
 import logging
 import math
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from twostroke.errors import (
     ConfigError,
@@ -27,7 +28,10 @@ from twostroke.errors import (
     Unauthenticated,
     UnsupportedFeature,
 )
+from twostroke.rpc.connections import SPARE, Connections
 from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
+from twostroke.rpc.open_calls import OpenCalls
+from twostroke.rpc.public_services import HealthService, serve_reflection
 from twostroke.rpc.tls import server_credentials
 from twostroke.tls import Certificates
 from twostroke.tls_config import CLUSTER_NAME
@@ -47,10 +51,9 @@ MAX_MESSAGE_BYTES = 32 << 20
 HANDSHAKE_MS = 20_000
 """By default two minutes, in which one who says nothing has a descriptor."""
 MOST_CONNECTIONS = 4096
-"""From peers. More are closed at once: strangers must not have all the descriptors of a process."""
+"""From peers. Where there are more, those that have shown no token make room (see `connections`)."""
 
 _OF_PEERS = (
-    ("grpc.max_allowed_incoming_connections", MOST_CONNECTIONS),
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.keepalive_timeout_ms", 2000),
     ("grpc.http2.ping_timeout_ms", 2000),
@@ -68,6 +71,7 @@ class Callers:
     """Of gRPC."""
     entrance: Entrance = field(default_factory=OwnEntrance)
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    most_connections: int = MOST_CONNECTIONS
 
 
 PEERS = Callers()
@@ -79,12 +83,19 @@ _OPEN_SERVICES = ("/grpc.health.v1.Health/", "/grpc.reflection.")
 
 
 class Funnel(grpc.aio.ServerInterceptor):
-    """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status."""
+    """Wraps every handler: checks the cluster token (where one is set), maps ServeError to its status.
 
-    def __init__(self, token: str | None, entrance: Entrance, *, refuses_plain: bool = False) -> None:
+    The token is looked for in the headers, before gRPC reads the message: a call without it leaves no memory behind.
+    """
+
+    def __init__(
+        self, token: str | None, entrance: Entrance, connections: Connections, *, refuses_plain: bool = False
+    ) -> None:
         """`refuses_plain`: the token is worth nothing on connections without TLS, unless they come from this host."""
         self._token = token or None
         self._entrance = entrance
+        self._connections = connections
+        self._open_calls = OpenCalls(connections)
         self._refuses_plain = refuses_plain
 
     async def intercept_service(
@@ -99,21 +110,28 @@ class Funnel(grpc.aio.ServerInterceptor):
         is_open = method.startswith(_OPEN_SERVICES)
         if handler.request_streaming:
             assert is_open, f"nobody would ask who calls {method}"
-            return self._entrance.follow(handler)
+            return self._open_calls.follow(handler)
+        if not is_open and self._token is not None:
+            try:
+                check_token(handler_call_details.invocation_metadata, self._token)
+            except Unauthenticated as error:
+                return _refusal(method, error)
+        entrance: Entrance = self._open_calls if is_open else self._entrance
         make, wrap = (
-            (self._entrance.streaming, self._streaming)
-            if handler.response_streaming
-            else (self._entrance.unary, self._unary)
+            (entrance.streaming, self._streaming) if handler.response_streaming else (entrance.unary, self._unary)
         )
         return make(wrap(handler, method, is_open), response_serializer=handler.response_serializer)
 
     def _unary(self, handler: Any, method: str, is_open: bool) -> Any:
+        entrance: Entrance = self._open_calls if is_open else self._entrance
+
         async def funnelled(came: Any, context: Context) -> object:
             try:
-                self._authenticate(context, is_open)
-                with self._entrance.admit(context, is_open):
-                    raw = await self._entrance.message(came, context, is_open)
-                    return await handler.unary_unary(_decoded(handler, raw), context)
+                self._check_connection(context, is_open)
+                async with entrance.admit(context):
+                    with self._counted(context, is_open):
+                        raw = await entrance.message(came, context)
+                        return await handler.unary_unary(_decoded(handler, raw), context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -122,18 +140,21 @@ class Funnel(grpc.aio.ServerInterceptor):
         return funnelled
 
     def _streaming(self, handler: Any, method: str, is_open: bool) -> Any:
+        entrance: Entrance = self._open_calls if is_open else self._entrance
+
         async def funnelled(came: Any, context: Context) -> AsyncIterator[object]:
             try:
-                self._authenticate(context, is_open)
-                with self._entrance.admit(context, is_open):
-                    raw = await self._entrance.message(came, context, is_open)
-                    responses = handler.unary_stream(_decoded(handler, raw), context)
-                    if inspect.isawaitable(responses):  # a handler that writes its responses itself
-                        await responses
-                        return
-                    async with contextlib.aclosing(responses):  # a call that ends here ends what serves it
-                        async for response in responses:
-                            yield response
+                self._check_connection(context, is_open)
+                async with entrance.admit(context):
+                    with self._counted(context, is_open):
+                        raw = await entrance.message(came, context)
+                        responses = handler.unary_stream(_decoded(handler, raw), context)
+                        if inspect.isawaitable(responses):  # a handler that writes its responses itself
+                            await responses
+                            return
+                        async with contextlib.aclosing(responses):  # a call that ends here ends what serves it
+                            async for response in responses:
+                                yield response
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -141,10 +162,13 @@ class Funnel(grpc.aio.ServerInterceptor):
 
         return funnelled
 
-    def _authenticate(self, context: Context, is_open: bool) -> None:
+    def _check_connection(self, context: Context, is_open: bool) -> None:
         if self._token is not None and not is_open:
             _check_connection(context, self._refuses_plain)
-            check_token(context, self._token)
+
+    def _counted(self, context: Context, is_open: bool) -> AbstractContextManager[object]:
+        """The connection is that of somebody who was let in."""
+        return contextlib.nullcontext() if is_open else self._connections.calling(context.peer())
 
 
 def _check_connection(context: Context, refuses_plain: bool) -> None:
@@ -157,9 +181,19 @@ def _check_connection(context: Context, refuses_plain: bool) -> None:
         raise Unauthenticated("from another host this takes TLS with a certificate of the cluster, on the peer port")
 
 
-def check_token(context: Context, token: str) -> None:
+def _refusal(method: str, error: ServeError) -> grpc.RpcMethodHandler[Any, Any]:
+    """Answers a call of any kind, whose message nobody reads."""
+
+    async def refused(came: Any, context: Context) -> None:
+        del came
+        await _abort(context, method, error)
+
+    return grpc.stream_stream_rpc_method_handler(refused)
+
+
+def check_token(metadata: Sequence[tuple[str, str | bytes]] | None, token: str) -> None:
     """Raises Unauthenticated unless the caller has shown `token`; where there is none, everybody may call."""
-    shown = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), "")
+    shown = next((value for key, value in metadata or () if key == TOKEN_KEY), "")
     shown_bytes = shown.encode() if isinstance(shown, str) else shown
     if token and not hmac.compare_digest(shown_bytes, token.encode()):
         raise Unauthenticated(f"{TOKEN_KEY} metadata is missing or is not this cluster's token")
@@ -218,8 +252,12 @@ class RpcServer:
         ports = [(port, certificates), *([] if sealed is None else [sealed])]
         for each, _ in ports:
             check_can_listen(host, each, shares_port)
+        self._connections = Connections(callers.most_connections)
+        self._keeping: asyncio.Task[None] | None = None
+        self._offered = {"": True, "ready": True, "live": False}
+        """Names that health knows, and whether they wait until the process is ready."""
         self.server = grpc.aio.server(
-            interceptors=[Funnel(token, callers.entrance, refuses_plain=sealed is not None)],
+            interceptors=[Funnel(token, callers.entrance, self._connections, refuses_plain=sealed is not None)],
             options=[
                 ("grpc.max_receive_message_length", callers.max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -228,27 +266,39 @@ class RpcServer:
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
                 ("grpc.http2.min_ping_interval_without_data_ms", 500),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+                ("grpc.max_allowed_incoming_connections", callers.most_connections + SPARE),
                 *callers.options,
             ],
         )
         self.addresses = [self._bind(host, *each) for each in ports]
         self.address = self.addresses[0]
-        self.health = health.aio.HealthServicer()
+        self.health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
 
+    def offer(self, *services: str, waits_for_ready: bool = True, is_described: bool = False) -> None:
+        """Say the health of these services by their names: as that of "ready", or always good. `is_described`:
+        whoever asks is told what they are, by reflection. Before serving."""
+        self._offered |= dict.fromkeys(services, waits_for_ready)
+        if is_described:
+            serve_reflection(services, self.server)
+
     async def set_serving(self, ready: bool) -> None:
-        """Health of "" and "ready"; "live" is SERVING as long as the process answers."""
+        """Health of "", "ready" and the services that wait for it; "live" is SERVING as long as the process answers."""
         serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-        await self.health.set("live", serving)
-        for service in ("", "ready"):
-            await self.health.set(service, serving if ready else not_serving)
+        for service, waits_for_ready in self._offered.items():
+            await self.health.set(service, serving if ready or not waits_for_ready else not_serving)
 
     async def start(self) -> None:
         await self.set_serving(False)
         await self.server.start()
+        self._keeping = asyncio.create_task(self._connections.keep(self.addresses), name="connections")
 
     async def stop(self, grace_s: float) -> None:
-        await self.server.stop(grace_s)
+        try:
+            await self.server.stop(grace_s)
+        finally:
+            if self._keeping is not None:
+                self._keeping.cancel()
 
     def _bind(self, host: str, port: int, certificates: Certificates | None) -> str:
         try:

@@ -151,6 +151,8 @@ class Worker(abc.ABC):
         pages = PagesService(host, role, tasks)
         worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
         control_pb2_grpc.add_ControlServicer_to_server(ControlService(host, self.drain), host.rpc.server)
+        host.rpc.offer("twostroke.v1.Pages")
+        host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
         role.register(host)
         return pages
 

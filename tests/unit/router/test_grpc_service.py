@@ -8,8 +8,9 @@ import time
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from twostroke.errors import Overloaded
 from twostroke.kv_cache.block import owner_salt
@@ -232,16 +233,54 @@ async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(doo
     assert live.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_control(doors):
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_control(doors, version):
     ask_list = reflection_pb2.ServerReflectionRequest(list_services="")
+    ask_what = reflection_pb2.ServerReflectionRequest(
+        file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"
+    )
     for channel, offers in ((doors.channel, "Inference"), (doors.admin, "Control")):
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        async for answer in stub.ServerReflectionInfo(iter([ask_list])):
-            names = {service.name for service in answer.list_services_response.service}
-        assert names == {f"twostroke.v1.{offers}", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        answers = channel.stream_stream(
+            f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+        )(iter([ask_list, ask_what]))
+        listed, described = [answer async for answer in answers]
+        names = {service.name for service in listed.list_services_response.service}
+        versions = {f"grpc.reflection.{each}.ServerReflection" for each in ("v1", "v1alpha")}
+        assert names == {f"twostroke.v1.{offers}", "grpc.health.v1.Health", *versions}
+        file = descriptor_pb2.FileDescriptorProto.FromString(
+            described.file_descriptor_response.file_descriptor_proto[0]
+        )
+        assert file.package == f"grpc.reflection.{version}"
+        assert file.service[0].method[0].input_type == f".grpc.reflection.{version}.ServerReflectionRequest"
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await control_pb2_grpc.ControlStub(doors.channel).GetLoad(control_pb2.GetLoadRequest())
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(doors):
+    status = health_pb2.HealthCheckResponse
+    for channel, offers in ((doors.channel, "Inference"), (doors.admin, "Control")):
+        health, service = health_pb2_grpc.HealthStub(channel), f"twostroke.v1.{offers}"
+        states = aiter(health.Watch(health_pb2.HealthCheckRequest(service=service)))
+        while (await anext(states)).status != status.SERVING:
+            pass
+        assert (await health.Check(health_pb2.HealthCheckRequest(service=service))).status == status.SERVING
+        listed = (await health.List(health_pb2.HealthListRequest())).statuses
+        assert {name: each.status for name, each in listed.items()} == dict.fromkeys(
+            ("", "ready", "live", service), status.SERVING
+        )
+        unknown = aiter(health.Watch(health_pb2.HealthCheckRequest(service="nobody")))
+        assert (await anext(unknown)).status == status.SERVICE_UNKNOWN
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    doors.dispatcher.is_draining = True
+    health = health_pb2_grpc.HealthStub(doors.channel)
+    states = aiter(health.Watch(health_pb2.HealthCheckRequest(service="twostroke.v1.Inference")))
+    while (await anext(states)).status != status.NOT_SERVING:
+        pass
 
 
 async def test_clients_learn_which_model_it_is(doors):

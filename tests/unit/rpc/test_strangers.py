@@ -1,0 +1,159 @@
+"""Those who have shown no token or key: what they cost a server, and that they keep nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.half_calls import half_a_call
+from twostroke.rpc import connections, open_calls
+from twostroke.rpc.channel import PeerChannel
+from twostroke.rpc.server import Callers, RpcServer
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+CHECK, LOAD = "/grpc.health.v1.Health/Check", "/twostroke.v1.Control/GetLoad"
+WATCH = health_pb2.HealthCheckRequest(service="live")
+
+
+class Loaded(control_pb2_grpc.ControlServicer):
+    async def GetLoad(self, request, context):  # noqa: N802
+        return control_pb2.GetLoadResponse()
+
+
+@contextlib.asynccontextmanager
+async def serving(most_connections: int = 100) -> AsyncIterator[RpcServer]:
+    server = RpcServer("127.0.0.1", 0, token="secret", callers=Callers(most_connections=most_connections))
+    control_pb2_grpc.add_ControlServicer_to_server(Loaded(), server.server)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(0)
+
+
+async def ask_load(address: str) -> None:
+    """As a process of the cluster, over a connection of its own."""
+    channel = PeerChannel(address, "secret")
+    try:
+        await control_pb2_grpc.ControlStub(channel.channel).GetLoad(
+            control_pb2.GetLoadRequest(), metadata=channel.metadata, timeout=20
+        )
+    finally:
+        await channel.close()
+
+
+async def test_a_call_without_the_token_ends_before_its_message_is_read() -> None:
+    async with serving() as server:
+        said, writer = await half_a_call(server.address, LOAD)
+        assert b"is not this cluster's token" in said
+        writer.close()
+        wrong = {b"twostroke-token": b"guessed"}
+        said, writer = await half_a_call(server.address, LOAD, wrong)
+        assert b"is not this cluster's token" in said
+        writer.close()
+        await ask_load(server.address)
+
+
+async def test_health_is_asked_in_short_messages_that_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_calls, "MESSAGE_S", 0.3)
+    async with serving() as server:
+        ends = await asyncio.gather(*(half_a_call(server.address, CHECK) for _ in range(10)))
+        for said, writer in ends:
+            assert b"did not arrive in time" in said
+            writer.close()
+
+
+async def test_of_many_half_messages_few_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(open_calls, "MESSAGE_S", 60.0)
+    async with serving() as server:
+        calls = [asyncio.create_task(half_a_call(server.address, CHECK)) for _ in range(20)]
+        async with asyncio.timeout(20):
+            while sum(call.done() for call in calls) < len(calls) - open_calls.MOST_UNREAD:
+                await asyncio.sleep(0.01)
+        for call in calls:
+            call.cancel()
+            if call.done() and not call.cancelled():
+                call.result()[1].close()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+@pytest.mark.parametrize("idle", ["watching", "silent", "greeting"])
+async def test_idle_strangers_keep_nobody_out(idle: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred of them, at a limit of twenty connections, and a peer that had called before."""
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "SPARE", 10)
+    async with serving(most_connections=20) as server, contextlib.AsyncExitStack() as stack:
+        first = PeerChannel(server.address, "secret")
+        stack.push_async_callback(first.close)
+        stub = control_pb2_grpc.ControlStub(first.channel)
+        await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=first.metadata)
+        for _ in range(100):
+            await _stranger(idle, server.address, stack)
+        for _ in range(5):
+            async with asyncio.timeout(20):
+                while True:
+                    with contextlib.suppress(grpc.aio.AioRpcError):  # between two looks there may be no room
+                        await ask_load(server.address)
+                        break
+        assert first.channel.get_state() is grpc.ChannelConnectivity.READY, "it was let in, and stays"
+
+
+async def _stranger(idle: str, address: str, stack: contextlib.AsyncExitStack) -> None:
+    if idle == "watching":
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        channel = await stack.enter_async_context(grpc.aio.insecure_channel(address, options=options))
+        watching = health_pb2_grpc.HealthStub(channel).Watch(WATCH)
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await watching.read()
+        return
+    _, writer = await asyncio.open_connection(*address.split(":"))
+    stack.callback(writer.close)
+    if idle == "greeting":
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+
+
+async def test_watches_of_strangers_are_few_and_the_oldest_makes_room() -> None:
+    async with serving(most_connections=16) as server, grpc.aio.insecure_channel(server.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watches = []
+        for _ in range(5):
+            watches.append(stub.Watch(WATCH))
+            assert (await watches[-1].read()).status == health_pb2.HealthCheckResponse.SERVING
+        for watch in watches[:3]:
+            with pytest.raises(grpc.aio.AioRpcError, match="too many calls that need no key") as ended:
+                await watch.read()
+            assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert not watches[3].done()
+        assert not watches[4].done()
+
+
+async def test_who_was_let_in_may_watch_beside_any_number_of_strangers() -> None:
+    async with serving(most_connections=16) as server, grpc.aio.insecure_channel(server.address) as strangers:
+        channel = PeerChannel(server.address, "secret")
+        await control_pb2_grpc.ControlStub(channel.channel).GetLoad(
+            control_pb2.GetLoadRequest(), metadata=channel.metadata
+        )
+        mine = health_pb2_grpc.HealthStub(channel.channel).Watch(WATCH)
+        assert (await mine.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watches = [health_pb2_grpc.HealthStub(strangers).Watch(WATCH) for _ in range(10)]
+        following = [asyncio.create_task(_until_ended(watch)) for watch in watches]
+        async with asyncio.timeout(20):
+            while sum(each.done() for each in following) < 8:
+                await asyncio.sleep(0.01)
+        for each in following:
+            each.cancel()
+        assert not mine.done()
+        mine.cancel()
+        await channel.close()
+
+
+async def _until_ended(watch: grpc.aio.UnaryStreamCall) -> None:
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for _ in watch:
+            pass

@@ -1,0 +1,152 @@
+"""The connections of a gRPC server, and who makes room: those over which nobody was let in go first.
+
+gRPC's own limit closes newcomers, whoever they are: a hundred strangers that say nothing would keep everybody out. Its
+core owns the sockets and tells nobody of them. So this looks for them among the process's descriptors, and ends one by
+`shutdown` through a duplicate, which the core takes as the other side's end. It looks only where there are more
+descriptors than connections are allowed; a call costs a few entries in a table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+import stat
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+LOOK_S = 0.2
+"""Between two looks at the number of descriptors."""
+SPARE = 1024
+"""Connections beyond the limit that may come between two looks; gRPC closes what comes beyond those."""
+
+_FOLDER = "/dev/fd"
+"""Of the process's own descriptors; on Linux and on macOS."""
+
+Peer = tuple[str, int]
+"""Address and port of the other side."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    descriptor: int
+    peer: Peer
+    since_s: float
+    inode: int
+
+
+class Connections:
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._ports: frozenset[int] = frozenset()
+        self._known: OrderedDict[str, int] = OrderedDict()
+        """Open calls that were let in, by gRPC's name of the other side; the one that has called last comes last."""
+        self._seen: dict[tuple[int, int], _Seen | None] = {}
+        """By descriptor and inode, so that a number that is used again is looked at again; None: no connection here."""
+
+    @contextlib.contextmanager
+    def calling(self, peer: str) -> Iterator[None]:
+        """Inside, a call that was let in is open. `peer`: gRPC's name of the other side."""
+        calls = self._known.get(peer, 0)
+        self._known[peer] = calls + 1
+        try:
+            yield
+        finally:
+            self._known[peer] -= 1
+            self._known.move_to_end(peer)
+            if len(self._known) > self.most + SPARE:
+                self._forget_idle()
+
+    def is_known(self, peer: str) -> bool:
+        return peer in self._known
+
+    async def keep(self, addresses: Iterable[str]) -> None:
+        """Make room where there are too many, until cancelled. `addresses`: where the server listens."""
+        self._ports = frozenset(int(address.rpartition(":")[2]) for address in addresses)
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if len(os.listdir(_FOLDER)) > self.most:
+                seen = await asyncio.to_thread(self._look)
+                self._make_room(seen)
+
+    def _make_room(self, seen: list[_Seen]) -> None:
+        too_many = len(seen) - self.most
+        if too_many <= 0:
+            return
+        ranks = {_peer_of(name): rank for rank, name in enumerate(self._known, 1)}
+        busy = {_peer_of(name) for name, calls in self._known.items() if calls}
+        idle = [each for each in seen if each.peer not in busy]
+        idle.sort(key=lambda each: (ranks.get(each.peer, 0), each.since_s, each.inode))
+        for each in idle[:too_many]:
+            _end(each)
+
+    def _look(self) -> list[_Seen]:
+        """The connections that are there. On a thread of its own: of thousands it takes some milliseconds."""
+        now_s, before, self._seen = time.monotonic(), self._seen, {}
+        for name in os.listdir(_FOLDER):
+            descriptor = int(name)
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                continue
+            if stat.S_ISSOCK(status.st_mode):
+                key = descriptor, status.st_ino
+                self._seen[key] = before[key] if key in before else self._connection(*key, now_s)
+        return [each for each in self._seen.values() if each is not None]
+
+    def _connection(self, descriptor: int, inode: int, now_s: float) -> _Seen | None:
+        own = _duplicate(descriptor)
+        if own is None:
+            return None
+        with own, contextlib.suppress(OSError):  # it may listen, or be over
+            if own.family in (socket.AF_INET, socket.AF_INET6) and own.getsockname()[1] in self._ports:
+                host, port = own.getpeername()[:2]
+                return _Seen(descriptor, (_plain(host), port), now_s, inode)
+        return None
+
+    def _forget_idle(self) -> None:
+        for peer in [peer for peer, calls in self._known.items() if not calls][: SPARE // 2]:
+            del self._known[peer]
+
+
+def _end(seen: _Seen) -> None:
+    """The number may mean another file by now; the inode tells."""
+    own = _duplicate(seen.descriptor)
+    if own is None:
+        return
+    with own, contextlib.suppress(OSError):  # it may be over
+        if os.fstat(own.fileno()).st_ino == seen.inode:
+            own.shutdown(socket.SHUT_RDWR)
+
+
+def _duplicate(descriptor: int) -> socket.socket | None:
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        return None
+
+
+def _peer_of(name: str) -> Peer:
+    """Of gRPC's name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
+    host, _, port = unquote(name).partition(":")[2].rpartition(":")
+    return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
+
+
+def _plain(host: str) -> str:
+    """One spelling of an address; that of IPv4 where it comes in IPv6's clothes."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
