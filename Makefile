@@ -39,13 +39,13 @@ help:
 	@[ "$$(id -u)" = 0 ] || { echo "this target makes namespaces and mounts, and needs root for it" >&2; exit 2; }
 
 .needs-%:
-	@PATH="$$PATH:/usr/sbin:/sbin" command -v $* >/dev/null || { echo "$* is missing: get it with Debian's package of that name$(PACKAGE_OF_$*)" >&2; exit 2; }
-PACKAGE_OF_ip := , iproute2
-PACKAGE_OF_sshd := , openssh-server
-PACKAGE_OF_nft := , nftables
-PACKAGE_OF_unshare := , util-linux
-PACKAGE_OF_nsenter := , util-linux
-PACKAGE_OF_setpriv := , util-linux
+	@PATH="$$PATH:/usr/sbin:/sbin" command -v $* >/dev/null || { echo "$* is missing: get it with Debian's package $(or $(PACKAGE_OF_$*),$*)" >&2; exit 2; }
+PACKAGE_OF_ip := iproute2
+PACKAGE_OF_sshd := openssh-server
+PACKAGE_OF_nft := nftables
+PACKAGE_OF_unshare := util-linux
+PACKAGE_OF_nsenter := util-linux
+PACKAGE_OF_setpriv := util-linux
 
 # torch first and pinned: a machine with an NVIDIA driver takes the CUDA build; one without takes a CPU build, from
 # wherever pip is told to look, else from PyTorch's own index of CPU builds. Never gigabytes of CUDA by accident.

@@ -370,6 +370,8 @@ FORMS = [
            put("StatefulSet/twostroke-redis", f"{POD}.containers[redis].env[0].name", "REDIS_AUTH")),
     Mutant("a gateway of a class that is no name", "forms_of_objects_are_kept",
            put("Gateway/twostroke", "spec.gatewayClassName", "/default")),
+    Mutant("a claim of memory", "claims_are_valid",
+           put("PersistentVolumeClaim/twostroke-models", "spec.resources.requests.memory", "1Gi")),
     Mutant("a claim of seven bytes", "claims_are_valid",
            put("PersistentVolumeClaim/twostroke-models", "spec.resources.requests.storage", 7)),
     Mutant("a launcher's program that the image has not", "commands_parse",

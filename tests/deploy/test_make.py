@@ -37,7 +37,7 @@ def test_a_target_for_root_says_so_before_it_builds_anything(target: str, tmp_pa
 def test_a_missing_program_is_named_with_its_package(tmp_path: Path) -> None:
     done = make("-C", str(ROOT), ".needs-no-such-program", cwd=tmp_path)
     assert done.returncode == 2
-    assert "no-such-program is missing: get it with Debian's package" in done.stderr
+    assert "no-such-program is missing: get it with Debian's package no-such-program" in done.stderr
 
 
 def test_recipes_stand_a_path_with_a_space(tmp_path: Path) -> None:

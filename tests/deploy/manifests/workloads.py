@@ -116,7 +116,10 @@ def claims_are_valid(item: Object) -> Iterator[Complaint]:
         if not modes or not set(modes) <= ACCESS_MODES:
             what, todo = f"{modes or 'none'}", f"use some of {', '.join(sorted(ACCESS_MODES))}"
             yield Complaint(where(item), f"{path}.accessModes", what, todo)
-        size = ((spec.get("resources") or {}).get("requests") or {}).get("storage")
+        told = (spec.get("resources") or {}).get("requests") or {}
+        for name in sorted(set(told) - {"storage"}):
+            yield Complaint(where(item), f"{path}.resources.requests.{name}", "a claim has no such", "use storage")
+        size = told.get("storage")
         number = quantity(size)
         if number is None or number < _SMALLEST_CLAIM:
             yield Complaint(where(item), f"{path}.resources.requests.storage", f"{size!r} is no size", "write 10Gi")
