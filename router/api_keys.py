@@ -22,6 +22,8 @@ from twostroke.yaml_values import parse_yaml
 ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_TENANT_CHARS = 256
+MOST_PRIORITY = 100
+"""The highest class of requests; the lowest is as far below 0. Classes are walked in order at every turn."""
 _SCHEME = re.compile(r"bearer +(.+)", re.IGNORECASE)
 _KEY = re.compile(r"ts-([0-9a-f]{12})-[0-9a-f]{64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -39,6 +41,8 @@ class KeyEntry:
     """Of prompts and answers."""
     concurrency: int | None = None
     """Calls at once."""
+    max_priority: int = 0
+    """The highest class that its requests have; those that ask for a higher one have this one."""
     expires: str | None = None
     """ISO 8601; without a time zone, UTC. None: never."""
     disabled: bool = False
@@ -52,6 +56,11 @@ class KeyEntry:
             limit: float | None = getattr(self, name)
             if limit is not None and not 0 < limit < float("inf"):
                 raise ConfigError(f"{name} must be positive and finite, got {limit}", field=name)
+        if not -MOST_PRIORITY <= self.max_priority <= MOST_PRIORITY:
+            raise ConfigError(
+                f"max_priority must be from -{MOST_PRIORITY} to {MOST_PRIORITY}, got {self.max_priority}",
+                field="max_priority",
+            )
         self.expires_s()
 
     def expires_s(self) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from router.api_keys import KeyFile, find_key, parse_keys
+from router.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
 from router.door_metrics import DoorMetrics
 from router.limits import Limits
 from router.metrics import ROLE, RouterMetrics
@@ -33,6 +33,8 @@ class Visit:
 
     tenant: str | None = None
     """Of its key. None: no key was asked for, and it is for the gateway to say."""
+    max_priority: int = MOST_PRIORITY
+    """The highest class that its requests have."""
     spend: Callable[[int], None] = lambda tokens: None
     """Tokens of its prompts and answers."""
     marks: Callable[[str], Mark] = lambda tenant: unmarked
@@ -121,7 +123,7 @@ class KeyedDoorman:
             self._metrics.count_refusal(error.reason)
             raise
         try:
-            yield Visit(entry.tenant, use.tokens.take, self._marks.of)
+            yield Visit(entry.tenant, entry.max_priority, use.tokens.take, self._marks.of)
         finally:
             self._limits.leave(use)
 

@@ -159,7 +159,7 @@ def _parse_ask(
         options=options,
         cache_salt=request.cache_salt.encode(),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
-        priority=priority_class(request.priority),
+        priority=min(priority_class(request.priority), visit.max_priority),
         tenant=tenant,
         visit=visit,
         traceparent=traceparent,

@@ -150,7 +150,7 @@ class HttpDoors:
             options=wanted.options,
             cache_salt=wanted.cache_salt,
             deadline_s=_deadline(request, wanted),
-            priority=wanted.priority,
+            priority=min(wanted.priority, visit.max_priority),
             tenant=tenant,
             visit=visit,
             user=wanted.user,

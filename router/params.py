@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from router.api_keys import MOST_PRIORITY
 from router.doorman import EVERYBODY, Visit
 from router.generation import ServingFacts
 from router.resume import StreamPoint
@@ -30,8 +31,6 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 """Whom a message of a chat may be of. Templates drop others without a word, or let them speak as anybody."""
 MAX_REQUEST_ID_CHARS = 256
 """Also of a tenant's name."""
-MOST_PRIORITY = 100
-"""Classes are walked in order at every turn."""
 
 
 @dataclass(frozen=True, slots=True)

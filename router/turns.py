@@ -13,6 +13,7 @@ import bisect
 import heapq
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -82,6 +83,8 @@ class Turns:
         self._has_quantum = False
         self._classes: dict[int, _Class] = {}
         self._waiting: dict[RequestId, _Waiting] = {}
+        self._held: Counter[str] = Counter()
+        """How many each tenant has waiting, in all classes; only those that have any."""
         self._order = itertools.count()
 
     def __len__(self) -> int:
@@ -101,6 +104,7 @@ class Turns:
         waiting = _Waiting(turn, rank, max(LEAST_COST_S, turn.cost_s))
         bisect.insort(tenant.ranks, rank)
         tenant.waiting[rank] = self._waiting[turn.request_id] = waiting
+        self._held[turn.tenant] += 1
         self._weigh(kind, tenant, waiting.cost_s)
 
     def reprice(self, request_id: RequestId, cost_s: float) -> None:
@@ -134,6 +138,9 @@ class Turns:
         del tenant.ranks[bisect.bisect_left(tenant.ranks, waiting.rank)]
         del tenant.waiting[waiting.rank]
         self._weigh(kind, tenant, -waiting.cost_s)
+        self._held[waiting.turn.tenant] -= 1
+        if not self._held[waiting.turn.tenant]:
+            del self._held[waiting.turn.tenant]
         if not tenant.ranks:
             del kind.tenants[waiting.turn.tenant]
         if not kind.tenants:
@@ -149,17 +156,32 @@ class Turns:
         return found
 
     def displaced_by(self, turn: Turn) -> RequestId | None:
-        """Who leaves where there is no room for both: the least urgent of the lowest class, of the tenant there that
-        holds most. None: `turn` itself would be of those."""
-        lowest = min(self._classes, default=turn.priority)
-        if lowest > turn.priority or lowest not in self._classes:
-            return None
-        tenants = self._classes[lowest].tenants
-        largest = max(tenants, key=lambda name: len(tenants[name].ranks))
-        own = tenants[turn.tenant].ranks if turn.tenant in tenants else ()
-        if lowest == turn.priority and len(own) + 1 >= len(tenants[largest].ranks):
-            return None
-        return tenants[largest].waiting[tenants[largest].ranks[-1]].turn.request_id
+        """The request that leaves where there is no room for both; None: `turn` itself does.
+
+        Every tenant has an equal share of the room. One that holds less than its share takes the place of a request of
+        a tenant that holds more than its own, whatever their classes: of the lowest class in which such a tenant waits
+        its largest one there, and of that one's requests the least urgent. One that holds its share takes the place of
+        its own, if it has any in a lower class: a class is no way to more room.
+        """
+        own = self._held[turn.tenant]
+        share = len(self._waiting) / (len(self._held) + (own == 0))
+        if own + 1 > share:
+            return self._least_urgent_below(turn)
+        for priority in sorted(self._classes):
+            tenants = self._classes[priority].tenants
+            larger = [name for name in tenants if self._held[name] > share]
+            if larger:
+                largest = max(larger, key=lambda name: len(tenants[name].ranks))
+                return _least_urgent(tenants[largest])
+        return None
+
+    def _least_urgent_below(self, turn: Turn) -> RequestId | None:
+        """Of the tenant's own, in the lowest class that is below the turn's."""
+        for priority in sorted(self._classes):
+            tenant = self._classes[priority].tenants.get(turn.tenant)
+            if priority < turn.priority and tenant is not None:
+                return _least_urgent(tenant)
+        return None
 
     def held_by_tenant(self) -> dict[str, float]:
         """Seconds that each tenant waits for, in all classes."""
@@ -248,6 +270,10 @@ def _valid_top(kind: _Class) -> tuple[float, int, str] | None:
 def _is_valid(kind: _Class, entry: tuple[float, int, str]) -> bool:
     tenant = kind.tenants.get(entry[2])
     return tenant is not None and tenant.key == entry[:2]
+
+
+def _least_urgent(tenant: _Tenant) -> RequestId:
+    return tenant.waiting[tenant.ranks[-1]].turn.request_id
 
 
 def _limit(limit_s: float | None) -> float:

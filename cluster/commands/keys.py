@@ -23,7 +23,7 @@ from router.api_keys import KeyEntry, KeyFile, draw_key, parse_keys
 from twostroke.errors import ConfigError, NotFound
 
 _DAYS = re.compile(r"(\d{1,5})d")
-_HEADINGS = ("id", "tenant", "requests/min", "tokens/min", "at once", "expires", "state")
+_HEADINGS = ("id", "tenant", "requests/min", "tokens/min", "at once", "class", "expires", "state")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--requests-per-minute", type=float, metavar="N", help="(default: no limit)")
     add.add_argument("--tokens-per-minute", type=float, metavar="N", help="of prompts and answers (default: no limit)")
     add.add_argument("--concurrency", type=int, metavar="N", help="calls at once (default: no limit)")
+    add.add_argument(
+        "--max-priority",
+        type=int,
+        default=0,
+        metavar="CLASS",
+        help="highest class of its requests, from -100 to 100; those that ask for more have this one (default: 0)",
+    )
     add.add_argument("--expires", metavar="WHEN", help="2027-01-31, or 90d from now (default: never)")
     listing = actions.add_parser("list", help="show the keys' ids, tenants and limits")
     listing.add_argument("--json", action="store_true", help="as JSON instead of a table")
@@ -56,6 +63,7 @@ def _add(args: argparse.Namespace) -> None:
             requests_per_minute=args.requests_per_minute,
             tokens_per_minute=args.tokens_per_minute,
             concurrency=args.concurrency,
+            max_priority=args.max_priority,
             expires=_when(args.expires),
         )
     except ConfigError as error:
@@ -77,7 +85,7 @@ def _list(args: argparse.Namespace) -> None:
         return
     table = Table(*_HEADINGS, box=box.SIMPLE_HEAD)
     for key_id, entry in keys.items():
-        limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.concurrency)
+        limits = (entry.requests_per_minute, entry.tokens_per_minute, entry.concurrency, entry.max_priority)
         shown = ("-" if limit is None else f"{limit:g}" for limit in limits)
         table.add_row(key_id, entry.tenant, *shown, entry.expires or "-", _state(entry, now_s))
     Console(highlight=False).print(table)

@@ -20,6 +20,7 @@ def add(file: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_a_key_is_shown_once_and_only_its_hash_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "keys.yaml"
     limits = ("--requests-per-minute", "60", "--tokens-per-minute", "5000", "--concurrency", "4", "--expires", "90d")
+    limits += ("--max-priority", "7")
     first, second = add(file, capsys, "--tenant", "acme", *limits), add(file, capsys, "--tenant", "other")
     assert file.stat().st_mode & 0o777 == 0o600
     text = file.read_text()
@@ -33,6 +34,7 @@ def test_a_key_is_shown_once_and_only_its_hash_is_kept(tmp_path: Path, capsys: p
         4,
     )
     assert entry.expires is not None
+    assert [find_key(keys, f"Bearer {key}", 0.0)[1].max_priority for key in (first, second)] == [7, 0]
 
     assert main(["keys", "revoke", key_id, "--file", str(file)]) == 0
     keys = parse_keys(file.read_text(), str(file)).keys
@@ -57,6 +59,7 @@ def test_a_key_is_shown_once_and_only_its_hash_is_kept(tmp_path: Path, capsys: p
         (["add", "--tenant", "t", "--concurrency", "0"], "--concurrency must be positive"),
         (["add", "--tenant", "t", "--requests-per-minute", "nan"], "--requests-per-minute must be positive"),
         (["add", "--tenant", ""], "--tenant must be printable"),
+        (["add", "--tenant", "t", "--max-priority", "101"], "--max-priority must be from -100 to 100"),
         (["revoke", "0123456789ab"], "has no key '0123456789ab'"),
         (["list"], "sha256 must be 64 hexadecimal digits"),
     ],

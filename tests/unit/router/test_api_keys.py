@@ -28,7 +28,7 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2
 from twostroke.rpc.v1.inference_pb2_grpc import InferenceStub
 
 TEXT = "/v1/completions"
-ACME, OTHER, SINGLE, SLOW, THIRSTY, GONE, OLD = (draw_key() for _ in range(7))
+ACME, OTHER, SINGLE, SLOW, THIRSTY, GONE, OLD, FIRST = (draw_key() for _ in range(8))
 ENTRIES = {
     ACME: {"tenant": "acme"},
     OTHER: {"tenant": "other"},
@@ -36,6 +36,7 @@ ENTRIES = {
     SLOW: {"tenant": "slow", "requests_per_minute": 2},
     THIRSTY: {"tenant": "thirsty", "tokens_per_minute": 3},
     GONE: {"tenant": "gone", "disabled": True},
+    FIRST: {"tenant": "first", "max_priority": 5, "concurrency": 4},
     OLD: {"tenant": "old", "expires": "2020-01-31"},
 }
 
@@ -182,6 +183,16 @@ async def test_tokens_of_prompt_and_answer_count(guarded: Doors) -> None:
     assert int(refused.headers["retry-after"]) == 60 * (4 + 5 - 3) // 3
     trailing = await generate(guarded, THIRSTY).trailing_metadata()
     assert dict(trailing)["twostroke-error-kind"] == "RateLimitExceeded"
+
+
+@pytest.mark.parametrize(
+    ("key", "asked", "given"), [(ACME, 50, 0), (ACME, -3, -3), (FIRST, 50, 5), (FIRST, 4, 4), (FIRST, 10**9, 5)]
+)
+async def test_no_request_has_a_higher_class_than_its_key(guarded: Doors, key: NewKey, asked: int, given: int) -> None:
+    body = {"prompt": "a", "priority": -asked}
+    assert (await guarded.http.post(TEXT, json=body, headers=shown(key))).status_code == 200
+    assert await code_of(generate(guarded, key, priority=asked)) is grpc.StatusCode.OK
+    assert [request.priority for request in guarded.dispatcher.requests] == [given, given]
 
 
 async def test_the_tenant_is_the_keys_and_nobody_can_say_otherwise(guarded: Doors) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections import Counter
+
+import pytest
 
 from router.turns import Turn, Turns
 from twostroke.ids import RequestId
@@ -119,14 +122,67 @@ def test_what_goes_before_a_newcomer_is_what_will_be_served_before_it():
         assert abs(predicted_s - actual_s) < 5.0  # of up to 120: a round of four tenants, give or take one request
 
 
-def test_the_largest_tenant_of_the_lowest_class_makes_room():
+def test_who_holds_less_than_its_share_takes_a_place_of_who_holds_more():
     turns = filled(
         *[turn(f"a{n}", "a", at_s=n) for n in range(5)], *[turn(f"b{n}", "b") for n in range(2)], turn("h", priority=1)
     )
-    assert turns.displaced_by(turn("new", "c")) == "a4"
+    assert turns.displaced_by(turn("new", "c")) == "a4", "of the largest tenant the least urgent"
+    assert turns.displaced_by(turn("new", "c", priority=-1)) == "a4", "room is shared whatever the class"
     assert turns.displaced_by(turn("new", "a")) is None
-    assert turns.displaced_by(turn("new", "a", priority=1)) == "a4"
-    assert turns.displaced_by(turn("new", "c", priority=-1)) is None
+    assert turns.displaced_by(turn("new", "a", priority=1)) == "a4", "its own, of a lower class"
+    assert turns.displaced_by(turn("new", "b", priority=1)) == "a4"
+    turns.add(turn("b2", "b", priority=1))
+    turns.add(turn("b3", "b", priority=1))
+    turns.add(turn("b4", "b", priority=1))
+    assert turns.displaced_by(turn("new", "b", priority=2)) == "b1", "it holds its share"
+
+
+def test_one_tenants_classes_displace_as_if_there_were_no_tenants():
+    turns = filled(*[turn(f"r{n}", priority=n % 3, at_s=n) for n in range(9)])
+    assert turns.displaced_by(turn("new")) is None
+    for priority in (1, 2, 50):
+        assert turns.displaced_by(turn("new", priority=priority)) == "r6"
+    assert turns.displaced_by(turn("new", priority=-1)) is None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_flood_of_any_class_takes_more_than_a_share_from_tenants_that_hold_no_more(seed):
+    draw = random.Random(seed)
+    room, others = 110, [f"t{number}" for number in range(10)]
+    names = (f"r{number}" for number in itertools.count())
+    turns, tenant_of = Turns(), dict[str, str]()
+
+    def ask(tenant: str, priority: int) -> bool:
+        request = turn(next(names), tenant, priority=priority, at_s=float(len(tenant_of)))
+        if len(turns) == room:
+            gone = turns.displaced_by(request)
+            if gone is None:
+                return False
+            turns.remove(gone)
+        turns.add(request)
+        tenant_of[request.request_id] = tenant
+        return True
+
+    def held(tenant: str) -> int:
+        return sum(tenant_of[name] == tenant for name in turns)
+
+    while len(turns) < room:
+        ask(draw.choice(others), draw.randrange(-2, 3))
+    shares = {tenant: min(held(tenant), room // 11) for tenant in others}
+    for _ in range(500):
+        ask("flood", 100)
+        assert held("flood") <= room // 11
+    assert all(held(tenant) >= share for tenant, share in shares.items())
+    for name in list(turns):  # the others give up one after the other, and the flood takes what is free
+        if tenant_of[name] != "flood":
+            turns.remove(RequestId(name))
+            ask("flood", 100)
+    assert held("flood") == room
+    for tenant in others:
+        assert ask(tenant, -100), "who comes again finds room"
+    for _ in range(3000):
+        ask(draw.choice([*others, "flood", "flood"]), draw.randrange(-2, 101))
+    assert all(held(tenant) >= room // 11 for tenant in others)
 
 
 def test_the_order_survives_a_random_history_and_looking_costs_the_same_however_many_wait():
