@@ -146,8 +146,7 @@ async def test_who_has_the_right_certificate_is_served_and_nobody_else_is_heard(
             assert await asyncio.to_thread(asked_over_http, cluster.routers[0].http, tls) == "refused", who
 
         assert cluster.metric("decode-0", "twostroke_pull_bytes_total") > 0, "pages came over TLS"
-        for address in (cluster.routers[0].http, cluster.routers[0].grpc):
-            assert not await asyncio.to_thread(resumes, address, world)
+        assert not await asyncio.to_thread(resumes, cluster.routers[0].http, world)
         await until_routers_hear_each_other(cluster)
         await between_processes(world, cluster)
         await asyncio.to_thread(commands_come_in, world, cluster, monkeypatch, capfd)

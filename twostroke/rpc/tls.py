@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,6 +16,13 @@ from twostroke.tls_config import CLUSTER_NAME
 LINGER_S = 24 * 3600.0
 """For calls over a connection of an earlier certificate: longer than any answer; a stream without end begins again."""
 
+SESSIONS_S = 600.0
+"""How long clients may come back with a session, without showing their certificate again. gRPC itself gives them days,
+and another configuration makes earlier sessions worthless."""
+PAUSE_S = 0.05
+"""Before a configuration is replaced: handshakes that have asked are through the few instructions in which they need
+it, also on a machine that does other things."""
+
 Options = tuple[tuple[str, int], ...]
 
 
@@ -21,17 +30,40 @@ def server_credentials(certificates: Certificates | None) -> grpc.ServerCredenti
     if certificates is None:
         return grpc.insecure_server_credentials()
 
-    def renewed() -> grpc.ServerCertificateConfiguration:
-        """Called on a thread of gRPC's before each handshake. A configuration of its own makes worthless what sessions
-        were given before: gRPC would let a client come back with them for days, whatever has become of its certificate.
-        """
-        return _configuration(certificates.pem)
-
+    renewal = Renewal(certificates)
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(certificates.pem),
-        renewed,
+        renewal.first(),
+        renewal.next,  # type: ignore[arg-type]  # None: as before
         certificates.asks_clients,
     )
+
+
+class Renewal:
+    """What a gRPC server shows: another configuration where the certificate is a new one, and at times for sessions.
+
+    gRPC (1.85) takes a configuration away from handshakes that are about to use it: where another one came with every
+    handshake, some thousand attempts of a stranger ended the process. So another one comes seldom, and after a pause in
+    which those handshakes go on. gRPC asks on one thread at a time.
+    """
+
+    def __init__(self, certificates: Certificates, clock: Callable[[], float] = time.monotonic) -> None:
+        self._certificates = certificates
+        self._clock = clock
+        self._shown = certificates.pem
+        self._since_s = clock()
+
+    def first(self) -> grpc.ServerCertificateConfiguration:
+        return _configuration(self._shown)
+
+    def next(self) -> grpc.ServerCertificateConfiguration | None:
+        """None: as before. Called on a thread of gRPC's before each handshake."""
+        pem = self._certificates.pem
+        is_old = self._certificates.asks_clients and self._clock() - self._since_s > SESSIONS_S
+        if pem is self._shown and not is_old:
+            return None
+        self._shown, self._since_s = pem, self._clock()
+        time.sleep(PAUSE_S)
+        return _configuration(pem)
 
 
 def open_channel(address: str, certificates: Certificates | None, options: Options) -> grpc.aio.Channel:
