@@ -7,13 +7,19 @@ TORCH  := 2.13.0
 PROTOS := $(wildcard proto/twostroke/rpc/v1/*.proto)
 ARGS   ?=
 
+CLIENTS      := $(VENV)/clients
+GATE_CLIENTS := openai litellm
+ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai guidellm aiperf vllm
+CLIENT_PIP   := $(BIN)/pip --python
+CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
+
 GPU_PYTHON ?= $(firstword $(wildcard $(BIN)/python) python3)
 
 ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean
+.PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -28,6 +34,7 @@ help:
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
+	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
@@ -102,7 +109,26 @@ $(VENV)/nodes/.installed: $(VENV)/.dev
 rayup: .needs-root .needs-ip .needs-unshare .needs-sshd .needs-rsync $(VENV)/nodes/.installed
 	$(BIN)/python -m pytest tests/rayup -m slow
 
-test: lint proto-check .tools
+# Clients of the field, each in an environment of its own: what they need must not change ours, nor ours theirs.
+$(CLIENTS)/node/.installed: | $(VENV)/.dev
+	npm install --silent --no-audit --no-fund --prefix $(@D) "openai@7.57.0"
+	touch $@
+
+$(CLIENTS)/%/.installed: tests/clients/requirements/%.txt | $(VENV)/.dev
+	$(BIN)/python -m venv --clear --without-pip $(@D)
+	$(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) -r $< \
+		|| $(CLIENT_PIP) $(@D)/bin/python $(CLIENT_OPTIONS) --extra-index-url https://download.pytorch.org/whl/cpu -r $<
+	touch $@
+
+# Those of the gate. Never fails, as .tools: a client that cannot be had is printed, and its test is skipped.
+.clients:
+	@for name in $(GATE_CLIENTS); do $(MAKE) --no-print-directory $(CLIENTS)/$$name/.installed \
+		|| echo "client $$name cannot be installed: its test is skipped"; done
+
+clients: $(ALL_CLIENTS:%=$(CLIENTS)/%/.installed)
+	$(BIN)/python -m tests.clients --write docs/clients.md $(ARGS)
+
+test: lint proto-check .tools .clients
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: $(VENV)/.dev

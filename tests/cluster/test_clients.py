@@ -12,6 +12,8 @@ import openai
 import pytest
 import pytest_asyncio
 
+from tests.clients.asks import Served
+from tests.clients.stock import LITELLM, OPENAI, StockClient
 from tests.cluster.processes import ProcessCluster, running_cluster
 from twostroke.config import ModelConfig
 
@@ -106,3 +108,17 @@ async def test_a_stub_generated_from_our_proto_by_a_stranger_streams(cluster: Pr
     messages, completion_tokens = map(int, counts.split())
     assert messages == completion_tokens, "every token is its own message"
     assert "Paris" in text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("client", [OPENAI, LITELLM], ids=lambda client: client.name)
+async def test_a_stock_client_in_its_own_environment_sees_the_right_texts_and_token_counts(
+    cluster: ProcessCluster, client: StockClient, smollm2_dir: Path
+) -> None:
+    """Whole and as a stream, chats and completions, with usage; and it knows a request that is too long as such."""
+    if not client.is_installed:
+        pytest.skip(f"make .clients installs {client.name} below {client.home}")
+    served = Served(cluster.http, "smollm2-135m", smollm2_dir)
+    expected = await asyncio.to_thread(served.expected)
+    assert "Paris" in expected["chat, whole"]["text"]
+    assert await asyncio.to_thread(client.problems, served, expected) == []
