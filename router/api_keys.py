@@ -40,7 +40,7 @@ class KeyEntry:
     tokens_per_minute: float | None = None
     """Of prompts and answers."""
     concurrency: int | None = None
-    """Calls at once."""
+    """Answers at once: choices of all prompts of its open calls, and one for any other call."""
     max_priority: int = 0
     """The highest class that its requests have; those that ask for a higher one have this one."""
     expires: str | None = None

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from router.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
 from router.door_metrics import DoorMetrics
-from router.limits import Limits
+from router.limits import Limits, OpenCall
 from router.metrics import ROLE, RouterMetrics
 from router.resume import Mark, unmarked
 from twostroke.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
@@ -37,6 +37,8 @@ class Visit:
     """The highest class that its requests have."""
     spend: Callable[[int], None] = lambda tokens: None
     """Tokens of its prompts and answers."""
+    widen: Callable[[int], None] = lambda answers: None
+    """Tells how many answers the call asks for. Raises RateLimitExceeded or InvalidRequest where they are too many."""
     marks: Callable[[str], Mark] = lambda tenant: unmarked
     """By tenant, what ties a stream's name to it: nobody else can go on with it, or make such a name."""
 
@@ -118,14 +120,24 @@ class KeyedDoorman:
     def admit(self, authorization: str | None) -> Iterator[Visit]:
         try:
             key_id, entry = find_key(self._file.keys, authorization, time.time())
-            use = self._limits.enter(key_id, entry, time.monotonic())
+            call = self._limits.enter(key_id, entry, time.monotonic())
         except (InvalidApiKey, RateLimitExceeded) as error:
             self._metrics.count_refusal(error.reason)
             raise
         try:
-            yield Visit(entry.tenant, entry.max_priority, use.tokens.take, self._marks.of)
+            yield Visit(entry.tenant, entry.max_priority, call.spend, self._widened(call), self._marks.of)
         finally:
-            self._limits.leave(use)
+            call.leave()
+
+    def _widened(self, call: OpenCall) -> Callable[[int], None]:
+        def widen(answers: int) -> None:
+            try:
+                call.widen(answers)
+            except RateLimitExceeded as error:
+                self._metrics.count_refusal(error.reason)
+                raise
+
+        return widen
 
     async def watch(self) -> None:
         while True:

@@ -158,6 +158,7 @@ class Front:
         self.metrics.open_requests.inc()
         try:
             async with _until(ask.deadline_s):
+                ask.visit.widen(ask.open_answers)
                 with self._named(ask) as request_ids:
                     call = await self._prepared(ask, request_ids, received_s, span)
                     reach(Point.ROUTER_RECEIVED)

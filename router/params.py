@@ -140,6 +140,11 @@ class Ask:
             )
 
     @property
+    def open_answers(self) -> int:
+        """Choices of all prompts that the client has not got whole."""
+        return sum(not sent.is_finished for sent in self.point.sent)
+
+    @property
     def request_id(self) -> str:
         return self.point.request_id
 

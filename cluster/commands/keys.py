@@ -32,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--tenant", required=True, metavar="NAME", help="whose prefixes, turns and streams it has")
     add.add_argument("--requests-per-minute", type=float, metavar="N", help="(default: no limit)")
     add.add_argument("--tokens-per-minute", type=float, metavar="N", help="of prompts and answers (default: no limit)")
-    add.add_argument("--concurrency", type=int, metavar="N", help="calls at once (default: no limit)")
+    add.add_argument(
+        "--concurrency", type=int, metavar="N", help="answers at once: all choices of all prompts (default: no limit)"
+    )
     add.add_argument(
         "--max-priority",
         type=int,

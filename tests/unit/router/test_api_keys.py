@@ -175,6 +175,23 @@ async def test_a_call_too_many_is_refused_until_another_ends(guarded: Doors, lea
             await asyncio.sleep(0.01)
 
 
+async def test_every_choice_counts_as_an_answer_at_once(guarded: Doors) -> None:
+    guarded.dispatcher.stalls = True
+    wide = generate(guarded, FIRST, n=3)
+    await guarded.dispatcher.stalled.wait()
+    answer = await guarded.http.post(TEXT, json={"prompt": ["a", "b"]}, headers=shown(FIRST))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert refusals(guarded, "concurrency") == 1
+    answer = await guarded.http.post(TEXT, json={"prompt": "a", "n": 128}, headers=shown(FIRST))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")
+    guarded.dispatcher.stalls = False
+    assert (await guarded.http.post(TEXT, json={"prompt": "a"}, headers=shown(FIRST))).status_code == 200
+    wide.cancel()
+    await guarded.dispatcher.all_closed.wait()
+    body = {"prompt": ["a", "b"], "n": 2}
+    assert (await guarded.http.post(TEXT, json=body, headers=shown(FIRST))).status_code == 200
+
+
 async def test_tokens_of_prompt_and_answer_count(guarded: Doors) -> None:
     first = await guarded.http.post(TEXT, json={"prompt": "abcd", "max_tokens": 5}, headers=shown(THIRSTY))
     assert first.status_code == 200
