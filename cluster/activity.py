@@ -71,7 +71,7 @@ class ActivityLine:
             (each.name, each.doing) for each in self._activities
         ]
         self._activities = tuple(activities)
-        if self._live is not None or not self._stage:
+        if self._live is not None or not self._stage or not activities:
             return
         if has_changed or self._clock() - self._said_s > REPEAT_S:
             self._said_s = self._clock()

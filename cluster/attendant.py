@@ -13,6 +13,7 @@ import ray.exceptions
 from cluster import ray_session
 from cluster.activity import Activity
 from cluster.announce import Announcer
+from cluster.endings import Ending
 from cluster.plan import Stage, backoff_s
 from cluster.router_process import tail_of
 from cluster.supervisor import SHUTDOWN_S
@@ -23,6 +24,8 @@ CRASHES_TO_GIVE_UP = 3
 """A worker that died this often without ever having served will not serve by trying again."""
 RETRY_S = 0.2
 REJOIN_S = 1.0
+STOP_S = SHUTDOWN_S + 10.0
+"""For the supervisor to end its workers, each of which it kills after `SHUTDOWN_S`, on a machine that is busy."""
 AWAY = "Ray's node of this host is away; try again when it is back"
 
 
@@ -204,20 +207,26 @@ class Attendant:
             self._activities[name] = Activity(name, doing, since_s)
         self._announcer.detail(tuple(self._activities.values()))
 
-    async def stop_fleet(self) -> None:
-        """Workers end, then the supervisor."""
+    async def stop_fleet(self) -> Sequence[Ending]:
+        """Workers end, then the supervisor, within `STOP_S`. How each of them ended."""
         if self._is_gone:
-            return
+            return ()
         if self._supervisor is None:
             self._announcer.warn(
                 f"the fleet goes on: Ray is away; end it later with: twostroke down --address {self._address}"
             )
-            return
+            return ()
+        told_s = time.monotonic()
         try:
-            await asyncio.wait_for(self._supervisor.stop.remote(), SHUTDOWN_S + 2.0)
+            return tuple(await asyncio.wait_for(self._supervisor.stop.remote(), STOP_S))
         except (TimeoutError, ray.exceptions.RayError) as error:
-            self._announcer.warn(f"the fleet did not stop by itself: {error!r}")
-        ray_session.remove(self._supervisor)
+            after_s = time.monotonic() - told_s
+            why = "has not answered" if isinstance(error, TimeoutError) else "died"
+            self._announcer.warn(f"the supervisor {why} {after_s:.1f} s after it was told to stop its workers")
+            ray_session.remove_workers(list(self._known))
+            return [Ending(name, after_s, is_own=False) for name in ("supervisor", *self._known)]
+        finally:
+            ray_session.remove(self._supervisor)
 
     def _tell(self, worker: Worker) -> None:
         worker_id, observed = worker.config.worker_id, worker.observed

@@ -53,6 +53,8 @@ def tidy(folder: Path, state_file: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+    if left:
+        print(f"twostroke: still there {PATIENCE_S:.0f} s after SIGKILL: {', '.join(map(str, left))}", file=sys.stderr)
     shutil.rmtree(folder, ignore_errors=True)
     state_file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # others have their state there, or it is gone already

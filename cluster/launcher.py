@@ -13,6 +13,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from cluster import admin_access, orders, ports, ray_environment, state_file
 from cluster.announce import Announcer, fetch_with_progress
+from cluster.endings import described as endings_described
 from cluster.flags.token import read as read_token
 from cluster.home import Home
 from cluster.ray_address import reachable
@@ -192,9 +194,12 @@ class _Launch:
             for task in (*tasks, stopping):
                 task.cancel()
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
-            await asyncio.gather(*(router.stop() for router in self._routers))
+            told_s = time.monotonic()
+            of_routers = await asyncio.gather(*(router.stop() for router in self._routers))
+            endings = [ending for ending in of_routers if ending is not None]
             if not self._manner.keeps:
-                await attendant.stop_fleet()
+                endings += await attendant.stop_fleet()
+            self._announcer.say(endings_described(endings, time.monotonic() - told_s))
 
     async def _keep_router(self, router: RouterKeeper, attendant: Attendant) -> None:
         """Ends only by cancellation or failure."""

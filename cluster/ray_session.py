@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,13 @@ def living_nodes() -> list[Node]:
 
 def remove(supervisor: Any) -> None:
     ray.kill(supervisor, no_restart=True)
+
+
+def remove_workers(names: Sequence[str]) -> None:
+    """Kill them without their supervisor; who is gone already is passed over."""
+    for name in names:
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
 
 
 def restart(supervisor: Any) -> None:

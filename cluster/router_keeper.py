@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.announce import Announcer
+from cluster.endings import Ending
 from cluster.router_process import RouterProcess, until_ready
 from router.addresses import Addresses
 from router.listener import bind_listener
@@ -98,14 +99,18 @@ class RouterKeeper:
         self._leaving.add(leaving)
         leaving.add_done_callback(lambda _: self._forget(leaving, before))
 
-    async def stop(self) -> None:
+    async def stop(self) -> Ending | None:
+        """How it ended; None where it was not running."""
         for leaving in self._leaving:
             leaving.cancel()
         for process in tuple(self._replaced):  # some end by themselves meanwhile
             process.kill()
             await process.wait()
-        if self._process is not None:
-            await self._process.stop(GRACE_S)
+        if self._process is None:
+            return None
+        told_s = time.monotonic()
+        is_own = await self._process.stop(GRACE_S)
+        return Ending(self.name, time.monotonic() - told_s, is_own)
 
     def kill(self) -> None:
         for process in (self._process, *self._replaced):

@@ -75,17 +75,19 @@ class RouterProcess:
         """Another life serves on its ports: let it finish what it has, then kill it."""
         await self._end(signal.SIGUSR1, grace_s)
 
-    async def stop(self, grace_s: float) -> None:
-        """Let it finish open streams for `grace_s`, then kill it."""
-        await self._end(signal.SIGTERM, grace_s)
+    async def stop(self, grace_s: float) -> bool:
+        """Let it finish open streams for `grace_s`, then kill it. Whether it ended by itself."""
+        return await self._end(signal.SIGTERM, grace_s)
 
-    async def _end(self, number: signal.Signals, grace_s: float) -> None:
+    async def _end(self, number: signal.Signals, grace_s: float) -> bool:
         self._process.send_signal(number)
         try:
             await asyncio.wait_for(self.wait(), grace_s)
+            return True
         except TimeoutError:
             self.kill()
             await self.wait()
+            return False
 
     def kill(self) -> None:
         self._process.kill()

@@ -15,6 +15,7 @@ import ray
 
 from cluster.actors import Place, Serving
 from cluster.drains import Drains
+from cluster.endings import Ending
 from cluster.fleet_service import FleetService
 from cluster.ground import Ground, RayGround, WorkerDied, WorkerHandle
 from cluster.node_watch import NodeWatch
@@ -206,12 +207,13 @@ class Supervisor:
             for worker_id, worker in self._workers.items()
         ]
 
-    async def stop(self) -> None:
-        """Shut every worker down and remove it; `run` returns."""
+    async def stop(self) -> tuple[Ending, ...]:
+        """Shut every worker down and remove it; `run` returns. How each of them ended."""
         self._stopping.set()
-        await asyncio.gather(*(_remove(worker_id, handle) for worker_id, handle in self._handles.items()))
+        endings = await asyncio.gather(*(_remove(worker_id, handle) for worker_id, handle in self._handles.items()))
         self._handles.clear()
         self._ground.forget()
+        return tuple(endings)
 
     async def _run(self) -> None:
         server = self._server()
@@ -385,9 +387,14 @@ async def _recycle_when_frozen(worker_id: str, handle: WorkerHandle) -> None:
         log.info("worker not reached worker=%s error=%s", worker_id, error)
 
 
-async def _remove(worker_id: str, handle: WorkerHandle) -> None:
+async def _remove(worker_id: str, handle: WorkerHandle) -> Ending:
+    told_s, is_own = time.monotonic(), True
     try:
         await asyncio.wait_for(handle.shutdown(), SHUTDOWN_S)
+    except WorkerDied:
+        log.info("worker was gone already worker=%s", worker_id)
     except (ServeError, TimeoutError) as error:
+        is_own = False
         log.warning("worker did not shut down by itself worker=%s error=%r", worker_id, error)
     handle.remove()
+    return Ending(worker_id, time.monotonic() - told_s, is_own)
