@@ -33,6 +33,7 @@ from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidR
 from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
+from twostroke.models.recommended import UNKNOWN, Recommended
 from twostroke.request import FinishReason, SampledToken
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
@@ -104,11 +105,14 @@ class Front:
         seeds: Seeds | None = None,
         public: PublicPrefixes | None = None,
         recorder: Recorder | None = None,
+        recommended: Recommended = UNKNOWN,
     ) -> None:
+        """`recommended`: the sampling that the model's makers recommend; clients are told, nothing follows it here."""
         self.dispatcher = dispatcher
         self.text = text
         self.metrics = metrics
         self.model = model
+        self.recommended = recommended
         self._public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()

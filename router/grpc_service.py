@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -107,7 +108,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         del request, context
         facts = self._front.dispatcher.facts
         return inference_pb2.GetModelResponse(
-            model=self._front.model, max_model_len=facts.context_tokens, vocab_size=facts.vocab_size
+            model=self._front.model,
+            max_model_len=facts.context_tokens,
+            vocab_size=facts.vocab_size,
+            recommended_sampling=inference_pb2.SamplingOptions(**dataclasses.asdict(self._front.recommended)),
         )
 
     def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:

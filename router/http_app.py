@@ -167,6 +167,8 @@ class HttpDoors:
             "created": self._created,
             "owned_by": "twostroke",
         }
+        if recommended := self._front.recommended.said():
+            card["recommended_sampling"] = recommended
         if self._front.dispatcher.is_ready:
             card["max_model_len"] = self._front.dispatcher.facts.context_tokens
         return card

@@ -29,6 +29,7 @@ from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
 from twostroke.faults import install
 from twostroke.ids import Epoch
+from twostroke.models.catalog import recommended_sampling
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
 from twostroke.rpc.v1 import inference_pb2_grpc
@@ -72,6 +73,7 @@ class RouterServer:
             seeds=Seeds(config.cluster_token, config.seed),
             public=read_public_prefixes(config.public_prefixes, text),
             recorder=recorder,
+            recommended=recommended_sampling(config.model_dir),
         )
         certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
         metrics.expiries.watch("clients", certificates)

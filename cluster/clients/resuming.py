@@ -26,7 +26,16 @@ from cluster.clients.api_key import shown
 from cluster.clients.http import connector
 from cluster.clients.tls import door_of
 from cluster.flags.client_tls import ClientTls
-from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, Overloaded, PeerLost, ServeError
+from twostroke.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    PeerLost,
+    ServeError,
+)
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
@@ -202,6 +211,8 @@ def _refusal(status: int, body: Json) -> ServeError:
         return PeerLost(message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or code == "overloaded":
         return Overloaded(message)
+    if code == "context_length_exceeded":
+        return ContextLengthExceeded(message)
     if code == "deadline_exceeded":
         return DeadlineExceeded(message)
     kind = InvalidRequest if said.get("type") == "invalid_request_error" else InternalError

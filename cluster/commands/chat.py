@@ -5,25 +5,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import os
+import shutil
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-from cluster import state_file
+from cluster.chat.conversation import Conversation
+from cluster.chat.screen import Screen
+from cluster.chat.server import ChatServer, GrpcServer, HttpServer, Sampling
 from cluster.clients import api_key
-from cluster.clients.resuming import ResumingClient
+from cluster.clients.own_server import own_server
 from cluster.flags import client_tls, pid
 from cluster.flags.client_tls import ClientTls
-from cluster.state_file import ServeState
+from cluster.flags.parser import USAGE_ERROR
 from router.addresses import reachable
-from twostroke.errors import ConfigError
-from twostroke.rpc.v1 import inference_pb2
+from twostroke.errors import ConfigError, ContextLengthExceeded, ServeError
 
-ANSWER_S = 300.0
-"""Longest silence of the server."""
-
-Message = dict[str, str]
-Connect = Callable[[], ResumingClient]
-Ask = Callable[[ResumingClient, list[Message]], AsyncIterator[str]]
+COLUMNS = 100
+"""Of text, at most: longer lines are hard to read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,76 +41,125 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls", action="store_true", help="TLS with the system's CAs; the flags above mean it, too")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of each answer (default: the server's)")
-    parser.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
-    parser.add_argument("--seed", type=int, help="equal seeds, equal answers")
+    sampling = parser.add_argument_group("sampling", "by default as the model recommends, else as the server does")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token")
+    sampling.add_argument("--top-p", type=float, metavar="P", help="only tokens that together are so likely")
+    sampling.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    sampling.add_argument("--seed", type=int, help="equal seeds, equal answers")
 
 
 def run(args: argparse.Namespace) -> int:
-    connect, ask = _grpc(args) if args.grpc is not None else _http(args)
-    messages: list[Message] = [{"role": "system", "content": args.system}] if args.system else []
+    chat = _Chat(_server(args), Conversation(args.system))
     if args.message is not None:
-        asyncio.run(_turn(connect, ask, messages, args.message))
+        chat.ask(args.message)
         return 0
-    while (said := _read_line()) is not None:
-        if said.strip():
-            asyncio.run(_turn(connect, ask, messages, said))
-    return 0
+    return chat.converse() if sys.stdin.isatty() and sys.stdout.isatty() else chat.answer_lines()
 
 
-def _read_line() -> str | None:
-    with contextlib.suppress(EOFError):
-        return input("> " if sys.stdin.isatty() else "")
-    return None
+class _Chat:
+    def __init__(self, server: ChatServer, conversation: Conversation) -> None:
+        self._server = server
+        self._conversation = conversation
+
+    def ask(self, text: str) -> None:
+        """Raises ServeError, or KeyboardInterrupt, which ends the answer at the server; what came of it is kept."""
+        self._conversation.ask(text)
+        came: list[str] = []
+        write, end = _output()
+        try:
+            asyncio.run(self._stream(came, write))
+        finally:
+            self._conversation.answered("".join(came))
+            end()
+
+    async def _stream(self, came: list[str], write: Callable[[str], None]) -> None:
+        async with contextlib.aclosing(self._server.answer(self._conversation.messages)) as pieces:
+            async for piece in pieces:
+                came.append(piece)
+                write(piece)
+
+    def answer_lines(self) -> int:
+        """One question a line, from a pipe or a file."""
+        status = 0
+        for line in sys.stdin:
+            if line.strip():
+                status = max(status, self._ask_and_tell(line.rstrip("\n")))
+        return status
+
+    def converse(self) -> int:
+        """Until it is left."""
+        from cluster.chat.prompt import Prompt
+
+        prompt = Prompt()
+        print(f"{asyncio.run(self._server.served()).model or 'a model'} at {self._server.address}; ", end="")
+        print("/help shows commands, Ctrl-D leaves")
+        while True:
+            try:
+                line = prompt.read()
+            except KeyboardInterrupt:
+                continue
+            except EOFError:
+                return 0
+            if line.startswith("/"):
+                if self._carries_out(line):
+                    return 0
+            elif line.strip():
+                self._ask_and_tell(line)
+
+    def _carries_out(self, line: str) -> bool:
+        """True: it was the command to leave."""
+        try:
+            reply = self._conversation.command(line)
+        except ConfigError as error:
+            print(error.message)
+            return False
+        if reply.text:
+            print(reply.text)
+        return reply.leaves
+
+    def _ask_and_tell(self, text: str) -> int:
+        """What goes wrong with one answer does not end a conversation."""
+        try:
+            self.ask(text)
+        except ServeError as error:
+            hint = " (/new forgets the conversation so far)" if isinstance(error, ContextLengthExceeded) else ""
+            print(f"twostroke: {error.message}{hint}", file=sys.stderr)
+            return USAGE_ERROR
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            print("(ended)")
+        return 0
 
 
-async def _turn(connect: Connect, ask: Ask, messages: list[Message], said: str) -> None:
-    messages.append({"role": "user", "content": said})
-    answer = ""
-    async with connect() as client:
-        async for piece in ask(client, messages):
-            answer += piece
-            print(piece, end="", flush=True)
-    print()
-    messages.append({"role": "assistant", "content": answer})
+def _output() -> tuple[Callable[[str], None], Callable[[], None]]:
+    """How pieces of an answer are printed, and its end: plain, but for people who look at it."""
+
+    def write(text: str) -> None:
+        print(text, end="", flush=True)
+
+    if not sys.stdout.isatty():
+        return write, print
+    is_dumb = os.environ.get("TERM") in (None, "", "dumb")
+    columns = min(shutil.get_terminal_size().columns, COLUMNS)
+    screen = Screen(write, columns=columns, has_colours=not is_dumb and not os.environ.get("NO_COLOR"))
+    return screen.add, screen.end
 
 
-def _http(args: argparse.Namespace) -> tuple[Connect, Ask]:
+def _server(args: argparse.Namespace) -> ChatServer:
     secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
-    routers = _addresses(args.http, "--http") or [reachable(router.http) for router in _own(args.pid, secure).routers]
-    options = {"max_tokens": args.max_tokens, "temperature": args.temperature, "seed": args.seed}
-    options = {name: value for name, value in options.items() if value is not None}
-
-    async def ask(client: ResumingClient, messages: list[Message]) -> AsyncIterator[str]:
-        async for chunk in client.stream("/v1/chat/completions", {"messages": messages, **options}):
-            for choice in chunk["choices"]:
-                yield choice["delta"].get("content") or ""
-
-    return lambda: ResumingClient(http=routers, silence_s=ANSWER_S, begin_s=0, api_key=api_key.own(), tls=secure), ask
-
-
-def _grpc(args: argparse.Namespace) -> tuple[Connect, Ask]:
-    secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
-    routers = _addresses(args.grpc, "--grpc") or [reachable(router.grpc) for router in _own(args.pid, secure).routers]
-    sampling = inference_pb2.SamplingOptions(temperature=args.temperature, seed=args.seed)
-    stop = inference_pb2.StopOptions(max_tokens=args.max_tokens)
-
-    async def ask(client: ResumingClient, messages: list[Message]) -> AsyncIterator[str]:
-        chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(**message) for message in messages])
-        request = inference_pb2.GenerateRequest(chat=chat, sampling=sampling, stop=stop)
-        async for response in client.generate(request):
-            yield response.text
-
-    return lambda: ResumingClient(grpc=routers, silence_s=ANSWER_S, begin_s=0, api_key=api_key.own(), tls=secure), ask
-
-
-def _own(pid: int | None, secure: ClientTls | None) -> ServeState:
-    """This user's server."""
-    state = state_file.the_one_running(pid)
-    if state.has_tls and secure is None:
-        raise ConfigError(
-            "this user's server speaks TLS: say --tls-ca FILE, the CA that its certificate comes from", field="--tls-ca"
-        )
-    return state
+    sampling = Sampling(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        seed=args.seed,
+    )
+    if args.grpc is not None:
+        routers = _addresses(args.grpc, "--grpc") or [router.grpc for router in own_server(args.pid, secure).routers]
+        return GrpcServer([reachable(router) for router in routers], sampling, api_key.own(), secure)
+    routers = _addresses(args.http, "--http") or [router.http for router in own_server(args.pid, secure).routers]
+    return HttpServer([reachable(router) for router in routers], sampling, api_key.own(), secure)
 
 
 def _addresses(said: str | None, flag: str) -> list[str]:
@@ -120,4 +168,4 @@ def _addresses(said: str | None, flag: str) -> list[str]:
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise ConfigError(f"{flag} must be HOST:PORT, got {address!r}", field=flag)
-    return [reachable(address) for address in addresses]
+    return addresses

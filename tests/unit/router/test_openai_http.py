@@ -13,6 +13,7 @@ from router.http_app import build_http_app
 from router.metrics import RouterMetrics
 from router.text import ByteText
 from twostroke.kv_cache.block import owner_salt
+from twostroke.models.recommended import Recommended
 from twostroke.request import FinishReason, SampledToken
 
 ASK = [{"role": "user", "content": "hi"}]
@@ -288,6 +289,15 @@ async def test_models_are_listed(doors):
     models = await doors.openai.models.list()
     assert [model.id for model in models.data] == ["toy"]
     assert (await doors.openai.models.retrieve("toy")).id == "toy"
+
+
+async def test_what_the_models_makers_recommend_is_told(app):
+    dispatcher, _ = app
+    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", recommended=Recommended(top_p=0.9))
+    transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
+    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
+        (card,) = (await http.get("/v1/models")).json()["data"]
+    assert card["recommended_sampling"] == {"top_p": 0.9}
 
 
 async def test_text_can_be_tokenized_and_back(doors):

@@ -1,0 +1,59 @@
+"""What is typed into a chat: with line editing, and a history in the user's state folder, for the user alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+MOST_BYTES = 1 << 20
+"""Of history; the older half goes."""
+_ENTRY = b"\n# "
+"""Begins an entry of prompt_toolkit's file."""
+COMMANDS = ("/help", "/system", "/new", "/clear", "/save", "/exit")
+
+
+class Prompt:
+    def __init__(self) -> None:
+        keys = KeyBindings()
+        keys.add("escape", "enter")(_new_line)
+        self._session: PromptSession[str] = PromptSession(
+            history=_history(), key_bindings=keys, completer=WordCompleter(COMMANDS, sentence=True)
+        )
+
+    def read(self) -> str:
+        """Raises EOFError on Ctrl-D, KeyboardInterrupt on Ctrl-C."""
+        return self._session.prompt("> ", complete_while_typing=False)
+
+
+def history_path() -> Path:
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "twostroke" / "chat_history"
+
+
+def _new_line(event: KeyPressEvent) -> None:
+    event.current_buffer.insert_text("\n")
+
+
+def _history() -> History:
+    """Kept in memory alone where the file cannot be written."""
+    path = history_path()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))
+        path.chmod(0o600)
+        _shorten(path)
+        return FileHistory(path)
+    return InMemoryHistory()
+
+
+def _shorten(path: Path) -> None:
+    if path.stat().st_size <= MOST_BYTES:
+        return
+    kept = path.read_bytes()[-MOST_BYTES // 2 :]
+    path.write_bytes(kept[max(0, kept.find(_ENTRY)) :])
