@@ -29,7 +29,7 @@ from router.resume import Seeds, stream_of
 from router.stop_strings import Scanned, StopScanner, StopStrings
 from router.text import Text, encode_off_loop
 from twostroke.client_text import shown
-from twostroke.errors import DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
 from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
@@ -157,7 +157,7 @@ class Front:
     async def answer(self, ask: Ask, sink: Sink) -> None:
         """Send every event of the answer to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
         received_s = time.monotonic()
-        status = "Cancelled"
+        status = Cancelled.label()
         span = self._recorder.root("request", ask.point.stream, ask.traceparent)
         self.metrics.open_requests.inc()
         try:
@@ -172,11 +172,11 @@ class Front:
             log.info("request cancelled request=%s", ask.request_id)
             raise
         except ServeError as error:
-            status = type(error).__name__
+            status = error.label()
             log.info("request failed request=%s error=%s message=%s", ask.request_id, status, error.message)
             raise
         except Exception as error:
-            status = InternalError.__name__
+            status = InternalError.label()
             log.exception("request failed by a bug request=%s", ask.request_id)
             raise InternalError(f"internal error: {type(error).__name__}: {error}") from error
         finally:

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.doorman import Doorman, OpenHouse, Visit
 from router.front import Front
-from router.health_pages import HEALTH_PATHS, HealthPages
+from router.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
 from router.json_fields import as_number, parse_json
 from router.openai_http import AnswerResponse, error_response
 from router.openai_reply import Reply
@@ -60,7 +60,7 @@ RESUMABLE_HEADER = "x-resumable-stream"
 TENANT_HEADER = "x-tenant-id"
 """Set by gateways that know their clients, which must not be able to choose it."""
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics"}
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX}
 """Metrics are there only where no key is asked for, or they have no port of their own."""
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -86,7 +86,7 @@ def build_http_app(
         *HealthPages(front).routes(with_metrics=with_metrics),
     ]
     return Starlette(
-        routes=routes,
+        routes=with_index(routes),
         middleware=[*outer, Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
         exception_handlers={HTTPException: _http_error},
     )

@@ -142,7 +142,7 @@ class RouterMetrics:
             self.ttft_prediction_ratio.observe(compared.actual_s / compared.predicted_s)
 
     def count_request(self, status: str) -> None:
-        """`status` is "ok" or the name of the error's class."""
+        """`status` is "ok" or the error's label."""
         self._requests.labels(role=ROLE, status=status).inc()
 
     def count_decision(self, policy: str, source: str) -> None:
@@ -175,17 +175,20 @@ class _FleetCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        members = GaugeMetricFamily("twostroke_fleet_members", "Workers by standing.", labels=("role", "state"))
-        pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=("worker", "role", "state"))
+        of_worker = ("role", "worker_role", "worker")
+        members = GaugeMetricFamily(
+            "twostroke_fleet_members", "Workers by standing.", labels=("role", "worker_role", "state")
+        )
+        pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=(*of_worker, "state"))
         gauges = {
-            name: GaugeMetricFamily(f"twostroke_worker_{name}", help_text, labels=("worker", "role"))
+            name: GaugeMetricFamily(f"twostroke_worker_{name}", help_text, labels=of_worker)
             for name, help_text in _WORKER_GAUGES.items()
         }
         readings = list(self._read())
         for (role, standing), count in collections.Counter((r.role, r.standing) for r in readings).items():
-            members.add_metric((role, standing), count)
+            members.add_metric((ROLE, role, standing), count)
         for reading in readings:
-            labels = (reading.worker, reading.role)
+            labels = (ROLE, reading.role, reading.worker)
             for name, value in _values(reading).items():
                 gauges[name].add_metric(labels, value)
             for state, count in _pages(reading.load).items():

@@ -54,10 +54,15 @@ class ServeError(Exception):
         self.message = message
         self.field = field
 
+    @classmethod
+    def label(cls) -> str:
+        """The class in snake case, as metrics name it."""
+        return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
     @property
     def code(self) -> str | None:
-        """OpenAI's `code`: the class in snake case. Clients tell errors of one status apart by it."""
-        return re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
+        """OpenAI's `code`. Clients tell errors of one status apart by it."""
+        return self.label()
 
 
 class ConfigError(ServeError):

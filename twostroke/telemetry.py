@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, make_wsgi_app
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.registry import Collector
@@ -74,9 +74,12 @@ class Expiries(Collector):
 
 
 def introduce(registry: CollectorRegistry, role: str) -> Expiries:
-    """What every process says of itself: which build it is, what time it thinks it is, when its certificates end."""
+    """What every process says of itself: its build, its clock, its CPU time and memory (`process_*`, without a
+    role, as everywhere), and when its certificates end."""
+    disable_created_metrics()  # when a counter began to count is no time series
     expiries = Expiries(role)
     registry.register(expiries)
+    ProcessCollector(registry=registry)
     build = Gauge("twostroke_build_info", "Always 1.", ("role", "version", "python"), registry=registry)
     build.labels(role, __version__, platform.python_version()).set(1)
     clock = Gauge(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.processes import Client, running_cluster
-from tests.deploy.scrape import PACED, noted, scraped, series_of
+from tests.deploy.scrape import PACED, exposed, noted, scraped, series_of
+from tests.deploy.tools import tool
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 OTHER_UNITS = re.compile(r"_(ms|millis\w*|us|minutes|kb|mb|gb|kib|mib|gib|percent)(_|$)")
@@ -30,6 +34,9 @@ def test_all_metrics_are_ours_in_base_units_and_say_whose_they_are() -> None:
     families = [family for process in scraped() for family in process]
     assert len(families) > 30
     for family in families:
+        assert not family.name.endswith("_created")
+        if family.name.startswith("process_"):
+            continue
         assert family.name.startswith("twostroke_")
         assert not OTHER_UNITS.search(family.name), family.name
         assert family.type != "histogram" or family.name.endswith(("_seconds", "_bytes", "_tokens", "_ratio")), (
@@ -37,6 +44,12 @@ def test_all_metrics_are_ours_in_base_units_and_say_whose_they_are() -> None:
         )
         for sample in family.samples:
             assert sample.labels.get("role") in ("router", "prefill", "decode"), sample
+            for label in ("status", "reason", "state", "worker_role"):
+                assert sample.labels.get(label, "").islower() or label not in sample.labels, sample
+    for process in scraped():
+        roles = {sample.labels["role"] for family in process for sample in family.samples if "role" in sample.labels}
+        assert len(roles) == 1, "a role is that of the process that says it"
+        assert "process_resident_memory_bytes" in {family.name for family in process}
 
 
 def test_the_series_that_queries_are_held_against_are_those_of_a_scrape() -> None:
@@ -64,3 +77,14 @@ async def test_usage_of_several_choices_counts_the_prompt_and_its_reuse_once() -
             usage = (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.cached_tokens)
             assert usage == (100, 15, cached_tokens)
         await client.close()
+
+
+def test_promtool_and_a_parser_of_openmetrics_find_nothing_wrong() -> None:
+    for text, openmetrics in exposed():
+        done = subprocess.run(
+            [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+        assert openmetrics.rstrip().endswith("# EOF")
+        names = {family.name for family in openmetrics_families(openmetrics)}
+        assert names >= {family.name for family in text_string_to_metric_families(text)}

@@ -119,7 +119,7 @@ async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: si
         async with asyncio.timeout(20):
             await got.done.wait()
         assert got.tokens == expected_tokens(PROMPT, 5)
-        assert target.metric("pull_failures_total", reason="PeerLost") == 1
+        assert target.metric("pull_failures_total", reason="peer_lost") == 1
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
@@ -142,7 +142,7 @@ async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(
         prefix = PeerPrefix(source_at(info), 6)
         got = await router.answer(PROMPT, 5, source=source if is_split else None, peer=prefix)
         assert got.tokens == expected_tokens(PROMPT, 5)
-        reasons = ("PeerLost", "TransferFailed", "Cancelled")
+        reasons = ("peer_lost", "transfer_failed", "cancelled")
         assert sum(computing.metric("peer_pull_failures_total", reason=reason) for reason in reasons) == 1
         assert computing.metric("peer_pulled_blocks_total") == 0
 

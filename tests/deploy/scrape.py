@@ -20,13 +20,20 @@ from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from twostroke.config import ModelConfig
 
 NAMES = Path(__file__).with_name("metric_names.txt")
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
 PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
 
 
 @functools.cache
 def scraped() -> list[list[Metric]]:
-    """Families by process, the router's first. For tests that are no coroutines; one cluster for all of them."""
-    return asyncio.run(_scraped())
+    """Families by process, the router's first."""
+    return [list(text_string_to_metric_families(text)) for text, _ in exposed()]
+
+
+@functools.cache
+def exposed() -> list[tuple[str, str]]:
+    """What each process says as Prometheus' text, and as OpenMetrics. One cluster for tests that are no coroutines."""
+    return asyncio.run(_exposed())
 
 
 def series_of(processes: Iterable[Iterable[Metric]]) -> set[str]:
@@ -46,7 +53,7 @@ def noted() -> set[str]:
     return set(NAMES.read_text().split())
 
 
-async def _scraped() -> list[list[Metric]]:
+async def _exposed() -> list[tuple[str, str]]:
     async with running_cluster(prefill=1, decode=1, model=PACED) as cluster:
         client = Client(cluster.grpc)
         assert len(await client.tokens(range(100), max_tokens=5)) == 5
@@ -54,14 +61,16 @@ async def _scraped() -> list[list[Metric]]:
         return await asyncio.to_thread(scrapes, cluster)
 
 
-def scrapes(cluster: ProcessCluster) -> list[list[Metric]]:
+def scrapes(cluster: ProcessCluster) -> list[tuple[str, str]]:
     addresses = [cluster.http, *(f"http://{worker.info['metrics_address']}" for worker in cluster.workers.values())]
-    return [list(_scrape(f"{address}/metrics")) for address in addresses]
+    return [(_scrape(address, "*/*"), _scrape(address, OPENMETRICS)) for address in addresses]
 
 
-def _scrape(url: str) -> Iterable[Metric]:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return text_string_to_metric_families(answer.read().decode())
+def _scrape(address: str, accept: str) -> str:
+    request = urllib.request.Request(f"{address}/metrics", headers={"accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        told: str = answer.read().decode()
+        return told
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ class Listener:
             self._gate.refuse("garbage")
             log.warning("page connection dropped transport=%s garbage=%s", self._name, error.message)
         except ServeError as error:
-            kind = type(error).__name__
+            kind = error.label()
             self._gate.refuse(kind)
             log.warning("page reader refused transport=%s error=%s reason=%s", self._name, kind, error.message)
         finally:

@@ -58,8 +58,8 @@ class WorkerMetrics:
         self._peer_bytes = counter("peer_pulled_bytes_total", "Page bytes fetched from peers.").labels(role_name)
         self._peer_failures = counter("peer_pull_failures_total", "Pulls from peers given up: computed here.", "reason")
         for reason in PULL_TROUBLES:
-            self._pull_failures.labels(role_name, reason.__name__)
-            self._peer_failures.labels(role_name, reason.__name__)
+            self._pull_failures.labels(role_name, reason.label())
+            self._peer_failures.labels(role_name, reason.label())
         for kind in ("prefill", "decode"):
             self._steps.labels(role_name, kind)
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)

@@ -227,7 +227,7 @@ class PullClient:
             log.exception("pull broken request=%s source=%s", spec.request_id, spec.source.worker_id)
             report.failure = InternalError(f"{type(error).__name__}: {error}")
         if report.failure is not None:
-            self._metrics.pull_failed(type(report.failure).__name__, from_peer=spec.is_from_peer)
+            self._metrics.pull_failed(report.failure.label(), from_peer=spec.is_from_peer)
         return report
 
     def _ended(self, session: _Session) -> None:

@@ -285,7 +285,7 @@ async def test_a_pull_ends_at_its_source_by_its_requests_deadline_whoever_forget
         router_to(worker) as router,
     ):
         got = await router.answer(prompt, 5, source=source, deadline_s=time.time() + 0.5)
-        assert worker.metric("pull_failures_total", reason="DeadlineExceeded") == 1
+        assert worker.metric("pull_failures_total", reason="deadline_exceeded") == 1
         assert got.tokens == expected_tokens(prompt, 5), "what is missing is computed by whoever still wants it"
         await source.idle()
         assert source.metric("computed_tokens_total") < len(prompt) / 2, "computing went on for nobody"

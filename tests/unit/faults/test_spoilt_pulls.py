@@ -48,7 +48,7 @@ async def test_what_a_link_does_to_pages_changes_no_token(
             prompt = prompt_of(8 * BLOCK + 5, seed=seed)
             got = await router.answer(prompt, 5, source=source, request_id=str(seed))
             assert got.tokens == expected_tokens(prompt, 5)
-        reasons = ("TransferFailed", "PeerLost")
+        reasons = ("transfer_failed", "peer_lost")
         assert sum(target.metric("pull_failures_total", reason=reason) for reason in reasons) == failures
         assert target.metric("pull_bytes_total", transport=transport) > 0
         journal = (tmp_path / "journal").read_text()

@@ -253,4 +253,4 @@ async def test_a_step_that_fails_at_the_source_costs_the_client_nothing() -> Non
         source.host.engine._runner.run = broken
         got = await router.answer(prompt, 5, source=source)
         assert got.tokens == expected_tokens(prompt, 5)
-        assert target.metric("pull_failures_total", reason="TransferFailed") == 1
+        assert target.metric("pull_failures_total", reason="transfer_failed") == 1

@@ -12,6 +12,7 @@ from router.front import Front
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
 from router.text import ByteText
+from twostroke import __version__
 from twostroke.kv_cache.block import owner_salt
 from twostroke.models.recommended import Recommended
 from twostroke.request import FinishReason, SampledToken
@@ -355,3 +356,12 @@ async def test_a_bug_behind_the_door_is_a_500_that_does_not_stop_the_server(door
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
     assert (await doors.http.get("/live")).status_code == 200
+
+
+async def test_it_says_its_version_and_which_pages_there_are(doors):
+    assert (await doors.http.get("/version")).json() == {"version": __version__}
+    index = await doors.http.get("/")
+    assert index.headers["content-type"].startswith("text/plain")
+    for path in ("/v1/chat/completions", "/v1/models", "/metrics", "/health", "/version"):
+        assert path in index.text
+        assert (await doors.http.get(path)).status_code != 404

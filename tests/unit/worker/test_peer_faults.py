@@ -47,7 +47,7 @@ async def test_a_fetch_that_fails_ends_in_computation(
         await warm(peer, PROMPT[: HELD * BLOCK])
         got = await right_answer(router, source=source if is_split else None, peer=held_by(peer))
         computing = source if is_split else target
-        assert failures(computing, "TransferFailed") == 1
+        assert failures(computing, "transfer_failed") == 1
         arrived = 2 if isinstance(fault, FlipByte) else 0
         assert fetched(computing) == arrived
         assert got.last.cached_tokens == arrived * BLOCK
@@ -66,7 +66,7 @@ async def test_a_peer_that_has_less_than_was_thought_gives_what_it_has() -> None
         assert fetched(source) == 4
         assert computed(source) == (BLOCKS - 4) * BLOCK
         assert computed(peer) == 4 * BLOCK, "a peer never computes"
-        assert failures(source, "TransferFailed") == 1
+        assert failures(source, "transfer_failed") == 1
 
 
 @pytest.mark.parametrize("is_split", [True, False])
@@ -82,7 +82,7 @@ async def test_a_peer_of_another_life_or_that_is_no_more_is_refused_and_counted_
     ):
         computing = source if is_split else target
         await warm(peer, PROMPT[: HELD * BLOCK])
-        reasons = {"StaleEpoch": with_epoch(peer.source, "1.1"), "PeerLost": nobody}
+        reasons = {"stale_epoch": with_epoch(peer.source, "1.1"), "peer_lost": nobody}
         for seed, (reason, named) in enumerate(reasons.items(), start=1):
             prompt = prompt_of(100, seed=seed)
             options = {"source": source if is_split else None, "peer": held_by(named, 6)}
@@ -109,8 +109,8 @@ async def test_what_the_peer_of_a_source_that_is_gone_holds_is_fetched_there_bef
         assert fetched(target) == arrived
         assert computed(target) == len(PROMPT) - arrived * BLOCK + 5
         assert got.last.cached_tokens == arrived * BLOCK
-        assert target.metric("pull_failures_total", reason="PeerLost") == 1
-        assert failures(target, "StaleEpoch") == (not is_peer_there)
+        assert target.metric("pull_failures_total", reason="peer_lost") == 1
+        assert failures(target, "stale_epoch") == (not is_peer_there)
 
 
 async def test_a_request_that_is_closed_during_a_fetch_frees_everything_everywhere() -> None:
@@ -128,7 +128,7 @@ async def test_a_request_that_is_closed_during_a_fetch_frees_everything_everywhe
             await router.close("r")
             for worker in (target, source, peer):
                 await worker.idle()
-            assert failures(computing, "TransferFailed") == 0, "a pull that is stopped has not failed"
+            assert failures(computing, "transfer_failed") == 0, "a pull that is stopped has not failed"
             assert computed(computing) == 0
 
 

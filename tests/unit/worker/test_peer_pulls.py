@@ -172,7 +172,7 @@ async def test_a_peer_is_nothing_to_a_decode_worker_that_has_all_it_holds() -> N
     async with prefill() as peer, decode() as target, router_to(target) as router:
         await router.answer(PROMPT[: HELD * BLOCK], 1, request_id="warm")
         await right_answer(router, peer=held_by(peer))
-        assert target.metric("peer_pull_failures_total", reason="TransferFailed") == fetched(target) == 0
+        assert target.metric("peer_pull_failures_total", reason="transfer_failed") == fetched(target) == 0
 
 
 @pytest.mark.parametrize("is_split", [True, False])

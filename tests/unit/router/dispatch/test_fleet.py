@@ -255,10 +255,12 @@ async def test_loads_and_members_can_be_seen(fleet, soon):
     await soon(lambda: core.loads()[0].load.running == 3)
     assert {load.worker_id for load in core.loads()} == {"decode-0", "prefill-0"}
     value = core._metrics.registry.get_sample_value
-    assert value("twostroke_fleet_members", {"role": "decode", "state": "serving"}) == 1
-    assert value("twostroke_worker_running", {"worker": "decode-0", "role": "decode"}) == 3
-    assert value("twostroke_worker_pages", {"worker": "decode-0", "role": "decode", "state": "free"}) == 500
-    assert value("twostroke_worker_event_age_seconds", {"worker": "prefill-0", "role": "prefill"}) < 10
+    assert value("twostroke_fleet_members", {"role": "router", "worker_role": "decode", "state": "serving"}) == 1
+    decode = {"role": "router", "worker_role": "decode", "worker": "decode-0"}
+    assert value("twostroke_worker_running", decode) == 3
+    assert value("twostroke_worker_pages", {**decode, "state": "free"}) == 500
+    prefill = {"role": "router", "worker_role": "prefill", "worker": "prefill-0"}
+    assert value("twostroke_worker_event_age_seconds", prefill) < 10
 
 
 async def test_a_waiting_request_is_placed_as_soon_as_a_worker_joins(fleet, ask, soon):
