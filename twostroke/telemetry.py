@@ -76,7 +76,8 @@ class Expiries(Collector):
 def introduce(registry: CollectorRegistry, role: str) -> Expiries:
     """What every process says of itself: its build, its clock, its CPU time and memory (`process_*`, without a
     role, as everywhere), and when its certificates end."""
-    disable_created_metrics()  # when a counter began to count is no time series
+    # When a counter began to count is no time series.
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not say that it returns nothing
     expiries = Expiries(role)
     registry.register(expiries)
     ProcessCollector(registry=registry)

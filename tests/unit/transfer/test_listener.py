@@ -107,9 +107,9 @@ async def test_a_hello_that_does_not_come_in_time_ends_the_connection(
     [
         (b"GET / HTTP/1.1\r\n", "garbage"),
         (HELLO + b"\xff" * 64, "garbage"),
-        (HELLO.replace(b"secret", b"guess?"), "Unauthenticated"),
-        (HELLO.replace(b"1.0000000000000007", b"1.0000000000000009"), "StaleEpoch"),
-        (HELLO.replace(b"\xa1f", b"\xa1g"), "FingerprintMismatch"),
+        (HELLO.replace(b"secret", b"guess?"), "unauthenticated"),
+        (HELLO.replace(b"1.0000000000000007", b"1.0000000000000009"), "stale_epoch"),
+        (HELLO.replace(b"\xa1f", b"\xa1g"), "fingerprint_mismatch"),
     ],
 )
 async def test_whoever_is_shown_out_is_counted_by_reason(door: Door, said: bytes, reason: str) -> None:

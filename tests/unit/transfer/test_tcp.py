@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from twostroke.errors import ConfigError, PeerLost
+from twostroke.errors import ConfigError, FingerprintMismatch, PeerLost, ServeError, StaleEpoch, Unauthenticated
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
@@ -101,20 +101,22 @@ async def test_the_owner_says_who_it_is_and_sends_what_is_asked_for() -> None:
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"token": "guess"}, "Unauthenticated"),
-        ({"token": "", "protocol": "other/9"}, "Unauthenticated"),
-        ({"protocol": "other/9"}, "FingerprintMismatch"),
-        ({"fingerprint": "else"}, "FingerprintMismatch"),
-        ({"meant": "1.8"}, "StaleEpoch"),
-        ({"meant": "2.7"}, "StaleEpoch"),
+        ({"token": "guess"}, Unauthenticated),
+        ({"token": "", "protocol": "other/9"}, Unauthenticated),
+        ({"protocol": "other/9"}, FingerprintMismatch),
+        ({"fingerprint": "else"}, FingerprintMismatch),
+        ({"meant": "1.8"}, StaleEpoch),
+        ({"meant": "2.7"}, StaleEpoch),
     ],
 )
-async def test_a_refusal_is_typed_counted_and_ends_the_connection(changes: dict[str, str], error: str) -> None:
+async def test_a_refusal_is_typed_counted_and_ends_the_connection(
+    changes: dict[str, str], error: type[ServeError]
+) -> None:
     async with serving() as served:
         answer = all_that_comes(served.dial(), hello(**changes) + request([0]))
-        assert served.transport.refused == {error: 1}
+        assert served.transport.refused == {error.label(): 1}
     fields = read_frame(answer)
-    assert fields[:2] == ["refused", error]
+    assert fields[:2] == ["refused", error.__name__]
     assert answer == frame(fields)
     assert "secret" not in fields[2]
 
