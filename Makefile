@@ -19,7 +19,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz clean clients .clients
+.PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -37,6 +37,7 @@ help:
 	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
+	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make clean             remove .venv and the tools' caches"
@@ -165,6 +166,9 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 
 fuzz: $(VENV)/fuzz/.installed
 	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.fuzz $(ARGS)
+
+neighbours: $(VENV)/.dev
+	$(BIN)/python -m tests.chaos.neighbours $(ARGS)
 
 gpu:
 	$(GPU_PYTHON) -m tests.gpu.bench $(ARGS)

@@ -1,0 +1,1 @@
+"""Trials that break, load or imitate a running cluster."""
