@@ -23,7 +23,7 @@ def check(request: Request, facts: LoadedModel, now_s: float) -> None:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {min(fits, facts.max_model_len)} tokens. However, prompt "
             f"({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}. The model serves "
-            f"{facts.max_model_len}, the whole page pool holds {fits} tokens.",
+            f"{facts.max_model_len}, the whole page pool holds {fits} tokens. (context_length_exceeded)",
             field="max_tokens",
         )
     if len(request.emitted) >= request.sampling.max_tokens:

@@ -248,6 +248,6 @@ def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = Non
     pool = f" A worker's page pool fits {limit}, the model takes {facts.max_model_len}."
     return ContextLengthExceeded(
         f"This model's maximum context length is {limit} tokens. However, {what}. Please reduce the length of {name}."
-        f"{pool if limit < facts.max_model_len else ''}",
+        f"{pool if limit < facts.max_model_len else ''} (context_length_exceeded)",
         field=name,
     )

@@ -106,7 +106,8 @@ class MisdirectedRequest(InvalidRequest):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Its message contains "maximum context length is N tokens": LiteLLM, LangChain and agents read that sentence."""
+    """Its message contains "maximum context length is N tokens", which LiteLLM and agents read, and its code, which
+    LangChain searches the message for."""
 
 
 class NotFound(ServeError):

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.clients.asks import Served
+from tests.clients.benchmarks import BENCHMARKS
 from tests.clients.stock import LANGCHAIN, LITELLM, NODE, OPENAI, PYDANTIC_AI, ClientOfAKind
 from tests.cluster.processes import running_cluster
 from twostroke.config import DEFAULT_MODEL, ModelConfig
 from twostroke.models.fetch import fetch
 
-CLIENTS: tuple[ClientOfAKind, ...] = (OPENAI, LITELLM, NODE, LANGCHAIN, PYDANTIC_AI)
+CLIENTS: tuple[ClientOfAKind, ...] = (OPENAI, LITELLM, NODE, LANGCHAIN, PYDANTIC_AI, *BENCHMARKS)
 
 PREFACE = """# Clients
 
@@ -48,10 +49,10 @@ async def check(clients: Sequence[ClientOfAKind]) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.clients", description=__doc__, allow_abbrev=False)
-    parser.add_argument("names", nargs="*", help="of the clients; default: all")
+    parser.add_argument("names", nargs="*", help="what names of clients begin with; default: all")
     parser.add_argument("--write", type=Path, help="where the table goes, once all clients are right")
     arguments = parser.parse_args()
-    clients = [client for client in CLIENTS if not arguments.names or client.name in arguments.names]
+    clients = [client for client in CLIENTS if client.name.startswith(tuple(arguments.names or ("",)))]
     rows = asyncio.run(check(clients))
     is_right = all(row.endswith(" right |") for row in rows)
     if is_right and arguments.write is not None and not arguments.names:

@@ -90,7 +90,11 @@ def installed_version(home: Path, package: str) -> str:
 def environment() -> dict[str, str]:
     """Nothing of the project's, and nobody is called but the server."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    return kept | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1,localhost"}
+    return kept | {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "VLLM_NO_USAGE_STATS": "1",
+        "NO_PROXY": "127.0.0.1,localhost",
+    }
 
 
 OPENAI = StockClient(name="openai", package="openai", script="openai_package.py")

@@ -43,6 +43,7 @@ async def test_too_long_over_http_has_openais_code_type_and_sentence(app, path, 
         param,
     )
     assert "This model's maximum context length is 256 tokens. However, you" in error["message"]
+    assert error["message"].endswith("(context_length_exceeded)")  # where LangChain looks for it
 
 
 async def test_an_oversized_answer_says_how_much_the_prompt_takes(app):
