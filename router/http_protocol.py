@@ -404,9 +404,11 @@ class TimedProtocol(asyncio.Protocol):
         self._transport.pause_reading()
         self.share.drain(self._read_to_drop)
 
-    def _read_to_drop(self) -> None:
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+    def _read_to_drop(self) -> bool:
+        if self._transport.is_closing():
+            return False
+        self._transport.resume_reading()
+        return True
 
     # Time, and room for others.
 

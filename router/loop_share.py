@@ -21,7 +21,7 @@ class LoopShare:
 
     def __init__(self) -> None:
         self._steps: deque[Step] = deque()
-        self._drains: deque[Callable[[], None]] = deque()
+        self._drains: deque[Step] = deque()
         self._is_running = False
         self._is_draining = False
 
@@ -32,8 +32,11 @@ class LoopShare:
             self._is_running = True
             asyncio.get_running_loop().call_soon(self._run)
 
-    def drain(self, read: Callable[[], None]) -> None:
-        """Call `read` once, when its turn comes: it lets one more buffer of a refused body in, to throw it away."""
+    def drain(self, read: Step) -> None:
+        """Call `read` once, when its turn comes: it lets one more buffer of a refused body in, to throw it away.
+
+        It returns False where nothing can come any more, which takes no turn.
+        """
         self._drains.append(read)
         if not self._is_draining:
             self._is_draining = True
@@ -51,8 +54,8 @@ class LoopShare:
             self._is_running = False
 
     def _drain(self) -> None:
-        if self._drains:
-            self._drains.popleft()()
+        while self._drains and not self._drains.popleft()():
+            pass
         if self._drains:
             asyncio.get_running_loop().call_later(DRAIN_PERIOD_S, self._drain)
         else:
