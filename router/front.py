@@ -14,6 +14,7 @@ from router.detokenize import AnswerText
 from router.doorman import Visit
 from router.generation import Dispatcher, FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.metrics import RouterMetrics
+from router.output_share import OutputShare
 from router.params import (
     Ask,
     ChatPrompt,
@@ -116,6 +117,7 @@ class Front:
         self._public = public or PublicPrefixes()
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()
+        self.share = OutputShare()
         self._open: dict[tuple[str | None, str], _OpenRequest] = {}
         """By tenant of the API key, if any, and the client's request id."""
         self._streams: dict[str, _OpenRequest] = {}
@@ -296,8 +298,11 @@ class _Answer:
             if choice not in request.settled
         }
         cached: dict[int, int] = {}
+        share, client = self._front.share, self._call.ask.tenant or self._point.stream
         async with contextlib.aclosing(self._front.dispatcher.generate(request)) as events:
             async for event in events:
+                if share.is_over:
+                    await share.turn(client)
                 choice = choices[event.index]
                 if isinstance(event, TokenEvent):
                     await self._take_token(choice, event, request, first + event.index)

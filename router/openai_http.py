@@ -73,10 +73,23 @@ class AnswerResponse(Response):
         response: Response
         try:
             await self._front.answer(self._ask, keep)
-            response = JSONResponse(self._reply.body())
+            response = await self._whole()
         except ServeError as error:
             response = error_response(error)
         await response(scope, receive, send)
+
+    async def _whole(self) -> Response:
+        """Long bodies are made on a thread, one at a time, so that they take turns with the loop."""
+        if not self._reply.is_long:
+            return JSONResponse(self._reply.body())
+        async with self._front.share.whole_bodies:
+            body = await asyncio.to_thread(self._encoded)
+        return Response(body, media_type="application/json")
+
+    def _encoded(self) -> bytes:
+        """In small pieces: Python's lock is not given up within one call of json's C code."""
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return "".join(encoder.iterencode(self._reply.body())).encode()
 
     async def _send_stream(self, send: Send) -> None:
         events = _EventStream(send)

@@ -14,6 +14,8 @@ from router.text import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import SampledToken
 
+LONG_BODY = 1000
+"""Tokens and top logprobs in a whole answer; each takes some microseconds."""
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
@@ -70,6 +72,12 @@ class Reply:
         if event.finish is not None:
             choice.finish_reason = event.finish.value
         self._usage = event.usage or self._usage
+
+    @property
+    def is_long(self) -> bool:
+        """Its body takes more than some milliseconds to make."""
+        tokens = sum(len(choice.tokens) for choice in self._choices)
+        return tokens * (1 + (self._request.options.logprobs or 0)) > LONG_BODY
 
     def body(self) -> Json:
         """The whole answer; every event must have been added."""

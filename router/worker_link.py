@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable
 from typing import Protocol, TypeVar
 
@@ -41,6 +42,8 @@ CLOSE_TIMEOUT_S = 2.0
 """A worker that cannot be told drops the answer by itself when its grace period ends."""
 REACH_TIMEOUT_S = 1.0
 """Of one attempt to reach the same life again."""
+DELIVERY_S = 0.002
+"""Of one turn of the event loop, for tokens that a step brought: those of a thousand choices come together."""
 REACH_PAUSE_S = 0.15
 """Longer than the channel's first backoff, so that every attempt really dials."""
 RESTREAM_PAUSE_S = 0.02
@@ -218,7 +221,7 @@ class WorkerLink:
                 if isinstance(batch, worker_pb2.TokenBatch):
                     self._begin_connection(tasks)
                 while isinstance(batch, worker_pb2.TokenBatch):
-                    self._deliver(batch, tasks)
+                    await self._deliver(batch, tasks)
                     batch = await call.read()
             log.warning("token stream ended worker=%s epoch=%s", self.worker, self.epoch)
         except TimeoutError:
@@ -239,9 +242,13 @@ class WorkerLink:
                 self._repair(stream, tasks)
         self._up.set()
 
-    def _deliver(self, batch: worker_pb2.TokenBatch, tasks: asyncio.TaskGroup) -> None:
+    async def _deliver(self, batch: worker_pb2.TokenBatch, tasks: asyncio.TaskGroup) -> None:
         self._vigil.heard(self._member, Signal.TOKENS)
+        until_s = time.perf_counter() + DELIVERY_S
         for entry in batch.entries:
+            if time.perf_counter() > until_s:
+                await asyncio.sleep(0)
+                until_s = time.perf_counter() + DELIVERY_S
             stream = self._streams.get((RequestId(entry.request_id), entry.attempt))
             if stream is None:
                 self._metrics.stale_tokens_total.inc()
