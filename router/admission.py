@@ -107,7 +107,7 @@ class Admission:
         if displaced is not None:
             self._displace(self._held[displaced], now_s)
         self._hold(held)
-        self._turns.add(self._turn(wanting, held.decision.forecast.prefill_s))
+        self._turns.add(self._turn(wanting, self.headroom.cost_s(wanting, held.decision, workers)))
         self._wake_at_s = now_s
         return None
 
@@ -256,7 +256,7 @@ class Admission:
         passes_s = {worker: seconds - before_s.get(worker, 0.0) for worker, seconds in passes_s.items()}
         held = self._decide(before.wanting, workers, passes_s, now_s)
         self._hold(held)
-        self._turns.reprice(held.request_id, held.decision.forecast.prefill_s)
+        self._turns.reprice(held.request_id, self.headroom.cost_s(held.wanting, held.decision, workers))
         return held
 
     def _passed_by(self, wanting: Wanting) -> dict[WorkerId, float]:

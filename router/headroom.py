@@ -73,6 +73,17 @@ class Headroom:
         )
         return dataclasses.replace(wanting, deadline_s=wanting.deadline_s - answering_s)
 
+    def cost_s(self, wanting: Wanting, decision: Decision, workers: Workers) -> float:
+        """What the answer costs its tenant: its prompt, and what its tokens add to the steps of its decode worker. As
+        many as it may have, or as answers have lately."""
+        decode = workers.everyone.get(decision.decode)
+        if decode is None:
+            return decision.forecast.prefill_s
+        streams = max(1, decode.load.running)
+        token_s = decode.cost.of_streams(streams + 1, 0) - decode.cost.of_streams(streams, 0)
+        tokens = min(wanting.ask.most_answer_tokens, self._selector.answer_tokens)
+        return decision.forecast.prefill_s + tokens * max(0.0, token_s)
+
     def sent_to(self, worker: WorkerId) -> Iterable[RequestId]:
         return self._sent_to.get(worker, ())
 
@@ -105,13 +116,16 @@ class Headroom:
         return not is_known(member) or self.queue_s(member, now_s) <= self.ahead_s(member)
 
     def has_room(self, decode: Member) -> bool:
-        """For its pages: no more wait for them there than streams will end while a request is on its way."""
+        """For its pages and for a seat: no more wait for them there than streams will end while a request is on its
+        way. A burst of choices takes the seats before any report says so."""
         load = decode.load
-        if not load.waiting:
+        if not load.waiting and not load.seats:
             return True
         waiting = load.waiting + sum(
             self._unseen_s(request_id, decode.worker) > 0 for request_id in self.sent_to(decode.worker)
         )
+        if not load.waiting:
+            waiting -= max(0, load.seats - load.running)
         step_s = decode.cost.of_streams(load.running, 0)
         answer_s = self._selector.answer_tokens * step_s
         ending = load.running * self.ahead_s(decode) / answer_s if answer_s > 0 else 0.0

@@ -45,7 +45,7 @@ class Turn:
     """When its first token has to be there."""
     arrived_s: float
     cost_s: float
-    """Predicted, of its own prompt."""
+    """Predicted, of its own prompt and of the tokens of its answer."""
 
 
 @dataclass(slots=True)

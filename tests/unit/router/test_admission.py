@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from router.admission import HEADS, MOST_DECIDED
@@ -101,6 +103,32 @@ def test_tenants_that_all_ask_for_more_than_there_is_get_equal_shares():
     had = {tenant: sum(fleet.tokens[n] for n in fleet.released if n.startswith(tenant)) for tenant in tokens}
     assert max(had.values()) - min(had.values()) < 2.5 * 800
     assert fleet.admission.fairness(fleet.now_s) == pytest.approx(1.0, abs=0.01)
+
+
+def test_long_answers_of_many_choices_count_in_turns_as_prompts_do():
+    fleet = VirtualFleet()
+    load = fleet.decode[0].load
+    load.costs.stream_s = 0.01
+    fleet.decode[0].report(load, 0.0)
+    fleet.admission._selector.answered(100)
+    for number in range(100):
+        fleet.ask(f"long{number}", tenant="long", tokens=16, most_answer_tokens=100)
+        fleet.ask(f"short{number}", tenant="short", tokens=16, most_answer_tokens=1)
+    fleet.run(until_s=0.5)
+    had = Counter(name.rstrip("0123456789") for name in fleet.released)
+    assert had["short"] > 4 * had["long"] > 0
+
+
+def test_a_burst_of_choices_takes_no_more_seats_than_there_are():
+    fleet = VirtualFleet(prefill=4)
+    load = fleet.decode[0].load
+    load.seats = 8
+    fleet.decode[0].report(load, 0.0)
+    for number in range(100):
+        fleet.ask(f"r{number}", tokens=17)
+    fleet.run(until_s=0.0)
+    assert 8 <= len(fleet.released) <= 10
+    assert fleet.admission.held >= 90
 
 
 def test_held_requests_go_where_there_is_time_when_their_turn_comes():
