@@ -17,11 +17,12 @@ from decode_worker.takeover import Takeover
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
-    InternalError,
+    EngineLost,
     InvalidRequest,
     NonFiniteLogits,
     NotFound,
     ServeError,
+    StepFailed,
 )
 from twostroke.faults import is_off, reach
 from twostroke.faults.plan import Guard
@@ -196,9 +197,13 @@ class AnswerBook(RoleServices):
                 answer.trace.chunks.ran(chunk.start, chunk.end, seconds)
 
     def failed(self, sequences: list[Sequence], error: Exception) -> None:
-        reason = f"the engine failed: {type(error).__name__}: {error}"
+        reason = f"the engine could not compute this request: {type(error).__name__}: {error}"
         for sequence in sequences:
-            self._fail(self._by_sequence[sequence], InternalError(reason))
+            self._fail(self._by_sequence[sequence], StepFailed(reason))
+
+    def lost(self, error: EngineLost) -> None:
+        for answer in list(self._by_sequence.values()):
+            self._fail(answer, error)
 
     # How a role is mounted
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from twostroke.engine.build import LoadedModel
-from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
 from twostroke.faults import reach
 from twostroke.ids import PageId
 from twostroke.lifetime import Point
@@ -122,6 +122,11 @@ class BuildJobs(RoleServices):
     def failed(self, sequences: list[BuildSequence], error: Exception) -> None:
         for sequence in sequences:
             self._open[sequence].error = error
+
+    def lost(self, error: EngineLost) -> None:
+        for job in self._open.values():
+            job.error = error
+        self._host.progress.tell()
 
     def preempted(self, sequence: BuildSequence) -> None:
         raise AssertionError("a build claims all its pages at admission and never grows")

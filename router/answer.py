@@ -24,7 +24,15 @@ from router.metrics import RouterMetrics
 from router.moving import Moved, Movement
 from router.placement import Placed, Placer, may_go_elsewhere
 from router.request_log import RecordSink
-from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, InvalidRequest, NotFound, ServeError
+from twostroke.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    NotFound,
+    ServeError,
+    StepFailed,
+)
 from twostroke.faults import reach
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
@@ -34,6 +42,8 @@ from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
+MOST_FAILED_STEPS = 2
+"""A request that two workers could not compute would fail at the third one, too."""
 MAX_LOSSES = 5
 """Workers lost one after the other without a new token: by then the request itself is the likely killer."""
 
@@ -154,12 +164,13 @@ class Answer:
             if self._found.finish not in (None, FinishReason.ERROR):
                 return self._found.finish
             taken = await self._take_over(self._found)
-        losses = 0
+        losses = failed_steps = 0
         next_worker: WorkerId | None = None
+        avoided: WorkerId | None = None
         while len(self._emitted) < self._sampling.max_tokens:
             before = len(self._emitted)
-            placed, taken = taken or await self._place(next_worker), None
-            next_worker = None
+            placed, taken = taken or await self._place(next_worker, avoided), None
+            next_worker = avoided = None
             self._account.placed(placed.decision, placed.decided_at_s)
             try:
                 return await self._relay(placed)
@@ -170,6 +181,10 @@ class Answer:
                 losses = losses + 1 if len(self._emitted) == before else 1
                 if not may_go_elsewhere(error) or losses > MAX_LOSSES:
                     raise
+                if isinstance(error, StepFailed):
+                    avoided, failed_steps = placed.link.worker, failed_steps + 1
+                    if failed_steps == MOST_FAILED_STEPS:
+                        raise InternalError(f"{failed_steps} attempts failed alike: {error.message}") from error
                 self._around.metrics.reopened_requests_total.inc()
                 self._span.event("reopened", lost_worker=placed.link.worker, error=repr(error))
                 log.warning(
@@ -182,12 +197,12 @@ class Answer:
                 )
         return FinishReason.LENGTH
 
-    async def _place(self, at: WorkerId | None) -> Placed:
+    async def _place(self, at: WorkerId | None, avoided: WorkerId | None) -> Placed:
         has_had_turn = self._account.attempts > 0 or self._found is not None
         span = self._span.begin("route")
         try:
             placed = await self._around.placer.place(
-                self._request_now(), self._lifetime, span, has_had_turn=has_had_turn, at=at
+                self._request_now(), self._lifetime, span, has_had_turn=has_had_turn, at=at, avoided=avoided
             )
         except BaseException as error:
             span.end(error=repr(error))

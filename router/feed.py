@@ -153,6 +153,8 @@ class Feed:
         member.report(load, now_s)
         self._ledger.vigil.heard(member, Signal.EVENTS)
         if member.standing is not before:
+            if load.state == control_pb2.WORKER_STATE_DEAD:
+                self._ledger.metrics.engines_lost_total.inc()
             log.info("member is worker=%s epoch=%s standing=%s", member.worker, member.epoch, member.standing)
             self._ledger.changed()
         self._ledger.heard()

@@ -12,7 +12,14 @@ from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.events import tier_from_message
-from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, Load, ModelInfo, ServerInfo, WorkerState
+from twostroke.rpc.v1.control_pb2 import (
+    WORKER_STATE_DEAD,
+    WORKER_STATE_DRAINING,
+    Load,
+    ModelInfo,
+    ServerInfo,
+    WorkerState,
+)
 from twostroke.schedule.cost import StepCost
 
 UTILISATION_WINDOW_S = 60.0
@@ -26,7 +33,8 @@ class Standing(enum.StrEnum):
     SUSPECT = "suspect"
     """Silent, or its event stream broke: no new work until it is heard again."""
     DEAD = "dead"
-    """Silent for longer, or it refuses connections: what it had goes on elsewhere. A member again once it is heard."""
+    """Silent for longer, or it refuses connections: what it had goes on elsewhere. A member again once it is heard.
+    A worker that has lost its engine says so itself: its process is about to end."""
     DRAINING = "draining"
     """It finishes what it has."""
     REFUSED = "refused"
@@ -65,6 +73,8 @@ class Member:
             return Standing.REFUSED
         if self.model is None or self.reported_at_s is None:
             return Standing.JOINING
+        if self.load.state == WORKER_STATE_DEAD:
+            return Standing.DEAD
         if self.life is not Life.ALIVE:
             return Standing(self.life)
         if WORKER_STATE_DRAINING in (self.state, self.load.state):

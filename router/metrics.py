@@ -76,6 +76,9 @@ class RouterMetrics:
             "reservations", "Placements, of this router and of others, that workers' reports do not show yet."
         )
         self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
+        self.engines_lost_total = self._counter(
+            "engines_lost", "Epochs of workers that ended because the engine or its device had failed."
+        )
         self.reopened_requests_total = self._counter(
             "reopened_requests", "Answers that went on at another decode worker (or another life of it)."
         )

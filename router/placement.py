@@ -86,11 +86,19 @@ class Placer:
         await self._room.run()
 
     async def place(
-        self, request: Request, lifetime: Lifetime, span: OpenSpan, *, has_had_turn: bool, at: WorkerId | None = None
+        self,
+        request: Request,
+        lifetime: Lifetime,
+        span: OpenSpan,
+        *,
+        has_had_turn: bool,
+        at: WorkerId | None = None,
+        avoided: WorkerId | None = None,
     ) -> Placed:
         """Returns once a worker has it; every worker asked counts as an attempt and gets its own number, not below the
         request's. One that has had its turn, and lost its worker, does not wait for another turn; nor is it refused, it
-        waits for a worker. `at`: that one has its pages, and computes the rest, if it takes it.
+        waits for a worker. `at`: that one has its pages, and computes the rest, if it takes it. `avoided`: the last one
+        to be asked.
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, and what a worker says about the request itself. What was
@@ -99,7 +107,7 @@ class Placer:
         wanting = self._wanting(request, has_had_turn)
         give_up_s = time.monotonic() + self._worker_wait_s
         full: set[WorkerId] = set()
-        unusable: set[WorkerId] = set()
+        unusable: set[WorkerId] = set() if avoided is None else {avoided}
         while True:
             serving = [m for m in self._fleet.serving(Role.DECODE) if m.worker not in unusable]
             free = [m for m in serving if m.worker not in full]

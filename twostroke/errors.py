@@ -17,6 +17,8 @@
     ├── DeadlineExceeded         the request's own deadline has passed
     ├── Cancelled                the client went away or aborted
     ├── PeerLost                 a worker or link died                         (retryable)
+    │   └── EngineLost           a worker's engine or device has failed; it ends and is replaced (retryable)
+    ├── StepFailed               a worker could not compute this request; tried at one other (retryable)
     ├── TransferFailed           pages did not arrive as announced             (retryable)
     ├── FingerprintMismatch      two workers do not serve the same KV
     ├── StaleEpoch               an earlier life of a worker spoke, or was spoken to
@@ -171,6 +173,14 @@ class PeerLost(ServeError):
     grpc_status = "UNAVAILABLE"
     http_status = 503
     openai_type = "service_unavailable_error"
+    retryable = True
+
+
+class EngineLost(PeerLost):
+    pass
+
+
+class StepFailed(ServeError):
     retryable = True
 
 

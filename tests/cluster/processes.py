@@ -162,7 +162,10 @@ class ProcessCluster:
     def fleet_address(self) -> str:
         return self._fleet_server.address
 
-    async def start_worker(self, role: Role, worker_id: str, incarnation: int, **changes: object) -> None:
+    async def start_worker(
+        self, role: Role, worker_id: str, incarnation: int, *, module: str | None = None, **changes: object
+    ) -> None:
+        """`module`: another one than the role's own."""
         config = WorkerConfig(
             role=role,
             worker_id=worker_id,
@@ -176,7 +179,7 @@ class ProcessCluster:
             tracing=self.tracing,
         )
         config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # any field of the config
-        module = "prefill_worker" if role is Role.PREFILL else "decode_worker"
+        module = module or ("prefill_worker" if role is Role.PREFILL else "decode_worker")
         worker = WorkerProcess(config, await self._spawn(module, to_json(config)))
         self.workers[worker_id] = worker
         worker.info = await self._first_line(worker.process)

@@ -20,6 +20,7 @@ from twostroke.engine.decode_graphs import DecodeGraphs, DecodeInputs, PageTable
 from twostroke.engine.device_sampler import draw_rows
 from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sample
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
+from twostroke.errors import EngineLost
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
 from twostroke.kernels.spans import Placement, Spans
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
@@ -88,6 +89,13 @@ class DeviceRunner:
             self._warm_up()  # last, because a recording gives memory back that nobody uses
 
     def run(self, batch: Batch) -> StepResult:
+        """Raises EngineLost where the device has failed: nothing that runs on it afterwards can be trusted."""
+        try:
+            return self._run(batch)
+        except torch.AcceleratorError as error:  # too little memory is none of these
+            raise EngineLost(f"the device failed: {error}") from error
+
+    def _run(self, batch: Batch) -> StepResult:
         started_s = time.perf_counter()
         with self._accelerator.guard(), torch.inference_mode():
             answers = self.launch(batch)

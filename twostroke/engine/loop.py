@@ -14,16 +14,25 @@ class EngineThread:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self.is_lost = False
+        """Nobody waits for it any more: it may never come back from the step in flight. Its process is about to end."""
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
         """The step is on its way before this returns."""
         return asyncio.get_running_loop().run_in_executor(self._thread, self._runner.run, batch)
 
+    def give_up(self) -> None:
+        self.is_lost = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     async def settle(self) -> None:
         """Wait for the step in flight, whose result nobody may be waiting for any more."""
+        if self.is_lost:
+            return
         await asyncio.get_running_loop().run_in_executor(self._thread, int)
 
     def close(self) -> None:
         """Wait for the step in flight, then close the runner on the thread that used it."""
+        assert not self.is_lost, "it may never answer"
         self._thread.submit(self._runner.close).result()
         self._thread.shutdown()

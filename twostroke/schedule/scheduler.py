@@ -161,7 +161,7 @@ class Scheduler:
 
     def settle(self, step: Step, result: StepResult) -> list[Emission]:
         """Take in what a step computed: blocks become readable, sampled tokens become known."""
-        self._in_flight = frozenset()
+        self._in_flight -= {chunk.sequence for chunk in step.chunks}
         sampled = iter(result.tokens)
         emissions: list[Emission] = []
         for chunk in step.chunks:
@@ -202,15 +202,21 @@ class Scheduler:
         moved = [Chunk(chunk.sequence, chunk.start + times, chunk.end + times, True) for chunk in step.chunks]
         return self._builder.build(moved)
 
-    def forsake(self) -> list[Sequence]:
-        """The step in flight failed: every sequence in it ends, and its pages are given back unread."""
-        failed = [sequence for sequence in self._running if sequence in self._in_flight]
-        ended_meanwhile = [sequence for sequence in self._in_flight if sequence.ended]
-        self._in_flight = frozenset()
-        for sequence in ended_meanwhile:
-            self._vacate(sequence)
-        for sequence in failed:
-            self.end(sequence)
+    def part(self, chunks: ListOf[Chunk]) -> Step:
+        """The step that runs only these chunks of the step in flight, which has failed. Each part is settled or
+        forsaken like a whole step."""
+        return self._builder.build(chunks)
+
+    def forsake(self, step: Step) -> list[Sequence]:
+        """A step, or a part of it, failed for good: its sequences end, and their pages are given back unread."""
+        sequences = [chunk.sequence for chunk in step.chunks]
+        failed = [sequence for sequence in sequences if not sequence.ended]
+        self._in_flight -= set(sequences)
+        for sequence in sequences:
+            if sequence.ended:
+                self._vacate(sequence)
+            else:
+                self.end(sequence)
         return failed
 
     def end(self, sequence: Sequence) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twostroke.errors import Draining, FingerprintMismatch, StaleEpoch
+from twostroke.errors import Draining, EngineLost, FingerprintMismatch, StaleEpoch
 from twostroke.ids import Epoch
 from twostroke.worker.metrics import WorkerMetrics
 
@@ -13,10 +13,13 @@ class Gate:
         self.epoch = epoch
         self.fingerprint = fingerprint
         self.is_draining = False
+        self.lost: EngineLost | None = None
+        """Nothing is taken, nor read, any more."""
         self._metrics = metrics
 
     def check(self, fingerprint: str, epoch: str, *, is_work: bool = True) -> None:
-        """Raises FingerprintMismatch (with both values), StaleEpoch or Draining. An empty epoch means any life.
+        """Raises FingerprintMismatch (with both values), StaleEpoch, EngineLost or Draining. An empty epoch means any
+        life.
 
         What is not work, reading what is here already, goes on while the worker drains: that is how it leaves.
         """
@@ -28,5 +31,7 @@ class Gate:
                 f"{self.worker_id} has fingerprint {self.fingerprint!r}, the caller has {fingerprint!r}; "
                 "all workers and routers of a cluster must serve the same model, dtype and block size"
             )
+        if self.lost is not None:
+            raise EngineLost(f"{self.worker_id} has lost its engine and is replaced: {self.lost.message}")
         if self.is_draining and is_work:
             raise Draining(f"{self.worker_id} is draining and takes no new work")

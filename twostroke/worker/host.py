@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from twostroke import __version__
 from twostroke.config import Role, WorkerConfig
+from twostroke.errors import EngineLost
 from twostroke.faults import announced, install
 from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.memory import PageMemory
@@ -29,6 +30,7 @@ from twostroke.transfer.spoilt import spoilable
 from twostroke.worker import calibration
 from twostroke.worker.calibration import Reach, calibrate
 from twostroke.worker.digests import PageDigests
+from twostroke.worker.engine_check import EngineCheck, probe_batch
 from twostroke.worker.events import EventFeed
 from twostroke.worker.gate import Gate
 from twostroke.worker.loop import WorkLoop
@@ -88,8 +90,16 @@ class WorkerHost:
         self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
         self.progress = News()
         self.engine = plant.engine
+        probe = probe_batch(facts.block_size, self.pool.total, facts.max_model_len, samples=config.can_sample)
+        self._check = EngineCheck(self.engine, probe, time.monotonic)
         self.loop = WorkLoop(
-            self.scheduler, self.engine, self.metrics, self.progress, config.schedule.step_target_s, plant.rates
+            self.scheduler,
+            self.engine,
+            self.metrics,
+            self.progress,
+            config.schedule.step_target_s,
+            plant.rates,
+            self._check,
         )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         names = config.transports or default_names(plant.memory)
@@ -124,6 +134,7 @@ class WorkerHost:
         for transport in self.transports:
             self.endpoints.append(await transport.open(self.memory, identity))
         await self._calibrate()
+        await self._check.learn()
 
     async def close(self) -> None:
         """Servers first, so that nobody asks for what is being taken down."""
@@ -139,8 +150,17 @@ class WorkerHost:
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
 
+    async def lose_engine(self, error: EngineLost) -> None:
+        """From here on nobody waits for the engine, and everybody who asks is told to go elsewhere."""
+        self.gate.lost = error
+        self.engine.give_up()
+        await self.rpc.set_serving(False)
+        self.feed.publish()
+
     @property
     def state(self) -> control_pb2.WorkerState:
+        if self.gate.lost is not None:
+            return control_pb2.WORKER_STATE_DEAD
         if self.gate.is_draining:
             return control_pb2.WORKER_STATE_DRAINING
         return control_pb2.WORKER_STATE_SERVING

@@ -24,6 +24,10 @@ PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
 """Counted from 0 on: what is counted from its first time on has no rate then."""
 
 
+STEP_OUTCOMES = ("repeated", "request_failed", "engine_lost")
+"""Run again in parts, they succeeded; some sequences failed it; the worker's epoch ended."""
+
+
 class WorkerMetrics:
     def __init__(self, role: Role, block_size: int) -> None:
         self.registry = CollectorRegistry()
@@ -60,6 +64,9 @@ class WorkerMetrics:
         for reason in PULL_TROUBLES:
             self._pull_failures.labels(role_name, reason.label())
             self._peer_failures.labels(role_name, reason.label())
+        self._failed_steps = counter("failed_steps_total", "Steps that raised an error, by what came of it.", "outcome")
+        for outcome in STEP_OUTCOMES:
+            self._failed_steps.labels(role_name, outcome)
         for kind in ("prefill", "decode"):
             self._steps.labels(role_name, kind)
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
@@ -101,6 +108,10 @@ class WorkerMetrics:
         self._steps.labels(self._role, kind).observe(seconds)
         self._computed.inc(len(step.batch.tokens))
         self._sampled.inc(len(step.batch.samples))
+
+    def step_failed(self, outcome: str) -> None:
+        """`outcome`: one of STEP_OUTCOMES."""
+        self._failed_steps.labels(self._role, outcome).inc()
 
     def pulled(self, transport: str, copied_bytes: int, seconds: float) -> None:
         self._pull_bytes.labels(self._role, transport).inc(copied_bytes)

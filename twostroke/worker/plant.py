@@ -76,6 +76,9 @@ class Plant:
         return log
 
     async def close(self) -> None:
+        """Of a lost engine, whose step may still be reading and writing, the end of the process is the end."""
+        if self.engine.is_lost:
+            return
         await asyncio.to_thread(self.engine.close)
         self.memory.close()
 

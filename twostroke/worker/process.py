@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import logging
+import os
 import signal
 import sys
 
 from twostroke import collector
 from twostroke.config import WorkerConfig
-from twostroke.errors import ServeError
+from twostroke.errors import EngineLost, ServeError
 from twostroke.json_values import from_json
 from twostroke.telemetry import configure_logging
 from twostroke.worker.worker import Worker
 
+ENGINE_LOST = 3
+"""Status of a process that ends because its engine, or the device, has failed: start another one."""
 DRAIN_S = 30.0
 """How long SIGTERM waits for open requests; a second signal does not wait."""
 
@@ -26,6 +30,10 @@ def main(worker_class: type[Worker]) -> int:
         config = from_json(WorkerConfig, sys.stdin.read())
         configure_logging(config.worker_id)
         asyncio.run(_serve(worker_class(config)))
+    except EngineLost as error:
+        print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
+        logging.shutdown()
+        os._exit(ENGINE_LOST)  # Python would wait for the engine's thread, which may never end
     except ServeError as error:
         print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 
 from twostroke.config import WorkerConfig
-from twostroke.errors import PeerLost
+from twostroke.errors import EngineLost, PeerLost
 from twostroke.faults import reach
 from twostroke.ids import Epoch
 from twostroke.lifetime import Point
@@ -61,7 +61,11 @@ class Worker(abc.ABC):
         """The role on this host; `tasks` end with the worker."""
 
     async def run(self, incarnation: int | None = None) -> None:
-        """Load the model and serve until `shutdown`; once per object. Raises ConfigError for what cannot be started."""
+        """Load the model and serve until `shutdown`; once per object.
+
+        Raises ConfigError for what cannot be started, and EngineLost where the process must end, and not wait for the
+        engine's thread.
+        """
         ready = self._ready_future()
         try:
             plant = self.plant = self.plant or await Plant.load(self._config)
@@ -128,7 +132,7 @@ class Worker(abc.ABC):
             self._host, self._role, self._pages = host, role, self._mount_services(host, role, tasks)
             await host.rpc.start()
             running = [
-                tasks.create_task(host.loop.run(role)),
+                tasks.create_task(self._work(host, role)),
                 tasks.create_task(host.feed.beat()),
                 tasks.create_task(_publish_progress(host)),
             ]
@@ -140,12 +144,24 @@ class Worker(abc.ABC):
             ready.set_result(info)
             try:
                 await self._stop.wait()
-                await host.rpc.stop(grace_s=0.5)
+                await host.rpc.stop(grace_s=0.5)  # what was told last goes out meanwhile
             finally:
                 for task in running:
                     task.cancel()
                 role.close()
                 host.pulls.stop()
+        if host.gate.lost is not None:
+            raise host.gate.lost
+
+    async def _work(self, host: WorkerHost, role: RoleServices) -> None:
+        """Ends the epoch where the engine is lost: what is open here goes on elsewhere."""
+        try:
+            await host.loop.run(role)
+        except EngineLost as error:
+            log.critical("engine lost open=%d error=%s", self._open_work(), error.message)
+            await host.lose_engine(error)
+            role.lost(error)
+            self._stop.set()
 
     def _mount_services(self, host: WorkerHost, role: RoleServices, tasks: asyncio.TaskGroup) -> PagesService:
         pages = PagesService(host, role, tasks)

@@ -33,6 +33,7 @@ from twostroke.errors import (
     Unauthenticated,
 )
 from twostroke.ids import RequestId
+from twostroke.worker.engine_check import PROBE_TOKENS
 
 PROMPT = prompt_of(100)
 STEADY = paced(step_ms=10)
@@ -340,15 +341,17 @@ async def test_a_failing_step_ends_its_requests_with_an_error_and_the_worker_ser
     async with decode(model=STEADY) as worker, router_to(worker) as router:
         got = await router.open(PROMPT, 100)
         await eventually(lambda: len(got.tokens) > 2)
-        run = worker.host.engine._runner.run
+        run, is_broken = worker.host.engine._runner.run, True
 
         def broken(batch):
-            worker.host.engine._runner.run = run
-            raise RuntimeError("device lost")
+            if is_broken and len(batch.tokens) != PROBE_TOKENS:
+                raise RuntimeError("device lost")
+            return run(batch)
 
         worker.host.engine._runner.run = broken
         await got.done.wait()
-        assert got.last.error.kind == "InternalError"
+        is_broken = False
+        assert got.last.error.kind == "StepFailed"
         assert "RuntimeError: device lost" in got.last.error.message
         await worker.idle()
         again = await router.answer(PROMPT, 5, request_id="again")

@@ -20,6 +20,7 @@ from twostroke.engine.device_build import DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
 from twostroke.engine.runner import ModelRunner
 from twostroke.engine.staging import HostArray, Staging
+from twostroke.errors import EngineLost
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.models.files import TensorFiles
 from twostroke.models.registry import read_spec
@@ -173,6 +174,25 @@ def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_
     for runner in spoilt:
         runner.close()
     memory.close()
+
+
+def test_a_device_that_fails_is_lost_and_one_without_memory_is_not(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error: Exception = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    runner = on_device(directory, plan_for(read_spec(directory)))
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(runner._accelerator, "synchronize", fail)
+    [stream, *_] = streams()
+    with pytest.raises(EngineLost, match="illegal memory access"):
+        runner.run(step([(stream, 3)]))
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.run(step([(stream, 3)]))
+    runner.close()
 
 
 def test_a_recorded_step_equals_the_same_step_launch_by_launch(runners: list[Runner]) -> None:

@@ -22,6 +22,7 @@ from twostroke.errors import (
 )
 from twostroke.kv_cache.pool import PageState
 from twostroke.transfer.base import digest
+from twostroke.worker.engine_check import PROBE_TOKENS
 
 TOKENS = prompt_of(8 * BLOCK)
 SLOW = paced(prefill_tokens_per_s=800)
@@ -221,7 +222,7 @@ async def test_a_draining_source_finishes_open_pulls_and_refuses_new_ones() -> N
         assert await draining == 0
 
 
-async def test_a_failing_step_ends_its_pulls_with_an_error_and_nothing_leaks() -> None:
+async def test_a_step_that_fails_by_itself_ends_its_pulls_with_an_error_and_nothing_leaks() -> None:
     async with prefill(model=SLOW, schedule=BY_BLOCK) as source, puller_of(source) as puller:
         one = puller.pull(TOKENS)
         await puller.pages(one, 1)
@@ -230,9 +231,13 @@ async def test_a_failing_step_ends_its_pulls_with_an_error_and_nothing_leaks() -
         runner = source.host.engine._runner
         run = runner.run
 
+        failed = []
+
         def broken(batch):
-            runner.run = run
-            raise RuntimeError("device lost")
+            if len(batch.tokens) > PROBE_TOKENS and len(failed) < 2:  # as it was planned, and once more by itself
+                failed.append(batch)
+                raise RuntimeError("device lost")
+            return run(batch)
 
         runner.run = broken
         refusal = await puller.refusal(one)
@@ -246,9 +251,13 @@ async def test_a_failing_step_ends_its_pulls_with_an_error_and_nothing_leaks() -
 async def test_a_step_that_fails_at_the_source_costs_the_client_nothing() -> None:
     prompt = prompt_of(100)
     async with prefill() as source, decode() as target, router_to(target) as router:
+        run, failed = source.host.engine._runner.run, []
 
         def broken(batch):
-            raise RuntimeError("device lost")
+            if len(batch.tokens) > PROBE_TOKENS and len(failed) < 2:
+                failed.append(batch)
+                raise RuntimeError("device lost")
+            return run(batch)
 
         source.host.engine._runner.run = broken
         got = await router.answer(prompt, 5, source=source)

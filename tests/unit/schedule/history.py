@@ -234,9 +234,10 @@ class SchedulerHistory(RuleBasedStateMachine):
     def lose_step(self, pick: int) -> None:
         if pick or self.flight is None:
             return
-        was_live = {chunk.sequence for chunk in self.flight.step.chunks if not chunk.sequence.ended}
+        step = self.flight.step
+        was_live = {chunk.sequence for chunk in step.chunks if not chunk.sequence.ended}
         self.flight = None
-        failed = self.scheduler.forsake()
+        failed = self.scheduler.forsake(step)
         assert set(failed) == was_live
         self.seen["step failed"] += 1
         self.live = [sequence for sequence in self.live if sequence not in was_live]

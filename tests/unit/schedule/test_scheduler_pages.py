@@ -101,9 +101,10 @@ def test_a_step_that_failed_ends_its_sequences_and_reads_none_of_their_pages() -
     bench = Bench(8, max_num_batched_tokens=9)
     first, second, third = bench.answer(tokens(4)), bench.answer(tokens(4, token=2)), bench.answer(tokens(8, token=3))
     bench.admit()
-    assert bench.scheduler.plan() is not None
+    step = bench.scheduler.plan()
+    assert step is not None
     bench.scheduler.end(first)
-    assert bench.scheduler.forsake() == [second, third]
+    assert bench.scheduler.forsake(step) == [second, third]
     assert bench.is_clean()
     assert bench.pool.count(PageState.CACHED) == 0
     assert bench.scheduler.plan() is None

@@ -55,7 +55,7 @@ async def test_a_token_goes_out_while_the_next_step_runs() -> None:
         assert got.tokens == expected_tokens(PROMPT, 6)
 
 
-async def test_a_step_that_fails_takes_no_token_of_those_before_along() -> None:
+async def test_a_step_that_fails_once_is_run_again() -> None:
     def fail(step: int) -> None:
         if step == 3:
             raise RuntimeError("device lost")
@@ -63,8 +63,7 @@ async def test_a_step_that_fails_takes_no_token_of_those_before_along() -> None:
     async with decode() as worker, router_to(worker) as router:
         before_each_step(worker, fail)
         got = await router.answer(PROMPT, 6)
-        assert got.tokens == expected_tokens(PROMPT, 6)[:3]
-        assert got.last.error.kind == "InternalError"
+        assert got.tokens == expected_tokens(PROMPT, 6)
 
 
 def spoil_tokens(worker: Running, is_spoilt: Callable[[SampleRow], bool]) -> None:

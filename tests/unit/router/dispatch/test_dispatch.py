@@ -17,6 +17,7 @@ from twostroke.errors import (
     InvalidRequest,
     Overloaded,
     PeerLost,
+    StepFailed,
     Unauthenticated,
 )
 from twostroke.kv_cache.block import name_blocks
@@ -392,3 +393,25 @@ async def test_every_choice_of_a_prompt_is_held_against_its_own_prediction(fleet
     assert {finish.cached_tokens for finish in answer.finishes.values()} == {6 * 16}
     assert sampled(core, "predicted_reused_blocks_total") == 3 * 6
     assert sampled(core, "reused_blocks_total") == 3 * 6
+
+
+async def test_a_request_that_a_worker_cannot_compute_goes_on_at_another_one(fleet, ask, sampled):
+    broken = await fleet.add("decode-0")
+    broken.fail_answers = StepFailed("no such row")
+    core = await fleet.core()
+    healthy = await fleet.add("decode-1")
+    while len(core.loads()) < 2:
+        await asyncio.sleep(0.01)
+    answers = [await ask(core, request_id=f"r{number}", prompt=[number] * 40).task for number in range(6)]
+    assert all(answer.is_right for answer in answers)
+    assert len(healthy.opens) == 6
+    assert len(broken.opens) == sampled(core, "reopened_requests_total")
+
+
+async def test_a_request_that_two_workers_cannot_compute_is_nobodys_third_failure(fleet, ask):
+    workers = [await fleet.add(f"decode-{number}") for number in range(3)]
+    for worker in workers:
+        worker.fail_answers = StepFailed("no such row")
+    with pytest.raises(InternalError, match="2 attempts failed alike: no such row"):
+        await ask(await fleet.core()).task
+    assert sorted(len(worker.opens) for worker in workers) == [0, 1, 1]
