@@ -19,6 +19,7 @@ from typing import Any
 
 from router.dispatch import RouterCore
 from router.metrics import RouterMetrics
+from router.preparer import ProcessPreparer
 from router.server import RouterServer
 from router.text import load_text
 from twostroke import collector
@@ -38,8 +39,15 @@ async def serve(config: RouterConfig) -> None:
     metrics = RouterMetrics()
     core = RouterCore(config, metrics)
     configure_logging(core.router_id, owns_files=config.owns_log_file)
+    text = load_text(config.model_dir)
     server = RouterServer(
-        config, core, load_text(config.model_dir), metrics, router_id=core.router_id, recorder=core.recorder
+        config,
+        core,
+        text,
+        metrics,
+        router_id=core.router_id,
+        recorder=core.recorder,
+        preparer=ProcessPreparer(text, config.model_dir),
     )
     server.share(core.reservations)
     signals = _signals()

@@ -9,28 +9,21 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from router.detokenize import AnswerText
 from router.doorman import Visit
 from router.generation import Dispatcher, FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.metrics import RouterMetrics
 from router.output_share import OutputShare
-from router.params import (
-    Ask,
-    ChatPrompt,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    answer_length,
-    check_prompt,
-    sampling_params,
-)
+from router.params import Ask, answer_length, check_prompt, sampling_params
+from router.preparation import Work, check_model
+from router.preparer import Preparer
 from router.public_prefixes import PublicPrefixes
 from router.resume import Seeds, stream_of
 from router.stop_strings import Scanned, StopScanner, StopStrings
-from router.text import Text, encode_off_loop
-from twostroke.client_text import shown
-from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, NotFound, ServeError
+from router.text import Text
+from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, ServeError
 from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
@@ -99,7 +92,7 @@ class Front:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        text: Text,
+        preparer: Preparer,
         metrics: RouterMetrics,
         *,
         model: str,
@@ -110,7 +103,7 @@ class Front:
     ) -> None:
         """`recommended`: the sampling that the model's makers recommend; clients are told, nothing follows it here."""
         self.dispatcher = dispatcher
-        self.text = text
+        self.text = preparer.text
         self.metrics = metrics
         self.model = model
         self.recommended = recommended
@@ -118,31 +111,30 @@ class Front:
         self._seeds = seeds or Seeds()
         self._recorder = recorder or Recorder()
         self.share = OutputShare()
+        self._preparer = preparer
         self._open: dict[tuple[str | None, str], _OpenRequest] = {}
         """By tenant of the API key, if any, and the client's request id."""
         self._streams: dict[str, _OpenRequest] = {}
         """By name of the stream."""
 
     def check_model(self, model: str | None) -> None:
-        if model and model != self.model:
-            raise NotFound(f"the model {shown(model)} does not exist; this server serves {self.model!r}", field="model")
+        check_model(model, self.model)
 
-    async def tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
-        match prompt:
-            case TokenPrompt(ids):
-                return ids
-            case TextPrompt(text):
-                return tuple(await encode_off_loop(self.text, text, add_special_tokens=True)) if text else ()
-            case ChatPrompt():
-                return tuple(await encode_off_loop(self.text, self.render(prompt), add_special_tokens=False))
-
-    def render(self, prompt: ChatPrompt) -> str:
-        return self.text.render_chat(
-            prompt.messages,
-            add_generation_prompt=prompt.add_generation_prompt,
-            continue_final_message=prompt.continue_final_message,
-            variables=prompt.variables,
-        )
+    async def prepare(self, kind: str, body: bytes, visit: Visit) -> Any:
+        """What `router.preparation` makes of a request. Tokens that were counted for nothing are charged, too."""
+        if self.dispatcher.is_draining:
+            raise Draining("this router takes no new requests: it is shutting down")
+        work = Work(kind, body, self.model, self.dispatcher.facts)
+        try:
+            outcome = await self._preparer.prepare(work, visit.tenant or "")
+            if outcome.error is not None or isinstance(outcome.value, bytes):
+                visit.spend(outcome.tokens)
+            if outcome.error is not None:
+                raise outcome.error
+        except ServeError as error:
+            self.metrics.count_request(error.label())
+            raise
+        return outcome.value
 
     async def abort(self, request_id: str, resume_token: str, visit: Visit) -> bool:
         """End the request of that id, or the one of a stream of which the client has a token. Without API keys an id
@@ -158,7 +150,7 @@ class Front:
 
     async def answer(self, ask: Ask, sink: Sink) -> None:
         """Send every event of the answer to `sink`. Raises ServeError; cancelling this call cancels everywhere."""
-        received_s = time.monotonic()
+        received_s = time.monotonic() if ask.received_s is None else ask.received_s
         status = Cancelled.label()
         span = self._recorder.root("request", ask.point.stream, ask.traceparent)
         self.metrics.open_requests.inc()
@@ -200,16 +192,16 @@ class Front:
         return call
 
     async def _prepare(self, ask: Ask, request_ids: tuple[str, ...], received_s: float, trace: TraceContext) -> Call:
-        self.check_model(ask.model)
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
         facts = self.dispatcher.facts
         requests, salt, n = [], owner_salt(ask.tenant, ask.cache_salt), ask.options.n
         for rank, (request_id, prompt) in enumerate(zip(request_ids, ask.prompts, strict=True)):
             sent = ask.point.sent[rank * n : (rank + 1) * n]
-            tokens = await self.tokens_of(prompt)
-            check_prompt(tokens, prompt, facts)
-            length = answer_length(len(tokens), prompt, ask.options, facts)
+            check_prompt(prompt, facts)
+            length = answer_length(prompt, ask.options, facts)
+            tokens = tuple(prompt.ids)
+            await asyncio.sleep(0)  # of a thousand prompts each takes a moment
             requests.append(
                 GenerationRequest(
                     request_id=request_id,
@@ -281,6 +273,7 @@ class _Answer:
             async with asyncio.TaskGroup() as group:
                 for rank in self._prompts:
                     group.create_task(self._run_prompt(rank))
+                    await asyncio.sleep(0)  # each begins with a step of its own
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
 

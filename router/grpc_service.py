@@ -6,29 +6,24 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
+
+import grpc
+import grpc.aio
 
 from router.doorman import Doorman, Visit
 from router.front import Front, TextEvent
-from router.params import (
-    AnswerOptions,
-    Ask,
-    ChatPrompt,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    check_request_id,
-    check_role,
-    priority_class,
-)
+from router.grpc_schema import options_of
+from router.params import Ask, TokenPrompt, check_request_id, check_salt, priority_class
+from router.preparation import PreparedGenerate
 from router.resume import Progress, Pulse, StreamPoint
 from router.text import token_text
-from twostroke.errors import InvalidRequest, UnsupportedFeature
+from twostroke.errors import UnsupportedFeature
 from twostroke.request import SampledToken
 from twostroke.rpc.channel import call_timeout_s
 from twostroke.rpc.entrance import Context
-from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
+from twostroke.rpc.v1 import inference_pb2
 from twostroke.tracing.context import HEADER as TRACE_HEADER
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -56,17 +51,21 @@ class Visits:
         return self._open[context]
 
 
-class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Who comes here has been let in."""
+class InferenceService:
+    """Who comes here has been let in. Messages with prompts arrive as bytes: to parse a large one takes long."""
 
     def __init__(self, front: Front, visits: Visits) -> None:
         self._front = front
         self._visits = visits
 
     async def Generate(  # noqa: N802
-        self, request: inference_pb2.GenerateRequest, context: Context
+        self, raw: bytes, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        ask = _parse_ask(request, context.time_remaining(), self._visits.of(context), _traceparent(context))
+        received_s, visit = time.monotonic(), self._visits.of(context)
+        prepared = await self._front.prepare("grpc_generate", raw, visit)
+        assert isinstance(prepared, PreparedGenerate)
+        request = inference_pb2.GenerateRequest.FromString(prepared.message)
+        ask = _parse_ask(request, prepared.prompt, context.time_remaining(), visit, received_s, _traceparent(context))
         progress, pulse = Progress(ask.point), Pulse()
         last: list[inference_pb2.GenerateResponse] = []
 
@@ -89,12 +88,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         for message in last:
             yield message
 
-    async def Tokenize(  # noqa: N802
-        self, request: inference_pb2.TokenizeRequest, context: Context
-    ) -> inference_pb2.TokenizeResponse:
-        del context
-        self._front.check_model(request.model or None)
-        return inference_pb2.TokenizeResponse(token_ids=await self._front.tokens_of(_parse_prompt(request)))
+    async def Tokenize(self, raw: bytes, context: Context) -> bytes:  # noqa: N802
+        """The serialized response."""
+        response = await self._front.prepare("grpc_tokenize", raw, self._visits.of(context))
+        assert isinstance(response, bytes)
+        return response
 
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: Context
@@ -113,6 +111,22 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             vocab_size=facts.vocab_size,
             recommended_sampling=inference_pb2.SamplingOptions(**dataclasses.asdict(self._front.recommended)),
         )
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        written = inference_pb2
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.Generate, response_serializer=written.GenerateResponse.SerializeToString
+            ),
+            "Tokenize": grpc.unary_unary_rpc_method_handler(self.Tokenize),
+            "Abort": grpc.unary_unary_rpc_method_handler(
+                self.Abort, written.AbortRequest.FromString, written.AbortResponse.SerializeToString
+            ),
+            "GetModel": grpc.unary_unary_rpc_method_handler(
+                self.GetModel, written.GetModelRequest.FromString, written.GetModelResponse.SerializeToString
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
     def _message(self, request_id: str, event: TextEvent) -> inference_pb2.GenerateResponse:
         message = inference_pb2.GenerateResponse(request_id=request_id, index=event.choice, text=event.text)
@@ -142,11 +156,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _parse_ask(
-    request: inference_pb2.GenerateRequest, left_s: float | None, visit: Visit, traceparent: str = ""
+    request: inference_pb2.GenerateRequest,
+    prompt: TokenPrompt,
+    left_s: float | None,
+    visit: Visit,
+    received_s: float,
+    traceparent: str = "",
 ) -> Ask:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
-    options = _parse_options(request)
+    options = options_of(request)
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
     tenant = visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant")
     mark = visit.marks(tenant)
@@ -159,69 +178,18 @@ def _parse_ask(
         is_resumable=True,
         is_id_drawn=not request.request_id,
         model=request.model or None,
-        prompts=(_parse_prompt(request),),
+        prompts=(prompt,),
         options=options,
-        cache_salt=request.cache_salt.encode(),
+        cache_salt=check_salt(request.cache_salt),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
         priority=min(priority_class(request.priority), visit.max_priority),
         tenant=tenant,
         visit=visit,
         traceparent=traceparent,
+        received_s=received_s,
     )
 
 
 def _traceparent(context: Context) -> str:
     shown = next((value for key, value in context.invocation_metadata() or () if key == TRACE_HEADER), "")
     return shown if isinstance(shown, str) else shown.decode("ascii", "replace")
-
-
-def _parse_prompt(request: inference_pb2.GenerateRequest | inference_pb2.TokenizeRequest) -> Prompt:
-    kind = request.WhichOneof("prompt")
-    if kind == "text":
-        return TextPrompt(request.text)
-    if kind == "chat":
-        return ChatPrompt(
-            messages=tuple(
-                {"role": check_role(entry.role, f"messages[{rank}].role"), "content": entry.content}
-                for rank, entry in enumerate(request.chat.messages)
-            ),
-            add_generation_prompt=not request.chat.continue_final_message,
-            continue_final_message=request.chat.continue_final_message,
-        )
-    if isinstance(request, inference_pb2.GenerateRequest) and kind == "token_ids":
-        return TokenPrompt(tuple(request.token_ids.ids))
-    raise InvalidRequest("prompt is needed: text, token_ids or chat", field="prompt")
-
-
-def _parse_options(request: inference_pb2.GenerateRequest) -> AnswerOptions:
-    sampling, stop = request.sampling, request.stop
-    options: dict[str, Any] = _given(
-        sampling,
-        (
-            "temperature",
-            "top_k",
-            "top_p",
-            "min_p",
-            "seed",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
-            "logprobs",
-        ),
-    )
-    options |= _given(stop, ("max_tokens", "min_tokens")) | _given(request, ("n",))
-    if options.get("top_k") == 0:
-        del options["top_k"]
-    return AnswerOptions(
-        **options,
-        logit_bias=tuple(sampling.logit_bias.items()),
-        stop=tuple(stop.stop),
-        stop_token_ids=tuple(stop.stop_token_ids),
-        ignore_eos=stop.ignore_eos,
-        include_stop_str_in_output=stop.include_stop_str_in_output,
-    )
-
-
-def _given(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Of the optional fields those that are set."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}

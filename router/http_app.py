@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,24 +16,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.doorman import Doorman, OpenHouse, Visit
+from router.doorman import Doorman, OpenHouse
 from router.front import Front
 from router.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
-from router.json_fields import as_number, parse_json
-from router.openai_http import AnswerResponse, error_response
+from router.json_fields import as_number
+from router.openai_http import AnswerResponse, error_response, unless_gone
 from router.openai_reply import Reply
-from router.openai_schema import (
-    OpenAIRequest,
-    check_timeout,
-    parse_chat,
-    parse_completion,
-    parse_detokenize,
-    parse_tokenize,
-)
-from router.params import Ask, TextPrompt, check_length, check_request_id, check_token_ids
+from router.openai_schema import OpenAIRequest, check_timeout
+from router.params import Ask, check_request_id
+from router.preparation import PreparedChat
 from router.request_ids import RequestIds
 from router.resume import Mark, Progress, StreamPoint, Unnamed
-from router.text import encode_off_loop, token_text
 from twostroke import client_text
 from twostroke.errors import (
     Cancelled,
@@ -101,10 +95,10 @@ class HttpDoors:
         self._created = int(time.time())
 
     async def chat(self, request: Request) -> Response:
-        return self._answer(request, parse_chat(parse_json(await self._body(request))))
+        return await self._answer(request, "chat")
 
     async def completions(self, request: Request) -> Response:
-        return self._answer(request, parse_completion(parse_json(await self._body(request))))
+        return await self._answer(request, "completion")
 
     async def models(self, request: Request) -> Response:
         del request
@@ -115,46 +109,39 @@ class HttpDoors:
         return JSONResponse(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
-        wanted = parse_tokenize(parse_json(await self._body(request)))
-        self._front.check_model(wanted.model)
-        text = self._front.text
-        prompt = wanted.prompt.text if isinstance(wanted.prompt, TextPrompt) else self._front.render(wanted.prompt)
-        tokens = await encode_off_loop(text, prompt, add_special_tokens=wanted.add_special_tokens)
-        body = {
-            "count": len(tokens),
-            "max_model_len": self._front.dispatcher.facts.context_tokens,
-            "tokens": tokens,
-            "token_strs": [token_text(text, token) for token in tokens] if wanted.return_token_strs else None,
-        }
-        return JSONResponse(body)
+        return Response(await self._prepared(request, "tokenize"), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        model, tokens = parse_detokenize(parse_json(await self._body(request)))
-        self._front.check_model(model)
-        facts = self._front.dispatcher.facts
-        check_length(len(tokens), "tokens", facts)  # of a million, the text would take seconds of everybody's time
-        check_token_ids(tokens, "tokens", facts.vocab_size)
-        return JSONResponse({"prompt": self._front.text.decode(tokens, skip_special_tokens=False)})
+        return Response(await self._prepared(request, "detokenize"), media_type="application/json")
 
-    def _answer(self, request: Request, wanted: OpenAIRequest) -> Response:
-        visit: Visit = request.state.visit
+    async def _prepared(self, request: Request, kind: str) -> Any:
+        body, visit = await self._body(request), request.state.visit
+        return await unless_gone(request, self._front.prepare(kind, body, visit))
+
+    async def _answer(self, request: Request, kind: str) -> Response:
+        body, visit = await self._body(request), request.state.visit
+        received_s, received_at_s = time.monotonic(), time.time()
+        prepared = await unless_gone(request, self._front.prepare(kind, body, visit))
+        assert isinstance(prepared, PreparedChat)
+        wanted, prompts = prepared.request, prepared.prompts
         said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
         tenant = visit.tenant_of(said, TENANT_HEADER)
         ask = Ask(
-            point=_point(request, wanted, visit.marks(tenant)),
+            point=_point(request, wanted, len(prompts), visit.marks(tenant)),
             is_id_drawn=request.state.is_id_drawn,
             is_resumable=_is_resumable(request, wanted),
             may_rename=True,
             model=wanted.model,
-            prompts=wanted.prompts,
+            prompts=prompts,
             options=wanted.options,
             cache_salt=wanted.cache_salt,
-            deadline_s=_deadline(request, wanted),
+            deadline_s=_deadline(request, wanted, received_at_s),
             priority=min(wanted.priority, visit.max_priority),
             tenant=tenant,
             visit=visit,
             user=wanted.user,
             traceparent=request.headers.get(TRACE_HEADER, ""),
+            received_s=received_s,
         )
         progress = Progress(ask.point) if ask.is_resumable else Unnamed()
         reply = Reply(wanted, ask.point, self._front.model, self._front.text, progress)
@@ -225,8 +212,8 @@ def check_content_type(request: Request) -> None:
         raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
 
 
-def _point(request: Request, wanted: OpenAIRequest, mark: Mark) -> StreamPoint:
-    choices = len(wanted.prompts) * wanted.options.n
+def _point(request: Request, wanted: OpenAIRequest, prompts: int, mark: Mark) -> StreamPoint:
+    choices = prompts * wanted.options.n
     token = request.headers.get(LAST_EVENT_ID_HEADER)
     if not token:
         return StreamPoint.begin(request.state.request_id, choices, mark)
@@ -245,7 +232,7 @@ def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
     return wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
 
 
-def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:
+def _deadline(request: Request, wanted: OpenAIRequest, received_at_s: float) -> float | None:
     """The header wins: proxies set it, and they know how long they will wait."""
     timeout_s = wanted.timeout_s
     shown = request.headers.get(TIMEOUT_HEADER)
@@ -256,7 +243,7 @@ def _deadline(request: Request, wanted: OpenAIRequest) -> float | None:
             raise InvalidRequest(
                 f"{TIMEOUT_HEADER} must be a number, got {client_text.shown(shown)}", field=TIMEOUT_HEADER
             ) from error
-    return None if timeout_s is None else time.time() + timeout_s
+    return None if timeout_s is None else received_at_s + timeout_s
 
 
 def _funnel(handler: Handler) -> Handler:

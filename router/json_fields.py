@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from router.text import checked_utf8
+from router.unicode_text import checked_utf8
 from twostroke.errors import InvalidRequest
+
+MOST_BITS = 1024
+"""Of an integer in a request: no float has more, and Python refuses to write numbers of some thousand digits."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escape of one half of a pair; UTF-8 itself has none."""
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -19,11 +26,26 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid UTF-8: {error.reason} at byte {error.start}") from error
     try:
         value = json.loads(text)
+        if _SURROGATE.search(text):
+            _check_strings(value, "")
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {_kind(value)}")
     return value
+
+
+def _check_strings(value: Any, name: str) -> None:
+    """Raises InvalidRequest that names the first string with half a surrogate pair in it."""
+    if isinstance(value, str):
+        checked_utf8(value, name)
+    elif isinstance(value, list):
+        for rank, entry in enumerate(value):
+            _check_strings(entry, f"{name}[{rank}]")
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            checked_utf8(key, name or "a name in the body")
+            _check_strings(entry, f"{name}.{key}" if name else key)
 
 
 class Fields:
@@ -38,8 +60,10 @@ class Fields:
     def integer(self, name: str) -> int | None:
         value = self._body.get(name)
         if isinstance(value, float) and value.is_integer():
-            return int(value)
+            value = int(value)
         if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            if value is not None and value.bit_length() > MOST_BITS:
+                raise InvalidRequest(f"{name} must be a number of at most {MOST_BITS} bits", field=name)
             return value
         raise self._wrong(name, "an integer")
 
@@ -73,12 +97,13 @@ class Fields:
             return value
         raise self._wrong(name, "an object")
 
-    def token_ids(self, name: str) -> tuple[int, ...]:
+    def token_ids(self, name: str) -> Sequence[int]:
         value = self._body.get(name)
         if value is None:
             return ()
         if is_token_list(value):
-            return tuple(value)
+            assert isinstance(value, list)
+            return value
         raise self._wrong(name, "a list of token ids")
 
     def strings(self, name: str) -> tuple[str, ...]:
@@ -107,7 +132,11 @@ def as_number(value: Any, name: str) -> float:
 
 
 def is_token_list(value: Any) -> bool:
-    return isinstance(value, list) and set(map(type, value)) <= {int}  # of millions in no time
+    return (
+        isinstance(value, list)
+        and set(map(type, value)) <= {int}  # of millions in no time
+        and all(bound.bit_length() <= MOST_BITS for bound in (value and (min(value), max(value))))
+    )
 
 
 def _kind(value: Any) -> str:

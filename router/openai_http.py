@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Coroutine
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -14,7 +16,7 @@ from router.front import Front, TextEvent
 from router.openai_reply import Reply, error_body
 from router.params import Ask
 from router.resume import Pulse
-from twostroke.errors import Draining, InvalidApiKey, Overloaded, ServeError
+from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -46,6 +48,28 @@ def _retry_after_s(error: ServeError) -> int:
     """Whole seconds, as HTTP wants them."""
     predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
     return max(1, math.ceil(predicted_s or 0.0))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What `work` returns; it is cancelled if the client goes away. Raises Cancelled then."""
+    async with asyncio.TaskGroup() as group:
+        worker = group.create_task(_outcome(work))
+        watcher = group.create_task(_cancel_on_disconnect(worker, request.receive))
+        worker.add_done_callback(lambda _: watcher.cancel())
+    if worker.cancelled():
+        raise Cancelled("the client went away before its request was read")
+    value, error = worker.result()
+    if error is not None:
+        raise error
+    return value
+
+
+async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, ServeError | None]:
+    """Not raised, because a group of tasks would wrap it."""
+    try:
+        return await work, None
+    except ServeError as error:
+        return None, error
 
 
 class AnswerResponse(Response):
@@ -156,7 +180,7 @@ def _dumps(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-async def _cancel_on_disconnect(worker: asyncio.Task[None], receive: Receive) -> None:
+async def _cancel_on_disconnect(worker: asyncio.Task[Any], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     worker.cancel()

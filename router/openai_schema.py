@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.chat_messages import message_of, tools_of
 from router.json_fields import Fields, as_number, is_token_list
 from router.params import (
     MAX_PROMPTS,
@@ -16,13 +17,12 @@ from router.params import (
     TextPrompt,
     TokenPrompt,
     check_request_id,
-    check_role,
+    check_salt,
     priority_class,
 )
-from router.text import checked_utf8
-from twostroke.client_text import shown
+from router.unicode_text import checked_utf8
 from twostroke.errors import InvalidRequest, UnsupportedFeature
-from twostroke.request import MAX_LOGPROBS
+from twostroke.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
 from twostroke.rpc.channel import call_timeout_s
 
 MAX_ID_DIGITS = 20
@@ -61,7 +61,6 @@ def _is_empty(value: Any) -> bool:
 
 
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
-    "tools": _is_empty,
     "tool_choice": lambda value: value in ("none", "auto"),
     "functions": _is_empty,
     "function_call": lambda value: value in ("none", "auto"),
@@ -109,7 +108,8 @@ def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
     fields = Fields(body)
-    return _parse(fields, is_chat=False, prompts=_prompts(fields.get("prompt")), logprobs=fields.integer("logprobs"))
+    prompts = _prompts(fields.get("prompt"), fields.flag("split_special_tokens"))
+    return _parse(fields, is_chat=False, prompts=prompts, logprobs=fields.integer("logprobs"))
 
 
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
@@ -121,7 +121,7 @@ def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
         text = fields.string("prompt")
         if text is None:
             raise InvalidRequest("prompt (a string) or messages is needed", field="prompt")
-        prompt = TextPrompt(text)
+        prompt = TextPrompt(text, fields.flag("split_special_tokens"))
     return TokenizeRequest(
         model=fields.string("model"),
         prompt=prompt,
@@ -130,7 +130,7 @@ def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
     )
 
 
-def parse_detokenize(body: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...]]:
+def parse_detokenize(body: Mapping[str, Any]) -> tuple[str | None, Sequence[int]]:
     """(model, token ids)."""
     fields = Fields(body)
     if fields.get("tokens") is None:
@@ -146,7 +146,7 @@ def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logpro
         model=fields.string("model"),
         prompts=prompts,
         options=_options(fields, logprobs),
-        cache_salt=(fields.string("cache_salt") or "").encode(),
+        cache_salt=check_salt(fields.string("cache_salt") or ""),
         stream=fields.flag("stream"),
         include_usage=stream_options.flag("include_usage"),
         continuous_usage=stream_options.flag("continuous_usage_stats"),
@@ -202,7 +202,7 @@ def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
         logprobs=logprobs,
         seed=fields.integer("seed"),
         stop=fields.strings("stop"),
-        stop_token_ids=fields.token_ids("stop_token_ids"),
+        stop_token_ids=tuple(fields.token_ids("stop_token_ids")),
         ignore_eos=fields.flag("ignore_eos"),
         include_stop_str_in_output=fields.flag("include_stop_str_in_output"),
         skip_special_tokens=fields.flag("skip_special_tokens", default=True),
@@ -210,6 +210,10 @@ def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
 
 
 def _logit_bias(entries: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    if len(entries) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias must be at most {MAX_LOGIT_BIAS} long, got {len(entries)}", field="logit_bias"
+        )
     bias = []
     for key, value in entries.items():
         if not key.isdecimal() or len(key) > MAX_ID_DIGITS:
@@ -218,19 +222,19 @@ def _logit_bias(entries: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     return tuple(bias)
 
 
-def _prompts(value: Any) -> tuple[Prompt, ...]:
+def _prompts(value: Any, split_special_tokens: bool) -> tuple[Prompt, ...]:
     if isinstance(value, str):
-        return (TextPrompt(checked_utf8(value, "prompt")),)
+        return (TextPrompt(checked_utf8(value, "prompt"), split_special_tokens),)
     if not isinstance(value, list) or not value:
         raise InvalidRequest("prompt must be a string, a list of strings or token ids, and not empty", field="prompt")
     if is_token_list(value):
-        return (TokenPrompt(tuple(value)),)
+        return (TokenPrompt(value),)
     if len(value) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt must have at most {MAX_PROMPTS} entries, got {len(value)}", field="prompt")
     if all(isinstance(entry, str) for entry in value):
-        return tuple(TextPrompt(checked_utf8(entry, "prompt")) for entry in value)
+        return tuple(TextPrompt(checked_utf8(entry, "prompt"), split_special_tokens) for entry in value)
     if all(is_token_list(entry) for entry in value):
-        return tuple(TokenPrompt(tuple(entry)) for entry in value)
+        return tuple(TokenPrompt(entry) for entry in value)
     raise InvalidRequest(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists", field="prompt"
     )
@@ -242,40 +246,9 @@ def _chat_prompt(fields: Fields) -> ChatPrompt:
         raise InvalidRequest("messages must be a list of objects with role and content", field="messages")
     continues = fields.flag("continue_final_message")
     return ChatPrompt(
-        messages=tuple(_message(entry, f"messages[{rank}]") for rank, entry in enumerate(messages)),
+        messages=tuple(message_of(entry, f"messages[{rank}]") for rank, entry in enumerate(messages)),
         add_generation_prompt=fields.flag("add_generation_prompt", default=not continues),
         continue_final_message=continues,
         variables=fields.mapping("chat_template_kwargs"),
+        tools=tools_of(fields),
     )
-
-
-def _message(entry: Any, name: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise InvalidRequest(f"{name} must be an object with role and content", field=name)
-    role = check_role(entry.get("role"), f"{name}.role")
-    if entry.get("tool_calls") or entry.get("function_call"):
-        raise UnsupportedFeature(f"{name}: tool calls are not supported by this server", field=f"{name}.tool_calls")
-    message = {"role": role, "content": _content(entry, f"{name}.content")}
-    for extra in ("name", "reasoning_content"):
-        if isinstance(entry.get(extra), str):
-            message[extra] = checked_utf8(entry[extra], f"{name}.{extra}")
-    return message
-
-
-def _content(entry: Mapping[str, Any], name: str) -> str:
-    content = entry.get("content")
-    if content is None and entry["role"] == "assistant":
-        return ""
-    if isinstance(content, str):
-        return checked_utf8(content, name)
-    if not isinstance(content, list):
-        raise InvalidRequest(f"{name} must be a string or a list of text parts", field=name)
-    texts = []
-    for rank, part in enumerate(content):
-        if not isinstance(part, dict) or part.get("type") != "text":
-            kind = shown(str(part.get("type"))) if isinstance(part, dict) else type(part).__name__
-            raise UnsupportedFeature(f"{name}[{rank}]: only parts of type text are supported, got {kind}", field=name)
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(f"{name}[{rank}].text must be a string", field=name)
-        texts.append(checked_utf8(part["text"], name))
-    return "\n".join(texts)

@@ -11,7 +11,7 @@ from router.doorman import EVERYBODY, Visit
 from router.generation import ServingFacts
 from router.resume import StreamPoint
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
-from twostroke.request import SamplingParams
+from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
 
 MAX_CHOICES = 128
 """Answers to one prompt; more is a mistake in the client, or an attack."""
@@ -29,6 +29,8 @@ COMPLETION_MAX_TOKENS = 16
 """As in OpenAI's API: a completion that names no length is short; a chat may take what fits."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Whom a message of a chat may be of. Templates drop others without a word, or let them speak as anybody."""
+MAX_SALT_CHARS = 1024
+"""Of a client's own salt, which is hashed with every block."""
 MAX_REQUEST_ID_CHARS = 256
 """Also of a tenant's name."""
 
@@ -36,11 +38,15 @@ MAX_REQUEST_ID_CHARS = 256
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
+    split_special_tokens: bool = False
+    """Special tokens that are written in `text` are ordinary text, as under this name in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    ids: tuple[int, ...]
+    ids: Sequence[int]
+    is_chat: bool = False
+    """The ids are those of rendered messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +56,8 @@ class ChatPrompt:
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Further names for the template, such as enable_thinking."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may know of; templates that take no tools leave them out."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.messages) <= MAX_MESSAGES:
@@ -90,6 +98,12 @@ class AnswerOptions:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name, count, most in (
+            ("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS),
+            ("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS),
+        ):
+            if count > most:
+                raise InvalidRequest(f"{name} must be at most {most} long, got {count}", field=name)
         if not 1 <= self.n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be from 1 to {MAX_CHOICES}, got {self.n}", field="n")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -113,7 +127,7 @@ class Ask:
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     model: str | None = None
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[TokenPrompt, ...]
     options: AnswerOptions = AnswerOptions()
     cache_salt: bytes = b""
     """The client's own: its requests share prefixes only with those of its tenant that bring the same."""
@@ -129,6 +143,8 @@ class Ask:
     """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
     traceparent: str = ""
     """The client's own span, as the header of that name says it."""
+    received_s: float | None = None
+    """When the request was complete, on the monotonic clock. None: now."""
 
     def __post_init__(self) -> None:
         answers = len(self.prompts) * self.options.n
@@ -161,6 +177,12 @@ def check_request_id(request_id: str, name: str) -> str:
     return request_id
 
 
+def check_salt(salt: str) -> bytes:
+    if len(salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(f"cache_salt must have at most {MAX_SALT_CHARS} characters", field="cache_salt")
+    return salt.encode()
+
+
 def check_role(role: Any, name: str) -> str:
     if isinstance(role, str) and role in ROLES:
         return role
@@ -182,24 +204,30 @@ def check_length(tokens: int, name: str, facts: ServingFacts) -> None:
         raise _too_long(f"{name} has {tokens} tokens", facts, name, limit=facts.max_model_len)
 
 
-def check_prompt(tokens: Sequence[int], prompt: Prompt, facts: ServingFacts) -> None:
+def check_text_length(text: str, name: str, longest_token_chars: int, most_tokens: int, facts: ServingFacts) -> None:
+    """Raises ContextLengthExceeded for a text that is too long even if it is made of the longest tokens only. To find
+    out how many tokens it has costs more than to refuse it."""
+    if len(text) > most_tokens * longest_token_chars:
+        raise _too_long(f"{name} has {len(text)} characters, which is always more", facts, name, limit=most_tokens)
+
+
+def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
     """Raises InvalidRequest for a prompt that no worker could ever take."""
     name = prompt_field(prompt)
-    if not tokens:
+    if not prompt.ids:
         raise InvalidRequest(f"{name} must not be empty", field=name)
-    if len(tokens) >= facts.context_tokens:
-        resulted = f"your {name} resulted in {len(tokens)} tokens, and an answer needs one more"
+    if len(prompt.ids) >= facts.context_tokens:
+        resulted = f"your {name} resulted in {len(prompt.ids)} tokens, and an answer needs one more"
         raise _too_long(resulted, facts, name)
-    if isinstance(prompt, TokenPrompt):
-        check_token_ids(tokens, name, facts.vocab_size)
+    check_token_ids(prompt.ids, name, facts.vocab_size)
 
 
-def answer_length(prompt_tokens: int, prompt: Prompt, options: AnswerOptions, facts: ServingFacts) -> int:
+def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts) -> int:
     """Tokens the answer may have. Raises ContextLengthExceeded where the client asks for more than can ever fit."""
+    prompt_tokens, wanted = len(prompt.ids), options.max_tokens
     room = facts.context_tokens - prompt_tokens
-    wanted = options.max_tokens
     if wanted is None:
-        return room if isinstance(prompt, ChatPrompt) else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
+        return room if prompt.is_chat else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
     if wanted > room:
         parts = f"{prompt_tokens} in the {prompt_field(prompt)}, {wanted} in the completion"
         raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, options.max_tokens_field)
@@ -239,7 +267,8 @@ def sampling_params(
 
 def prompt_field(prompt: Prompt) -> str:
     """What a client calls it."""
-    return "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+    is_chat = isinstance(prompt, ChatPrompt) or (isinstance(prompt, TokenPrompt) and prompt.is_chat)
+    return "messages" if is_chat else "prompt"
 
 
 def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = None) -> ContextLengthExceeded:

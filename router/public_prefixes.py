@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -35,8 +36,7 @@ def _tokens_of(file: Path, text: Text) -> list[int]:
             return text.encode(content)
         (chat,) = parse_chat(parse_json(content.encode())).prompts
         assert isinstance(chat, ChatPrompt)
-        begun = text.render_chat(chat.messages, add_generation_prompt=False, variables=chat.variables)
-        return text.encode(begun, add_special_tokens=False)
+        return text.encode_chat(dataclasses.replace(chat, add_generation_prompt=False, continue_final_message=False))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--public-prefix {file}: {error}", field="--public-prefix") from error
     except ServeError as error:

@@ -19,6 +19,7 @@ from router.http_app import build_http_app
 from router.http_server import HttpServer, http_config
 from router.listener import bind_listener, inherited
 from router.metrics import RouterMetrics
+from router.preparer import InlinePreparer, Preparer
 from router.public_prefixes import read_public_prefixes
 from router.reservations import Reservations
 from router.resume import Seeds
@@ -32,7 +33,6 @@ from twostroke.ids import Epoch
 from twostroke.models.catalog import recommended_sampling
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
-from twostroke.rpc.v1 import inference_pb2_grpc
 from twostroke.tls import Certificates, Use
 from twostroke.tracing.recorder import Recorder
 
@@ -62,12 +62,14 @@ class RouterServer:
         *,
         router_id: str,
         recorder: Recorder | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._doorman = _doorman(config, metrics)
+        self._preparer = preparer or InlinePreparer(text)
         front = Front(
             dispatcher,
-            text,
+            self._preparer,
             metrics,
             model=config.served_model_name,
             seeds=Seeds(config.cluster_token, config.seed),
@@ -107,7 +109,7 @@ class RouterServer:
                 certificates=certificates,
             )
         )
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(front, visits), self._rpc.server)
+        InferenceService(front, visits).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, is_described=True)
         control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
         # By a port of clients: that is the same in the router's next life.
@@ -129,7 +131,11 @@ class RouterServer:
         async with asyncio.TaskGroup() as group:
             await self._admin.start(group)
             http = group.create_task(self._http.serve([self._listener]))
-            watches = [group.create_task(self._show_health()), group.create_task(self._doorman.watch())]
+            watches = [
+                group.create_task(self._show_health()),
+                group.create_task(self._doorman.watch()),
+                group.create_task(self._preparer.run()),
+            ]
             await self._http.is_up.wait()
             log.info("router is up http=%s grpc=%s admin=%s", *self._named())
             try:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from router.chat_template import ChatTemplate
+from router.chat_template import ChatTemplate, Guard
 from router.detokenize import ByteDecoder, Decoder, WindowDecoder
-from twostroke.errors import ConfigError, InvalidRequest, UnsupportedFeature
+from router.params import ChatPrompt
+from router.unicode_text import checked_utf8
+from twostroke.errors import ConfigError, UnsupportedFeature
 
-LONG_TEXT_CHARS = 8192
-"""Longer texts are tokenized on a thread: about 2 ms of one core, more than other streams should wait."""
 CONTEXT_TOKENS = 4
 """Tail of the prompt that an answer is decoded after, so that the space before its first word survives."""
 
@@ -23,7 +22,16 @@ CONTEXT_TOKENS = 4
 class Text(Protocol):
     """What the front door needs to know of a model's text."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    @property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """`split_special_tokens`: those that are written in `text` are ordinary text."""
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        """The tokens of a chat. Special tokens are the template's own only: what clients write is text. `check` may
+        refuse what the template made before it is tokenized."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -33,22 +41,8 @@ class Text(Protocol):
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
         """Of one answer that follows `prompt`."""
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render_chat(self, chat: ChatPrompt) -> str:
         """The prompt text of a chat, special tokens included."""
-
-
-async def encode_off_loop(text: Text, prompt: str, *, add_special_tokens: bool) -> list[int]:
-    """Token ids of `prompt`, without holding up the event loop for long; the tokenizer releases the GIL."""
-    if len(prompt) <= LONG_TEXT_CHARS:
-        return text.encode(prompt, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(text.encode, prompt, add_special_tokens=add_special_tokens)
 
 
 def load_text(model_dir: str) -> Text:
@@ -72,11 +66,31 @@ class TokenizerText:
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {token: entry.content for token, entry in added.items()}
         self._special = frozenset(token for token, entry in added.items() if entry.special)
+        self._special_texts = tuple(entry.content for entry in added.values() if entry.special)
+        self._longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
         self._decoders = _decoder_types(self._tokenizer)
         self._template = _load_template(directory)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+    @property
+    def longest_token_chars(self) -> int:
+        return self._longest_token_chars
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        self._tokenizer.encode_special_tokens = split_special_tokens
+        # Of a batch of one, because the fast way, which notes no offsets, takes batches only.
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
+        return ids
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        guard = Guard(self._special_texts, chat)
+        rendered = self.render_chat(guard.guarded if guard.is_needed else chat)
+        check(rendered)
+        if not guard.is_needed:
+            return self.encode(rendered, add_special_tokens=False)
+        ids: list[int] = []
+        for piece, is_special in guard.pieces(rendered):
+            ids += self.encode(piece, add_special_tokens=False, split_special_tokens=not is_special)
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -100,30 +114,25 @@ class TokenizerText:
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
         return WindowDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    def render_chat(self, chat: ChatPrompt) -> str:
         if self._template is None:
             raise UnsupportedFeature("this model has no chat template: use completions", field="messages")
-        return self._template.render(
-            messages,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            variables=variables,
-        )
+        return checked_utf8(self._template.render(chat), "messages")
 
 
 class ByteText:
     """Text of a model without a tokenizer: ids below 256 are bytes, the others show as <id>."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        del add_special_tokens  # there are none
+    longest_token_chars = 1
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        del add_special_tokens, split_special_tokens  # there are none
         return list(text.encode())
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        rendered = self.render_chat(chat)
+        check(rendered)
+        return self.encode(rendered)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         decoder = self.decoder((), skip_special_tokens=skip_special_tokens)
@@ -136,19 +145,11 @@ class ByteText:
         del prompt, skip_special_tokens
         return ByteDecoder(self.token_bytes)
 
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
-        del variables
-        text = "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in messages)
-        if continue_final_message:
+    def render_chat(self, chat: ChatPrompt) -> str:
+        text = "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in chat.messages)
+        if chat.continue_final_message:
             return text
-        return f"{text}\nassistant: " if add_generation_prompt else f"{text}\n"
+        return f"{text}\nassistant: " if chat.add_generation_prompt else f"{text}\n"
 
 
 def _load_template(directory: Path) -> ChatTemplate | None:
@@ -206,12 +207,3 @@ _BYTE_OF = _byte_alphabet()
 def token_text(text: Text, token: int) -> str:
     """A token as logprobs show it: readable, even in the middle of a character."""
     return text.token_bytes(token).decode("utf-8", "replace")
-
-
-def checked_utf8(value: str, field: str) -> str:
-    """JSON can smuggle in half surrogates, which no tokenizer takes."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{field} is not valid Unicode text: {error}", field=field) from error
-    return value

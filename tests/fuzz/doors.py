@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from router.front import Front
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.preparer import InlinePreparer
 from router.resume import Progress, StreamPoint
 from router.text import ByteText
 from tests.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
@@ -223,7 +224,7 @@ def script(request: Any, choice: int) -> list[SampledToken]:
 def http() -> Iterator[Try]:
     """[method, path, headers, body]: the application, without a socket around it."""
     dispatcher = ScriptedDispatcher(script=script)
-    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy")
+    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
     app = build_http_app(front, max_body_bytes=1 << 16)
 
     async def call(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> int:

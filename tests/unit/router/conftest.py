@@ -16,6 +16,7 @@ from router.front import Front
 from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.preparer import InlinePreparer
 from router.server import RouterServer
 from router.text import ByteText
 from tests.hand_cut import HandCutTransport
@@ -159,7 +160,7 @@ class Doors:
 async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
     """The HTTP application without a server around it, for the many cases that end before dispatch."""
     dispatcher = ScriptedDispatcher()
-    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy")
+    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
     transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         yield dispatcher, http

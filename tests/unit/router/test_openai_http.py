@@ -11,6 +11,7 @@ from openai import OpenAI
 from router.front import Front
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.preparer import InlinePreparer
 from router.text import ByteText
 from twostroke import __version__
 from twostroke.kv_cache.block import owner_salt
@@ -278,7 +279,7 @@ async def test_two_open_requests_with_one_id_are_told_apart(doors):
 async def test_the_id_a_client_gave_means_another_request_at_the_workers_of_every_router(app):
     dispatcher, _ = app
     for _ in range(2):
-        front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy")
+        front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
         transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
         async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
             body, headers = {"prompt": ["a", "b"]}, {"x-request-id": "same"}
@@ -294,7 +295,9 @@ async def test_models_are_listed(doors):
 
 async def test_what_the_models_makers_recommend_is_told(app):
     dispatcher, _ = app
-    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", recommended=Recommended(top_p=0.9))
+    front = Front(
+        dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", recommended=Recommended(top_p=0.9)
+    )
     transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]

@@ -14,6 +14,7 @@ from twostroke.errors import DeadlineExceeded, FingerprintMismatch, InternalErro
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 ASK = [{"role": "user", "content": "hi"}]
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -67,6 +68,31 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of"),
         (TEXT, {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+        (TEXT, {"prompt": "a", "max_tokens": int("9" * 4300)}, "max_tokens"),
+        (TEXT, {"prompt": "a", "n": -int("9" * 4300)}, "n"),
+        (TEXT, {"prompt": "a", "seed": int("9" * 4300)}, "seed"),
+        (TEXT, {"prompt": "a", "priority": int("9" * 4300)}, "priority"),
+        (TEXT, {"prompt": [int("9" * 4300)]}, "prompt"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [int("9" * 4300)]}, "stop_token_ids"),
+        (TEXT, {"prompt": "a", "cache_salt": "a" * 1025}, "cache_salt"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text\ud800"}]}]}, "messages[0].content[0].type"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]},
+            "messages[0].content[0].text",
+        ),
+        (CHAT, {"messages": ASK, "chat_template_kwargs": {"a": ["\ud800"]}}, "chat_template_kwargs.a[0]"),
+        (CHAT, {"messages": ASK, "response_format": "\ud800"}, "response_format"),
+        (CHAT, {"messages": ASK, "tools": [{"type": "function"}], "tool_choice": "none"}, "tools[0]"),
+        (CHAT, {"messages": ASK, "tools": [TOOL], "tool_choice": "auto"}, "tool_choice"),
+        (CHAT, {"messages": ASK, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        (CHAT, {"messages": ASK, "tool_choice": "required"}, "tool_choice"),
+        (
+            CHAT,
+            {"messages": [*ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (CHAT, {"messages": [*ASK, {"role": "assistant", "tool_calls": [5]}]}, "messages[1].tool_calls[0].function"),
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {}, "messages"),
         (CHAT, {"messages": ["hi"]}, "messages[0]"),
@@ -115,6 +141,20 @@ async def test_fields_that_ask_for_nothing_and_unknown_fields_are_accepted(doors
         "n": None,
     }
     assert (await doors.http.post(CHAT, json=body)).status_code == 200
+
+
+async def test_tools_that_shall_not_be_called_and_histories_of_calls_are_accepted_from_a_stock_client(doors):
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "blue"},
+    ]
+    answer = await doors.openai.chat.completions.create(
+        model="toy", messages=messages, tools=[TOOL], tool_choice="none"
+    )
+    assert answer.choices[0].message.content == "hello"
+    assert bytes(doors.dispatcher.requests[0].prompt).endswith(b"tool: blue\nassistant: ")
 
 
 async def test_a_prompt_larger_than_the_pool_is_told_how_much_fits(doors):

@@ -19,11 +19,13 @@ from router.front import Front, TextEvent
 from router.metrics import RouterMetrics
 from router.openai_http import AnswerResponse
 from router.openai_reply import Reply
-from router.openai_schema import parse_chat, parse_completion
-from router.params import Ask
+from router.openai_schema import OpenAIRequest
+from router.params import Ask, TokenPrompt
+from router.preparation import PreparedChat, Work, prepare
+from router.preparer import InlinePreparer
 from router.resume import Progress, Seeds, Sent, StreamPoint
 from router.text import ByteText
-from tests.unit.router.conftest import ScriptedDispatcher
+from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from twostroke.errors import InvalidRequest
 from twostroke.request import SampledToken
 
@@ -149,8 +151,8 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
         return [SampledToken(byte, -1.0, ((byte, -1.0),)) for byte in texts[choice].encode()]
 
     dispatcher = _Replaying(script=script)
-    front = Front(dispatcher, ByteText(), RouterMetrics(), model="toy", seeds=Seeds())
-    wanted = (parse_chat if "messages" in body else parse_completion)(json.loads(json.dumps(body)))
+    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", seeds=Seeds())
+    wanted, prompts = _prepared(body)
     reply = Reply(wanted, point, "toy", ByteText(), Progress(point))
     events: list[tuple[str, Any]] = []
 
@@ -160,8 +162,15 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
                 del chunk["usage"]["prompt_tokens_details"]
             events.append((token, {**chunk, "created": 0}))
 
-    await front.answer(Ask(point=point, is_resumable=True, prompts=wanted.prompts, options=wanted.options), sink)
+    await front.answer(Ask(point=point, is_resumable=True, prompts=prompts, options=wanted.options), sink)
     return events
+
+
+def _prepared(body: dict[str, Any]) -> tuple[OpenAIRequest, tuple[TokenPrompt, ...]]:
+    kind = "chat" if "messages" in body else "completion"
+    prepared = prepare(Work(kind, json.dumps(body).encode(), "toy", FACTS), ByteText()).value
+    assert isinstance(prepared, PreparedChat)
+    return prepared.request, prepared.prompts
 
 
 class _Replaying(ScriptedDispatcher):
@@ -182,10 +191,10 @@ async def test_an_answer_that_is_shorter_than_what_the_client_has_is_another_req
 async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly_the_client_reads() -> None:
     """Prompts of one request are answered at once. Those that wait for a full socket wake up after whoever finds it
     writable: what uvicorn's flow control does."""
-    front = Front(ScriptedDispatcher(), ByteText(), RouterMetrics(), model="toy")
-    wanted = parse_completion({"stream": True, "prompt": ["x", "y", "z"], "max_tokens": 6})
+    front = Front(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    wanted, prompts = _prepared({"stream": True, "prompt": ["x", "y", "z"], "max_tokens": 6})
     point = StreamPoint.begin("r", 3)
-    ask = Ask(point=point, is_resumable=True, prompts=wanted.prompts, options=wanted.options)
+    ask = Ask(point=point, is_resumable=True, prompts=prompts, options=wanted.options)
     reply = Reply(wanted, point, "toy", ByteText(), Progress(point))
     written, draws = "", random.Random(1)
 

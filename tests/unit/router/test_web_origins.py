@@ -11,6 +11,7 @@ import pytest
 from router.front import Front
 from router.http_app import build_http_app
 from router.metrics import RouterMetrics
+from router.preparer import InlinePreparer
 from router.text import ByteText
 from router.web_origins import browser_middleware
 from tests.unit.router.conftest import ScriptedDispatcher
@@ -25,7 +26,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 @asynccontextmanager
 async def router(doors: DoorsConfig, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
-    front = Front(ScriptedDispatcher(), ByteText(), RouterMetrics(), model="toy")
+    front = Front(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
     app = build_http_app(front, max_body_bytes=1 << 16, outer=browser_middleware(doors, host))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
         yield http

@@ -1,0 +1,65 @@
+"""`python -m router.preparation_process PARENT NICE MODEL_DIR`: prepares requests that the router writes to stdin.
+
+It ends with its stdin, and at once with its router.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from router.preparation import Outcome, Work, prepare
+from router.preparer import HEADER
+from router.text import load_text
+from twostroke.errors import InternalError
+
+PR_SET_PDEATHSIG = 1
+MOST_BYTES = 3 << 30
+"""Of address space for one request, beside what the process has at its start."""
+
+
+def main() -> None:
+    parent, nice, model_dir = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
+    os.nice(nice)
+    text = load_text(model_dir)
+    _limit_memory()
+    while (work := _read(sys.stdin.buffer)) is not None:
+        try:
+            outcome = prepare(work, text)
+        except Exception as error:
+            outcome = Outcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
+        said = pickle.dumps(outcome)
+        sys.stdout.buffer.write(HEADER.pack(len(said)))
+        sys.stdout.buffer.write(said)
+        sys.stdout.buffer.flush()
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _read(stream: BinaryIO) -> Work | None:
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    (length,) = HEADER.unpack(head)
+    work = pickle.loads(stream.read(length))
+    assert isinstance(work, Work)
+    return work
+
+
+if __name__ == "__main__":
+    main()

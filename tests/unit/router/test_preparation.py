@@ -1,0 +1,199 @@
+"""Requests are prepared without holding the event loop: by processes that end with their router, tenant by tenant."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from router import preparer
+from router.chat_template import ChatTemplate
+from router.params import ChatPrompt
+from router.preparation import Outcome, Work, prepare
+from router.preparer import InlinePreparer, ProcessPreparer
+from router.text import ByteText, load_text
+from tests.unit.router.conftest import FACTS
+from twostroke.errors import ContextLengthExceeded, InvalidRequest, Overloaded, RequestTooLarge
+from twostroke.rpc.v1 import inference_pb2
+
+MIB = 1 << 20
+
+
+def work_of(kind: str, body: Any, facts: Any = FACTS) -> Work:
+    return Work(kind, body if isinstance(body, bytes) else json.dumps(body).encode(), "toy", facts)
+
+
+@contextlib.asynccontextmanager
+async def running(text: Any = None, model_dir: str = "") -> AsyncIterator[ProcessPreparer]:
+    prepares = ProcessPreparer(text or ByteText(), model_dir)
+    task = asyncio.create_task(prepares.run())
+    try:
+        yield prepares
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+class Ticker:
+    """How late the event loop is: a task that wants to run every 2 ms notes its longest gap."""
+
+    async def __aenter__(self) -> Ticker:
+        self.worst_s = 0.0
+        self._task = asyncio.create_task(self._run())
+        await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.sleep(0.01)
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.002)
+            self.worst_s = max(self.worst_s, time.perf_counter() - before)
+
+
+WORD = "word "
+CHAT = {"messages": [{"role": "user", "content": WORD * 20_000}]}
+LARGE: dict[str, tuple[str, Any]] = {
+    "a chat": ("chat", CHAT),
+    "many messages": ("chat", {"messages": [{"role": "user", "content": "a" * 100}] * 2000}),
+    "a text": ("completion", {"prompt": WORD * 20_000}),
+    "many prompts, one bad": ("completion", {"prompt": [WORD * 30] * 1000 + [""]}),
+    "many tokens": ("completion", {"prompt": [5] * 200_000}),
+    "many objects": ("completion", b'{"prompt": [' + b"{}," * 200_000 + b"1]}"),
+    "tokenize": ("tokenize", {"prompt": WORD * 20_000, "return_token_strs": True}),
+    "detokenize": ("detokenize", {"tokens": [5] * 200_000}),
+    "a text over gRPC": (
+        "grpc_tokenize",
+        inference_pb2.TokenizeRequest(text=WORD * 20_000).SerializeToString(),
+    ),
+    "tokens over gRPC": (
+        "grpc_generate",
+        inference_pb2.GenerateRequest(token_ids=inference_pb2.TokenIds(ids=[5] * 500_000)).SerializeToString(),
+    ),
+}
+
+
+async def test_no_large_request_holds_the_event_loop(smollm2_dir) -> None:
+    """A quarter of what the same work takes where it is done on the loop, in the same run, would be a hold."""
+    text = load_text(str(smollm2_dir))
+    facts = FACTS.__class__(**{**{name: getattr(FACTS, name) for name in FACTS.__slots__}, "max_model_len": 8192,
+                               "pool_tokens": 8192, "vocab_size": 49152})  # fmt: skip
+    held: dict[str, tuple[float, float]] = {}
+    async with running(text, str(smollm2_dir)) as prepares:
+        await prepares.prepare(work_of("completion", {"prompt": "a " * 2500}, facts), "")
+        await prepares.prepare(work_of("tokenize", {"prompt": "a" * 200_000}, facts), "")
+        for name, (kind, body) in LARGE.items():
+            work = work_of(kind, body, facts)
+            async with Ticker() as inline:
+                there = await InlinePreparer(text).prepare(work, "")
+            lateness = []
+            for _ in range(2):
+                async with Ticker() as ticker:
+                    here = await prepares.prepare(work, "")
+                lateness.append(ticker.worst_s)
+            assert type(here.error) is type(there.error), name
+            assert here.tokens == there.tokens, name
+            held[name] = (min(lateness), inline.worst_s)
+    held_s, inline_s = (sum(column) for column in zip(*held.values(), strict=True))
+    assert held_s < inline_s / 4, held
+
+
+async def test_a_prepared_request_is_the_same_from_a_process() -> None:
+    async with running() as prepares:
+        for kind, body in (
+            ("completion", {"prompt": ["a" * 60] * 100, "n": 2, "stop": ["x"]}),
+            ("chat", {"messages": [{"role": "user", "content": "hi"}] * 8, "user": "u", "metadata": "x" * 5000}),
+            ("tokenize", {"prompt": "a" * 5000, "model": "other"}),
+        ):
+            work = work_of(kind, body)
+            there, here = await prepares.prepare(work, ""), prepare(work, ByteText())
+            assert there.value == here.value
+            assert repr(there.error) == repr(here.error)
+
+
+async def test_a_process_that_is_killed_is_replaced_and_its_request_read_again() -> None:
+    async with running() as prepares:
+        work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
+        assert (await prepares.prepare(work, "")).value
+        child = prepares._large._child
+        assert child is not None
+        os.kill(child._process.pid, signal.SIGKILL)
+        assert (await prepares.prepare(work, "")).value
+    assert child._process.returncode == -signal.SIGKILL
+
+
+async def test_a_request_that_takes_too_long_is_refused_and_the_next_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as prepares:
+        work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
+        await prepares.prepare(work, "")
+        monkeypatch.setattr(preparer, "WORK_S", 0.0)
+        assert isinstance((await prepares.prepare(work, "")).error, RequestTooLarge)
+        monkeypatch.undo()
+        assert (await prepares.prepare(work, "")).value
+
+
+async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepares = ProcessPreparer(ByteText(), "")
+    lane, order = prepares._large, []
+
+    async def outcome(work: Work) -> Outcome:
+        order.append(work.body[:1])
+        return Outcome(value=b"")
+
+    monkeypatch.setattr(lane, "_outcome", outcome)
+    monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 3 * MIB)
+
+    def ask(tenant: str, name: bytes) -> asyncio.Task[Outcome]:
+        return asyncio.create_task(lane.prepare(Work("chat", name * MIB, "toy", FACTS), tenant))
+
+    asked = [ask("one", b"a"), ask("one", b"b"), ask("one", b"c"), ask("two", b"d"), ask("two", b"e")]
+    refused = ask("one", b"f")
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await refused
+    asked.pop(1).cancel()
+    await asyncio.sleep(0)
+    serving = asyncio.create_task(lane.run())
+    await asyncio.gather(*asked)
+    assert order == [b"a", b"d", b"c", b"e"]
+    assert lane._queues == {}
+    serving.cancel()
+
+
+def test_what_can_never_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ByteText()
+    monkeypatch.setattr(text, "encode", lambda *_, **__: pytest.fail("it was tokenized"))
+    for kind, body in (
+        ("completion", {"prompt": "a" * 300}),
+        ("completion", {"prompt": ["a", "a" * 300]}),
+        ("chat", {"messages": [{"role": "user", "content": "a" * 300}]}),
+        ("tokenize", {"prompt": "a" * 300}),
+    ):
+        error = prepare(work_of(kind, body), text).error
+        assert isinstance(error, ContextLengthExceeded), body
+        assert "maximum context length is 256 tokens" in error.message
+
+
+def test_tokens_of_a_request_that_is_refused_in_the_end_are_counted() -> None:
+    outcome = prepare(work_of("completion", {"prompt": ["a" * 100] * 9 + [""]}), ByteText())
+    assert isinstance(outcome.error, InvalidRequest)
+    assert outcome.tokens == 900
+
+
+def test_tools_and_calls_reach_a_template_that_takes_them() -> None:
+    source = "{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}={{ c.function.arguments.at }}{% endfor %};{% endfor %}"  # noqa: E501
+    tool = {"type": "function", "function": {"name": "look"}}
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
+    chat = ChatPrompt(messages=({"role": "assistant", "content": "", "tool_calls": [call]},), tools=(tool,))
+    assert ChatTemplate(source, {}).render(chat) == "look assistant:look=sky;"
