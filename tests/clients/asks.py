@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.hand_cut import messages_of
+
 Json = dict[str, Any]
 
 QUESTION = {"role": "user", "content": "What is the capital of France?"}
@@ -57,11 +59,17 @@ class Served:
         }
 
     def post(self, path: str, body: Json) -> Json:
-        request = urllib.request.Request(
-            f"{self.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        answer: Json = json.loads(self._answer(path, body))
+        return answer
+
+    def stream(self, path: str, body: Json) -> list[Json]:
+        return messages_of(self._answer(path, body))
+
+    def _answer(self, path: str, body: Json) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as got:
-            answer: Json = json.load(got)
+            answer: bytes = got.read()
         return answer
 
 

@@ -42,7 +42,7 @@ async def test_too_long_over_http_has_openais_code_type_and_sentence(app, path, 
         "invalid_request_error",
         param,
     )
-    assert "This model's maximum context length is 256 tokens. However, you" in error["message"]
+    assert "This model's maximum context length is 256 tokens. However, " in error["message"]
     assert error["message"].endswith("(context_length_exceeded)")  # where LangChain looks for it
 
 
