@@ -7,6 +7,7 @@ Once a request has its response, the rest of its body is thrown away unparsed an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import urllib.parse
 import weakref
@@ -389,7 +390,8 @@ class TimedProtocol(asyncio.Protocol):
         self._waits_since_s = self._loop.time()
         self._linger_until_s = self._loop.time() + LINGER_S
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # the client is gone, which reading will show
+                self._transport.write_eof()
         self._transport.pause_reading()
         self._restart_timer(LINGER_SILENCE_S, self.abort)
         self.share.drain(self._read_to_drop)

@@ -17,7 +17,13 @@ from tests.chaos.neighbours.trial import HostileProcess, Trial, answers, hostile
 MOMENT_S = 1.0
 MOST_TIMES = 5.0
 SLACK_S = 0.1
-PLAIN = ("one byte chunks of a refused request", "long stop strings", "large messages at workers", "forged request ids")
+PLAIN = (
+    "one byte chunks of a refused request",
+    "endless heads",
+    "long stop strings",
+    "large messages at workers",
+    "forged request ids",
+)
 SECURED = ("garbage at worker ports", "unfinished bodies", "a hundred watches", "highest priorities")
 
 
