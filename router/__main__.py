@@ -23,6 +23,7 @@ from router.preparer import ProcessPreparer
 from router.server import RouterServer
 from router.text import load_text
 from twostroke import collector
+from twostroke.allocator import give_large_buffers_back
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_json, to_json
@@ -71,6 +72,7 @@ async def serve(config: RouterConfig) -> None:
 
 
 def main() -> int:
+    give_large_buffers_back()
     return run(lambda: from_json(RouterConfig, sys.stdin.read()))
 
 

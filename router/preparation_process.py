@@ -17,6 +17,7 @@ from typing import BinaryIO
 from router.preparation import Outcome, Work, prepare
 from router.preparer import HEADER
 from router.text import load_text
+from twostroke.allocator import give_large_buffers_back
 from twostroke.errors import InternalError
 
 PR_SET_PDEATHSIG = 1
@@ -31,6 +32,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
     os.nice(nice)
+    give_large_buffers_back()
     text = load_text(model_dir)
     _limit_memory()
     while (work := _read(sys.stdin.buffer)) is not None:
