@@ -27,6 +27,7 @@ from router.request_log import RecordSink
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
+    EngineLost,
     InternalError,
     InvalidRequest,
     NotFound,
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 
 MOST_FAILED_STEPS = 2
 """A request that two workers could not compute would fail at the third one, too."""
+MOST_LOST_ENGINES = 3
+"""Workers whose engine failed, one after the other without a new token. The request that did it must end before it has
+been everywhere; others that were beside it each time are few."""
 MAX_LOSSES = 5
 """Workers lost one after the other without a new token: by then the request itself is the likely killer."""
 
@@ -164,7 +168,7 @@ class Answer:
             if self._found.finish not in (None, FinishReason.ERROR):
                 return self._found.finish
             taken = await self._take_over(self._found)
-        losses = failed_steps = 0
+        losses = failed_steps = lost_engines = 0
         next_worker: WorkerId | None = None
         avoided: WorkerId | None = None
         while len(self._emitted) < self._sampling.max_tokens:
@@ -181,6 +185,10 @@ class Answer:
                 losses = losses + 1 if len(self._emitted) == before else 1
                 if not may_go_elsewhere(error) or losses > MAX_LOSSES:
                     raise
+                if isinstance(error, EngineLost):
+                    lost_engines = lost_engines + 1 if len(self._emitted) == before else 1
+                    if lost_engines == MOST_LOST_ENGINES:
+                        raise InternalError(f"{lost_engines} workers lost their engines: {error.message}") from error
                 if isinstance(error, StepFailed):
                     avoided, failed_steps = placed.link.worker, failed_steps + 1
                     if failed_steps == MOST_FAILED_STEPS:

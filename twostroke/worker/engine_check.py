@@ -34,6 +34,8 @@ class EngineCheck:
         self._now_s = now_s
         self._expected: list[int] | None = None
         self._failed_at_s: deque[float] = deque(maxlen=MOST_FAILED_STEPS)
+        self._most_tokens = 0
+        """Of the largest step that has succeeded since the last one that sequences were blamed for."""
 
     async def learn(self) -> None:
         """Raises what the engine raises: then the worker does not serve."""
@@ -56,6 +58,17 @@ class EngineCheck:
             raise EngineLost(f"the engine fails a probe with {type(failure).__name__}: {failure}; {told}") from error
         if tokens != self._expected:
             raise EngineLost(f"the engine computes {tokens} in a probe, {self._expected} before; {told}") from error
+
+    def computed(self, tokens: int) -> None:
+        """A step has succeeded."""
+        self._most_tokens = max(self._most_tokens, tokens)
+
+    def blame(self, tokens: int) -> None:
+        """The step that failed last did so because of sequences of so many tokens, which fail alone. It does not count
+        against an engine that has computed as many for others meanwhile: else one client could end every worker."""
+        if self._most_tokens >= tokens:
+            self._failed_at_s.pop()
+        self._most_tokens = 0
 
     async def _run(self) -> list[int]:
         result = await self._engine.start(self._probe)

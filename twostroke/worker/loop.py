@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -28,7 +29,9 @@ from twostroke.worker.rates import Rates
 log = logging.getLogger(__name__)
 
 MOST_GUILTY = 3
-"""Sequences of one step that fail alone: where there are more, it is the engine that fails."""
+"""Sequences of one step that fail alone: where there are more, and none succeeds, it is the engine that fails."""
+MOST_FAILED_PARTS = 32
+"""Parts of one step that fail before the first one succeeds; the others are not tried any more."""
 
 
 class Role(Protocol):
@@ -127,7 +130,8 @@ class WorkLoop:
         try:
             result = await running
         except Exception as error:
-            return await self._recover(step, error, role)
+            await self._recover(step, error, role)
+            return []
         reach(Point.WORKER_COMPUTED)
         terms = StepTerms.of(step.batch)
         self.rates.observe(terms, result.seconds)
@@ -137,47 +141,62 @@ class WorkLoop:
         return self._take_in(step, result, role)
 
     def _take_in(self, step: Step, result: StepResult, role: Role) -> list[Emission]:
+        self._check.computed(len(step.batch.tokens))
         if len(step.batch.tokens) > step.batch.sequences:
             role.computed(step, result.seconds)
         return self._scheduler.settle(step, result)
 
-    async def _recover(self, step: Step, error: Exception, role: Role) -> list[Emission]:
+    async def _recover(self, step: Step, error: Exception, role: Role) -> None:
         """Find out which of a failed step's sequences fail it, and go on with the others: nothing of them is lost,
         because computed advances after a step.
 
         Raises EngineLost where the engine is to blame.
         """
         log.error("step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens), exc_info=error)
-        emissions: list[Emission] = []
-        guilty = 0
         try:
             await self._check.examine(error)
-            left = _halves(step.chunks)
-            while left:
-                part = self._scheduler.part(left.pop())
-                try:
-                    result = await self._engine.start(part.batch)
-                except EngineLost:
-                    raise
-                except Exception as failure:
-                    if len(part.chunks) > 1:
-                        left += _halves(part.chunks)
-                        continue
-                    guilty += 1
-                    if guilty > MOST_GUILTY:
-                        raise EngineLost(f"more than {MOST_GUILTY} sequences of one step fail: {failure}") from failure
-                    role.failed(self._scheduler.forsake(part), failure)
-                else:
-                    emissions += self._take_in(part, result, role)
+            guilty = await self._run_parts(step, role)
         except EngineLost:
             self._metrics.step_failed("engine_lost")
             raise
+        for part, failure in guilty:
+            role.failed(self._scheduler.forsake(part), failure)
         self._metrics.step_failed("request_failed" if guilty else "repeated")
-        log.warning("step repeated sequences=%d failed=%d", step.batch.sequences, guilty)
-        return emissions
+        log.warning("step repeated sequences=%d failed=%d", step.batch.sequences, len(guilty))
+
+    async def _run_parts(self, step: Step, role: Role) -> list[tuple[Step, Exception]]:
+        """Run halves, quarters and so on, of what fails; the sequences that fail alone, each with its error.
+
+        Large parts come first, so that a few sequences that fail together do not look like an engine that does. What a
+        part computed is told before the next one runs: its sequences may be closed meanwhile.
+        """
+        guilty: list[tuple[Step, Exception]] = []
+        left = deque(_halves(step.chunks))
+        failed_parts = succeeded_parts = 0
+        while left:
+            part = self._scheduler.part(left.popleft())
+            try:
+                result = await self._engine.start(part.batch)
+            except EngineLost:
+                raise
+            except Exception as failure:
+                failed_parts += 1
+                if len(part.chunks) > 1:
+                    left += _halves(part.chunks)
+                else:
+                    guilty.append((part, failure))
+                if not succeeded_parts and (
+                    failed_parts > MOST_FAILED_PARTS or (not left and len(guilty) > MOST_GUILTY)
+                ):
+                    raise EngineLost(f"a step failed in each of {failed_parts} parts: {failure}") from failure
+            else:
+                succeeded_parts += 1
+                role.settled(self._take_in(part, result, role))
+        if guilty:
+            self._check.blame(max(len(part.batch.tokens) for part, _ in guilty))
+        return guilty
 
 
 def _halves(chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
-    """In parts that are run one after the other; the first one last."""
     middle = len(chunks) // 2
-    return [chunks[middle:], chunks[:middle]] if middle else [chunks]
+    return [chunks[:middle], chunks[middle:]] if middle else [chunks]

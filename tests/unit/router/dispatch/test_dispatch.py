@@ -13,6 +13,7 @@ from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
+    EngineLost,
     InternalError,
     InvalidRequest,
     Overloaded,
@@ -415,3 +416,12 @@ async def test_a_request_that_two_workers_cannot_compute_is_nobodys_third_failur
     with pytest.raises(InternalError, match="2 attempts failed alike: no such row"):
         await ask(await fleet.core()).task
     assert sorted(len(worker.opens) for worker in workers) == [0, 1, 1]
+
+
+async def test_a_request_beside_which_three_engines_fail_is_tried_no_more(fleet, ask):
+    workers = [await fleet.add(f"decode-{number}") for number in range(4)]
+    for worker in workers:
+        worker.fail_answers = EngineLost("the device failed: illegal address")
+    with pytest.raises(InternalError, match="3 workers lost their engines: the device failed"):
+        await ask(await fleet.core()).task
+    assert sum(len(worker.opens) for worker in workers) == 3
