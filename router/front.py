@@ -153,6 +153,7 @@ class Front:
         received_s = time.monotonic() if ask.received_s is None else ask.received_s
         status = Cancelled.label()
         span = self._recorder.root("request", ask.point.stream, ask.traceparent)
+        span.start_s -= time.monotonic() - received_s
         self.metrics.open_requests.inc()
         try:
             async with _until(ask.deadline_s):
@@ -182,6 +183,7 @@ class Front:
 
     async def _prepared(self, ask: Ask, request_ids: tuple[str, ...], received_s: float, span: OpenSpan) -> Call:
         part = span.begin("prepare")
+        part.start_s = span.start_s
         try:
             call = await self._prepare(ask, request_ids, received_s, span.context)
         except BaseException as error:

@@ -31,6 +31,9 @@ from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, NotFound, ServeError
 from twostroke.rpc.v1 import inference_pb2
 
+MOST_COUNTED_TOKENS = 1 << 17
+"""In a response of `/tokenize`, where the model takes fewer: a megabyte or two."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -101,8 +104,7 @@ class _Preparation:
         """The body of the response."""
         wanted = parse_tokenize(parse_json(self._work.body))
         check_model(wanted.model, self._work.model)
-        tokens = self._tokens(wanted.prompt, self._facts.max_model_len, wanted.add_special_tokens)
-        check_length(len(tokens), prompt_field(wanted.prompt), self._facts)
+        tokens = self._counted(wanted.prompt, wanted.add_special_tokens)
         strings = [token_text(self._text, token) for token in tokens] if wanted.return_token_strs else None
         body = {
             "count": len(tokens),
@@ -135,9 +137,17 @@ class _Preparation:
         message = _message(inference_pb2.TokenizeRequest, self._work.body)
         check_model(message.model or None, self._work.model)
         prompt = prompt_of(message)
-        tokens = self._tokens(prompt, self._facts.max_model_len, isinstance(prompt, TextPrompt))
-        check_length(len(tokens), prompt_field(prompt), self._facts)
+        tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
+
+    def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
+        """For clients that count tokens to find out what to leave out: more than the model takes."""
+        most_tokens = max(MOST_COUNTED_TOKENS, self._facts.max_model_len)
+        tokens = self._tokens(prompt, most_tokens, add_special_tokens)
+        if len(tokens) > most_tokens:
+            name = prompt_field(prompt)
+            raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
+        return tokens
 
     def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> PreparedChat:
         wanted = parse(parse_json(self._work.body))

@@ -6,6 +6,7 @@ It ends with its stdin, and at once with its router.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import pickle
 import resource
@@ -41,7 +42,7 @@ def main() -> None:
         except Exception as error:
             outcome = Outcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
         said = pickle.dumps(outcome)
-        sys.stdout.buffer.write(HEADER.pack(len(said)))
+        sys.stdout.buffer.write(HEADER.pack(len(said), 0))
         sys.stdout.buffer.write(said)
         sys.stdout.buffer.flush()
 
@@ -57,10 +58,10 @@ def _read(stream: BinaryIO) -> Work | None:
     head = stream.read(HEADER.size)
     if len(head) < HEADER.size:
         return None
-    (length,) = HEADER.unpack(head)
+    length, body_length = HEADER.unpack(head)
     work = pickle.loads(stream.read(length))
     assert isinstance(work, Work)
-    return work
+    return dataclasses.replace(work, body=stream.read(body_length))
 
 
 if __name__ == "__main__":

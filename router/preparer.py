@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import logging
 import os
 import pickle
@@ -36,8 +37,10 @@ IDLE_S = 30.0
 MOST_WAITING_BYTES = 64 << 20
 """Of one tenant's bodies in one queue."""
 LARGE_NICE = 10
-HEADER = struct.Struct(">Q")
-"""Length of what follows, a pickled object: both ends are this program."""
+PIECE_BYTES = 64 << 10
+"""Of a body, written at once."""
+HEADER = struct.Struct(">QQ")
+"""Lengths of what follows: a pickled object, because both ends are this program, and the body that belongs to it."""
 
 
 class Preparer(Protocol):
@@ -211,11 +214,13 @@ class _Child:
 
     async def exchange(self, work: Work) -> Outcome:
         """Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended."""
-        said = pickle.dumps(work)
-        self._stdin.write(HEADER.pack(len(said)))
-        self._stdin.write(said)
-        await self._stdin.drain()
-        (length,) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
+        said = pickle.dumps(dataclasses.replace(work, body=b""))
+        self._stdin.write(HEADER.pack(len(said), len(work.body)) + said)
+        body = memoryview(work.body)
+        for at in range(0, len(body), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
+            self._stdin.write(body[at : at + PIECE_BYTES])
+            await self._stdin.drain()
+        (length, _) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
         outcome = pickle.loads(await self._stdout.readexactly(length))
         assert isinstance(outcome, Outcome)
         return outcome

@@ -178,11 +178,19 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized(monkeypatch: pytes
         ("completion", {"prompt": "a" * 300}),
         ("completion", {"prompt": ["a", "a" * 300]}),
         ("chat", {"messages": [{"role": "user", "content": "a" * 300}]}),
-        ("tokenize", {"prompt": "a" * 300}),
     ):
         error = prepare(work_of(kind, body), text).error
         assert isinstance(error, ContextLengthExceeded), body
         assert "maximum context length is 256 tokens" in error.message
+
+
+def test_tokenize_counts_more_than_the_model_takes_up_to_a_bound() -> None:
+    for count, is_taken in ((300, True), (1 << 17, True), ((1 << 17) + 1, False)):
+        for work in (
+            work_of("tokenize", {"prompt": "a" * count}),
+            work_of("grpc_tokenize", inference_pb2.TokenizeRequest(text="a" * count).SerializeToString()),
+        ):
+            assert (prepare(work, ByteText()).error is None) is is_taken
 
 
 def test_tokens_of_a_request_that_is_refused_in_the_end_are_counted() -> None:
