@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote, unquote
 
 from twostroke.config import DEFAULT_MODEL
 from twostroke.errors import ConfigError
@@ -139,7 +140,7 @@ def cached_models() -> list[CachedModel]:
         for ready in sorted((models / source.folder).glob("[!.]*"))  # .fetch-...: of a fetch that is under way
     ]
     for marker in sorted((models / "hub").glob("*.path")):
-        found.append((marker.stem.replace("--", "/", 1), Path(marker.read_text(encoding="utf-8"))))
+        found.append((unquote(marker.stem), Path(marker.read_text(encoding="utf-8"))))
     of_the_hub = {path for _, path in found}
     twins = (twin for twin in sorted((models / "converted").glob("[!.]*")) if twin not in of_the_hub)
     found += [(_origin(twin), twin) for twin in twins]
@@ -184,17 +185,13 @@ def catalog_dir(model: str, dtype: str) -> Path:
 
 def converted_dir(directory: Path) -> Path:
     """Where a local directory without tokenizer.json gets its twin that has one."""
-    return cache_dir() / "models" / "converted" / _key_of(directory.name, str(directory.resolve()))
+    key = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=16).hexdigest()
+    return cache_dir() / "models" / "converted" / f"{directory.name}-{key}"
 
 
 def hub_marker(model: str) -> Path:
     """A file that holds the path of a completely downloaded snapshot."""
-    return cache_dir() / "models" / "hub" / f"{_key_of(model.rpartition('/')[2], model)}.path"
-
-
-def _key_of(readable: str, identity: str) -> str:
-    """A file name that begins with something readable and is different for every `identity`."""
-    return f"{readable}-{hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()}"
+    return cache_dir() / "models" / "hub" / f"{quote(model, safe='')}.path"
 
 
 def _existing(directory: Path) -> Path | None:

@@ -1,7 +1,7 @@
 """The digest of a model's weights, over every byte of them. No torch here.
 
-Reading gigabytes takes seconds, so what was read is remembered: per file, for as long as its path, inode, size and time
-of change are the same.
+Reading gigabytes takes seconds, so what was read is remembered: per file, for as long as its path, inode, size and both
+its times are the same. The time of its last write alone would not do: archives and copies set it to an earlier one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ class _Version:
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int
+    """The system's own time of the last change: nobody can set it."""
 
     @classmethod
     def of(cls, path: Path) -> _Version:
         status = path.stat()
-        return cls(str(path), status.st_ino, status.st_size, status.st_mtime_ns)
+        return cls(str(path), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def weights_digest(directory: Path) -> str:
@@ -85,7 +87,7 @@ def _remembered(version: _Version) -> str | None:
 
 def _remember(version: _Version, digest: str) -> None:
     """Nothing is lost where it cannot be written: the next start reads the file again."""
-    is_settled = time.time_ns() - version.mtime_ns > SETTLED_S * 1e9
+    is_settled = time.time_ns() - version.ctime_ns > SETTLED_S * 1e9
     memory = _memory_of(version)
     try:
         if not is_settled or _Version.of(Path(version.path)) != version:

@@ -6,6 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from twostroke.errors import InvalidRequest
+from twostroke.request import SamplingParams
+
+MOST_TOP_K = (1 << 32) - 1
+"""That a message can carry."""
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -34,9 +39,20 @@ def read_recommended(directory: Path, usual: Recommended) -> Recommended:
         return usual
     if not isinstance(config, dict):
         return usual
-    numbers = {name: config[name] for name in asdict(usual) if _is_number(config.get(name))}
-    return Recommended(**numbers) if numbers else usual
+    found = {name: _number(name, config.get(name)) for name in asdict(usual)}
+    recommended = Recommended(**found)  # type: ignore[arg-type]  # a whole number where it is one
+    return recommended if recommended.said() else usual
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _number(name: str, value: object) -> float | None:
+    """None where it is none, or none that a request may ask for: 0 as `top_k` means all tokens, as nothing does."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    number = int(value) if isinstance(value, float) and value.is_integer() and name == "top_k" else value
+    if name == "top_k" and (not isinstance(number, int) or number > MOST_TOP_K):
+        return None
+    try:
+        SamplingParams(seed=0, max_tokens=1, **{name: number})  # type: ignore[arg-type]  # of every parameter's type
+    except InvalidRequest:
+        return None
+    return number

