@@ -6,6 +6,7 @@ Each of the three has a bound, because what a client sends causes lines and stan
 from __future__ import annotations
 
 import copy
+import fcntl
 import functools
 import logging
 import os
@@ -32,6 +33,8 @@ BURST_LINES = 500.0
 """Lines of one kind that may come at once."""
 MOST_KINDS = 1000
 """Kinds that are counted apart; libraries may make up messages."""
+MOST_KIND = 200
+"""Characters of a message that tell its kind; a library's may contain what a client sent."""
 SUMMARY_S = 1.0
 """Seconds between two lines that say how many were left out, and between two looks at the size of the file."""
 MOST_FILE_BYTES = 16 << 20
@@ -172,14 +175,23 @@ class OwnFile:
     def keep_small(self) -> None:
         """A failure, as on a disk that is full, changes nothing: it is tried again at the next look."""
         try:
-            mine, current = os.fstat(self._descriptor), self._path.stat()
-            if mine.st_ino == current.st_ino:
-                if mine.st_size <= self._most_bytes:
-                    return
-                self._move_away()
-            self._open_again()
+            if self._is_mine() and os.fstat(self._descriptor).st_size <= self._most_bytes:
+                return
+            # Of two processes that find it large, the second one must not move what the first one has just begun.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                if self._is_mine():
+                    self._move_away()
+                fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            finally:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # children may share the descriptor, and its lock
+            self._go_on_in(fresh)
         except OSError:
             return
+
+    def _is_mine(self) -> bool:
+        """Whether the path still leads to the file that is written to."""
+        return self._path.exists() and os.fstat(self._descriptor).st_ino == self._path.stat().st_ino
 
     def _move_away(self) -> None:
         names = [self._path, *(Path(f"{self._path}.{number}") for number in range(1, OLD_FILES + 1))]
@@ -187,8 +199,7 @@ class OwnFile:
             if newer.exists():
                 newer.replace(older)
 
-    def _open_again(self) -> None:
-        fresh = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    def _go_on_in(self, fresh: int) -> None:
         try:
             os.dup2(fresh, self._descriptor)
         finally:
@@ -211,7 +222,7 @@ class EventHandler(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._summarize()
-        if self._limit.takes(f"{record.name} {record.msg}"):
+        if self._limit.takes(f"{record.name} {str(record.msg)[:MOST_KIND]}"):
             super().emit(record)
 
     def close(self) -> None:

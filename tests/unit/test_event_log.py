@@ -15,6 +15,7 @@ import pytest
 from twostroke.event_log import (
     BURST_LINES,
     LINES_PER_S,
+    MOST_KIND,
     MOST_KINDS,
     MOST_LINE,
     MOST_TRACEBACK,
@@ -110,6 +111,12 @@ def test_made_up_kinds_do_not_pile_up(log: Log) -> None:
     assert len(log.lines()) == MOST_KINDS + BURST_LINES
 
 
+def test_long_messages_do_not_pile_up(log: Log) -> None:
+    for number in range(20):
+        log.logger.info(f"{'x' * 100_000} kind {number}")
+    assert sum(map(len, log.handler._limit._kinds)) < 20 * (MOST_KIND + 100)
+
+
 def append_to(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
@@ -140,6 +147,33 @@ def test_two_processes_that_share_a_file_both_go_on_in_the_new_one(tmp_path: Pat
     os.write(second, b"from the second\n")
     assert path.read_text() == "from the first\nfrom the second\n"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["router-0.log", "router-0.log.1"]
+    for descriptor in (first, second):
+        os.close(descriptor)
+
+
+def test_two_processes_that_find_a_file_large_at_once_move_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "router-0.log"
+    first, second = append_to(path), append_to(path)
+    os.write(first, b"a" * 200)
+    Path(f"{path}.1").write_text("older")
+    move_away, owner = OwnFile._move_away, OwnFile(first, path, most_bytes=100)
+
+    def while_another_one_does(mine: OwnFile) -> None:
+        monkeypatch.setattr(OwnFile, "_move_away", move_away)
+        owner.keep_small()
+        move_away(mine)
+
+    monkeypatch.setattr(OwnFile, "_move_away", while_another_one_does)
+    other = OwnFile(second, path, most_bytes=100)
+    other.keep_small()
+    owner.keep_small()
+    assert Path(f"{path}.1").read_bytes() == b"a" * 200
+    assert Path(f"{path}.2").read_text() == "older"
+    os.write(first, b"from the first\n")
+    os.write(second, b"from the second\n")
+    assert path.read_text() == "from the first\nfrom the second\n"
     for descriptor in (first, second):
         os.close(descriptor)
 
