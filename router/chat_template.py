@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -57,18 +57,41 @@ class ChatTemplate:
         return _cut_at_tag(rendered) if chat.continue_final_message else rendered
 
 
+class SpecialTexts:
+    """Finds a model's special tokens, and beginnings of them, in what clients write."""
+
+    def __init__(self, texts: Iterable[str], normalize: Callable[[str], str] = lambda text: text) -> None:
+        """`normalize`: what the tokenizer does to a text before it looks for special tokens."""
+        self.pattern = _any_of(texts := sorted(texts, key=len, reverse=True))
+        self._normalize = normalize
+        self._normalized = _any_of(filter(None, map(normalize, texts)))
+        # A word may end like the beginning of one that is written like a word; templates compare words.
+        self._beginnings = tuple({text[:end] for text in texts if not text[0].isalnum() for end in range(1, len(text))})
+
+    def are_in(self, text: str) -> bool:
+        normal = self._normalize(text)
+        return bool(self.pattern.search(text) or self._normalized.search(normal)) or any(
+            map(self.may_begin, (text, normal))
+        )
+
+    def may_begin(self, text: str) -> bool:
+        """A template that puts another text behind this one may complete a special token."""
+        return text.rstrip().endswith(self._beginnings)
+
+
 class Guard:
     """Keeps special tokens that a client wrote from becoming real ones.
 
-    A mark is put into each of them before the template is rendered. The specials that are whole in the rendered text
-    are then the template's own; the text between them is encoded as ordinary text, without the marks.
+    A mark is put into each of them, and behind a text that ends like the beginning of one, before the template is
+    rendered. The specials that are whole in the rendered text are then the template's own; the text between them is
+    encoded as ordinary text, without the marks.
     """
 
-    def __init__(self, special_texts: Sequence[str], chat: ChatPrompt) -> None:
-        self._special = re.compile("|".join(re.escape(text) for text in sorted(special_texts, key=len, reverse=True)))
+    def __init__(self, specials: SpecialTexts, chat: ChatPrompt) -> None:
+        self._specials = specials
         self._chat = chat
         written = [text for value in (chat.messages, chat.variables, chat.tools) for text in _texts(value)]
-        self.is_needed = bool(special_texts) and any(self._special.search(text) for text in written)
+        self.is_needed = any(map(specials.are_in, written))
         characters = frozenset().union(*written) if self.is_needed else frozenset()
         self._mark = next(mark for mark in map(chr, _MARKS) if mark not in characters)
 
@@ -85,7 +108,7 @@ class Guard:
     def pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
         """The rendered text in order, without the marks: (text, whether it is a special token)."""
         at = 0
-        for special in self._special.finditer(rendered):
+        for special in self._specials.pattern.finditer(rendered):
             if special.start() > at:
                 yield rendered[at : special.start()].replace(self._mark, ""), False
             yield special[0], True
@@ -95,12 +118,22 @@ class Guard:
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, str):
-            return self._special.sub(lambda special: special[0][0] + self._mark + special[0][1:], value)
+            marked = self._marked_inside(value)
+            end = len(marked.rstrip())
+            return marked[:end] + self._mark + marked[end:] if self._specials.may_begin(marked) else marked
         if isinstance(value, Mapping):
-            return {self._marked(key): self._marked(entry) for key, entry in value.items()}
+            return {self._marked_inside(key): self._marked(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
             return type(value)(map(self._marked, value))
         return value
+
+    def _marked_inside(self, text: str) -> str:
+        return self._specials.pattern.sub(lambda special: special[0][0] + self._mark + special[0][1:], text)
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """What matches one of them, the first that does; where there are none, nothing."""
+    return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
-from router.chat_template import ChatTemplate, Guard
+from router.chat_template import ChatTemplate, Guard, SpecialTexts
 from router.detokenize import ByteDecoder, Decoder, WindowDecoder
 from router.params import ChatPrompt
 from router.unicode_text import checked_utf8
@@ -66,7 +66,10 @@ class TokenizerText:
         added = self._tokenizer.get_added_tokens_decoder()
         self._added = {token: entry.content for token, entry in added.items()}
         self._special = frozenset(token for token, entry in added.items() if entry.special)
-        self._special_texts = tuple(entry.content for entry in added.values() if entry.special)
+        specials = [entry for entry in added.values() if entry.special]
+        normalizer = self._tokenizer.normalizer if any(entry.normalized for entry in specials) else None
+        texts = [entry.content for entry in specials if entry.content]
+        self._special_texts = SpecialTexts(texts, *([] if normalizer is None else [normalizer.normalize_str]))
         self._longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
         self._decoders = _decoder_types(self._tokenizer)
         self._template = _load_template(directory)

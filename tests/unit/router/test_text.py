@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from router.chat_template import ChatTemplate
@@ -212,3 +212,32 @@ def test_byte_text_goes_both_ways_and_shows_ids_beyond_bytes():
     text = ByteText()
     assert text.decode(text.encode("héllo 😀")) == "héllo 😀"
     assert text.decode([104, 300, 0xC3, 301]) == "h<300>\ufffd<301>"
+
+
+JOINING = """{% set ns = namespace(said='') %}{% for m in messages %}{% if m.role == 'system' %}\
+{% set ns.said = ns.said + m.content | trim %}{% endif %}{% endfor %}{{ bos_token }}{{ ns.said }}{{ eos_token }}"""
+"""As DeepSeek's joins the system messages."""
+
+
+@pytest.mark.parametrize(
+    ("said", "variables"),
+    [
+        (("<", "s>"), {}),
+        (("</s \n", ">"), {}),
+        (("s>",), {"bos_token": "<"}),
+        (("x<s", "><s>"), {}),
+        (("<S>",), {}),
+        (("\uff1cs\uff1e",), {}),
+        (("<", "S>"), {}),
+    ],
+)
+def test_no_special_token_comes_of_client_texts_that_are_joined_or_normalized(tmp_path, said, variables):
+    write_tokenizer(tmp_path, {"bos_token": "<s>", "eos_token": "</s>", "chat_template": JOINING})
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=True, special=True) for name in ("<s>", "</s>")])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    text = load_text(str(tmp_path))
+    chat = ChatPrompt(messages=tuple({"role": "system", "content": each} for each in said), variables=variables)
+    own = [] if "bos_token" in variables else [0]
+    assert specials_of(text, text.encode_chat(chat)) == [*own, 1]
