@@ -14,6 +14,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import re
 import signal
 import struct
 import sys
@@ -22,7 +23,7 @@ from typing import Protocol
 
 from router.preparation import Outcome, Work, prepare
 from router.text import Text
-from twostroke.errors import InternalError, Overloaded, RequestTooLarge
+from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarge
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +36,14 @@ WORK_S = 60.0
 IDLE_S = 30.0
 """After which the process for large bodies ends: what it took of memory is given back."""
 MOST_WAITING_BYTES = 64 << 20
-"""Of one tenant's bodies in one queue."""
+"""Of one tenant's bodies in one queue; a larger one may wait there alone."""
 LARGE_NICE = 10
 PIECE_BYTES = 64 << 10
 """Of a body, written at once."""
 HEADER = struct.Struct(">QQ")
 """Lengths of what follows: a pickled object, because both ends are this program, and the body that belongs to it."""
+ENVIRONMENT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
+"""Variables that a process here gets: it reads what strangers write, and has no use for anybody's secret."""
 
 
 class Preparer(Protocol):
@@ -88,10 +91,18 @@ class ProcessPreparer:
                 group.create_task(lane.run())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
 class _Waiting:
     work: Work
     done: asyncio.Future[Outcome]
+
+
+_UNREAD = Outcome(error=Draining("this router takes no new requests: it is shutting down"))
+
+
+def _answer(waiting: _Waiting, outcome: Outcome) -> None:
+    if not waiting.done.done():
+        waiting.done.set_result(outcome)
 
 
 @dataclass(slots=True)
@@ -112,10 +123,13 @@ class _Lane:
         """Only tenants who wait; whose turn is next comes first."""
         self._has_work = asyncio.Event()
         self._child: _Child | None = None
+        self._has_ended = False
 
     async def prepare(self, work: Work, tenant: str) -> Outcome:
+        if self._has_ended:
+            return _UNREAD
         queue = self._queues.setdefault(tenant, _TenantQueue())
-        if queue.waiting_bytes + len(work.body) > MOST_WAITING_BYTES:
+        if queue.waiting and queue.waiting_bytes + len(work.body) > MOST_WAITING_BYTES:
             raise Overloaded(f"requests of {queue.waiting_bytes} bytes wait to be read already; try again")
         waiting = _Waiting(work, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiting)
@@ -130,14 +144,23 @@ class _Lane:
         try:
             while True:
                 if self._idle_s is None and self._child is None:
-                    self._child = await _Child.start(self._model_dir, self._nice)
+                    with contextlib.suppress(OSError):  # it is tried again, and said, when there is work
+                        self._child = await _Child.start(self._model_dir, self._nice)
                 await self._wait_for_work()
                 if (waiting := self._next()) is not None:
-                    outcome = await self._outcome(waiting.work)
-                    if not waiting.done.done():
-                        waiting.done.set_result(outcome)
+                    await self._serve(waiting)
         finally:
+            self._has_ended = True
+            for queue in self._queues.values():
+                for waiting in queue.waiting:
+                    _answer(waiting, _UNREAD)
             await self._end_child()
+
+    async def _serve(self, waiting: _Waiting) -> None:
+        try:
+            _answer(waiting, await self._outcome(waiting.work))
+        finally:
+            _answer(waiting, _UNREAD)  # where this ends before the outcome is there
 
     async def _wait_for_work(self) -> None:
         try:
@@ -193,6 +216,11 @@ class _Lane:
         return None if child is None else await child.end(has_ended=has_ended)
 
 
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
+    return {**kept, "TOKENIZERS_PARALLELISM": "false"}
+
+
 class _Child:
     """Lives until its stdin ends, which it does with this process, however that ends."""
 
@@ -208,7 +236,7 @@ class _Child:
             *(sys.executable, "-m", "router.preparation_process", str(os.getpid()), str(nice), model_dir),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
+            env=_environment(),
         )
         return cls(process)
 

@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,14 @@ from router.preparation import Outcome, Work, prepare
 from router.preparer import InlinePreparer, ProcessPreparer
 from router.text import ByteText, load_text
 from tests.unit.router.conftest import FACTS
-from twostroke.errors import ContextLengthExceeded, InvalidRequest, Overloaded, RequestTooLarge
+from twostroke.errors import (
+    ContextLengthExceeded,
+    Draining,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RequestTooLarge,
+)
 from twostroke.rpc.v1 import inference_pb2
 
 MIB = 1 << 20
@@ -205,3 +213,59 @@ def test_tools_and_calls_reach_a_template_that_takes_them() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "sky"}}}
     chat = ChatPrompt(messages=({"role": "assistant", "content": "", "tool_calls": [call]},), tools=(tool,))
     assert ChatTemplate(source, {}).render(chat) == "look assistant:look=sky;"
+
+
+async def test_a_body_above_what_may_wait_is_read_alone_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 100_000)
+    work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 200_000})
+    async with asyncio.timeout(60), running() as prepares:
+        assert [(await prepares.prepare(work, "")).error for _ in range(2)] == [None, None]
+
+
+async def test_equal_bodies_that_wait_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    monkeypatch.setattr(Work, "__eq__", lambda *both: compared.append(both))
+    lane = ProcessPreparer(ByteText(), "")._large
+    asked = [asyncio.create_task(lane.prepare(work_of("chat", b"a" * 10), "")) for _ in range(9)]
+    await asyncio.sleep(0)
+    asked[-1].cancel()
+    await asyncio.sleep(0)
+    assert not compared
+    for task in asked:
+        task.cancel()
+
+
+async def test_a_router_that_may_not_start_a_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start(*_: Any, **__: Any) -> Any:
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", start)
+        async with asyncio.timeout(60), running() as prepares:
+            work = work_of("tokenize", {"prompt": "a" * 200, "x": "a" * 5_000})
+            assert isinstance((await prepares.prepare(work, "")).error, InternalError)
+            patch.undo()
+            assert (await prepares.prepare(work, "")).error is None
+
+
+async def test_a_process_that_reads_requests_is_told_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_PASSWORD", "hush-hush")
+    async with running() as prepares:
+        assert (await prepares.prepare(work_of("tokenize", {"prompt": "a", "x": "a" * 5_000}), "")).error is None
+        child = prepares._small._child
+        assert child is not None
+        said = await asyncio.to_thread(Path(f"/proc/{child._process.pid}/environ").read_bytes)
+    assert b"PATH=" in said
+    assert b"hush" not in said
+
+
+async def test_requests_that_wait_when_their_router_ends_are_refused() -> None:
+    async with running() as prepares:
+        lane, work = prepares._large, work_of("tokenize", {"prompt": "a", "x": "a" * 200_000})
+        asked = [asyncio.create_task(prepares.prepare(work, "")) for _ in range(3)]
+        while len(lane._queues) == 0 or len(lane._queues[""].waiting) != 2:
+            await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        asked.append(asyncio.create_task(prepares.prepare(work, "")))
+        outcomes = await asyncio.gather(*asked)
+    assert all(isinstance(outcome.error, Draining) for outcome in outcomes)
