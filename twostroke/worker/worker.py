@@ -26,6 +26,9 @@ from twostroke.worker.plant import Plant
 
 log = logging.getLogger(__name__)
 
+CLOSE_LOST_S = 5.0
+"""For what is closed after the engine is lost: whoever reads pages of a device that hangs never comes back."""
+
 
 class RoleServices(Role, PageJobs, abc.ABC):
     """What a role adds to the host: how it answers the scheduler and pulls, and services of its own."""
@@ -74,7 +77,7 @@ class Worker(abc.ABC):
                 try:
                     await self._serve(host, ready)
                 finally:
-                    await host.close()
+                    await _close(host)
             finally:
                 if not self._config.flexible:
                     await plant.close()
@@ -171,6 +174,14 @@ class Worker(abc.ABC):
         host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
         role.register(host)
         return pages
+
+
+async def _close(host: WorkerHost) -> None:
+    try:
+        async with asyncio.timeout(None if host.gate.lost is None else CLOSE_LOST_S):
+            await host.close()
+    except TimeoutError:
+        log.error("not everything could be closed within %.1f s: the process ends without it", CLOSE_LOST_S)
 
 
 async def _publish_progress(host: WorkerHost) -> None:

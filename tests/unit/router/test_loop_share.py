@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from router.loop_share import SLICE_S, LoopShare
 
 
@@ -38,3 +40,23 @@ async def test_a_connection_that_is_gone_takes_no_turn() -> None:
     share.drain(read)
     async with asyncio.timeout(20):
         await has_read.wait()
+
+
+@pytest.mark.parametrize("is_drain", [False, True])
+async def test_a_step_that_fails_keeps_no_other_connection_waiting(is_drain: bool) -> None:
+    share, failures, has_run = LoopShare(), [], asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+
+    def fail() -> bool:
+        raise RuntimeError("a bug")
+
+    def run() -> bool:
+        has_run.set()
+        return False
+
+    ask = share.drain if is_drain else share.run
+    ask(fail)
+    ask(run)
+    async with asyncio.timeout(20):
+        await has_run.wait()
+    assert len(failures) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import resource
 from collections.abc import AsyncIterator
 
 import grpc
@@ -157,3 +159,27 @@ async def _until_ended(watch: grpc.aio.UnaryStreamCall) -> None:
     with contextlib.suppress(grpc.aio.AioRpcError):
         async for _ in watch:
             pass
+
+
+async def test_a_look_without_a_descriptor_left_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "LOOK_S", 0.01)
+    looks, listdir = [], os.listdir
+
+    def look(folder: str) -> list[str]:
+        looks.append(folder)
+        return listdir(folder)
+
+    monkeypatch.setattr(os, "listdir", look)
+    keeping = asyncio.create_task(connections.Connections(1 << 20).keep(["127.0.0.1:1"]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with asyncio.timeout(20):
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+            while not looks:
+                await asyncio.sleep(0.01)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        while len(looks) < 3:
+            assert not keeping.done()
+            await asyncio.sleep(0.01)
+    keeping.cancel()
