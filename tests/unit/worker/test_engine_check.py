@@ -15,6 +15,7 @@ from twostroke.errors import EngineLost, PeerLost
 from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.batch import Batch, StepResult
 from twostroke.worker import engine_check
+from twostroke.worker import worker as worker_module
 from twostroke.worker.engine_check import MOST_FAILED_STEPS, PROBE_TOKENS
 
 PROMPTS = [prompt_of(40, seed=seed) for seed in range(1, 7)]
@@ -169,6 +170,16 @@ async def test_an_engine_that_cannot_be_trusted_ends_the_worker(how: str, monkey
             assert probes == (how != "the device is gone")
             with pytest.raises(PeerLost):
                 await router.open(PROMPTS[0], 3, request_id="late")
+
+
+async def test_a_device_that_hangs_does_not_keep_the_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_module, "CLOSE_LOST_S", 0.2)
+    async with asyncio.timeout(20):
+        with losing_its_engine("the device is gone"):
+            async with decode(model=paced(step_ms=5)) as worker, router_to(worker) as router:
+                monkeypatch.setattr(worker.host.digests, "close", asyncio.Event().wait)
+                with_fault(worker, lambda batch: EngineLost("the device is gone"))
+                await ends(worker, await opened(router, [1]))
 
 
 async def test_steps_that_fail_again_and_again_end_the_worker_though_probes_succeed() -> None:
