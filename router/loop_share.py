@@ -44,19 +44,23 @@ class LoopShare:
 
     def _run(self) -> None:
         until_s = time.perf_counter() + SLICE_S
-        while self._steps and time.perf_counter() < until_s:
-            step = self._steps.popleft()
-            if step():
-                self._steps.append(step)
-        if self._steps:
-            asyncio.get_running_loop().call_soon(self._run)
-        else:
-            self._is_running = False
+        try:
+            while self._steps and time.perf_counter() < until_s:
+                step = self._steps.popleft()
+                if step():
+                    self._steps.append(step)
+        finally:  # a step that fails takes no other connection's turn
+            if self._steps:
+                asyncio.get_running_loop().call_soon(self._run)
+            else:
+                self._is_running = False
 
     def _drain(self) -> None:
-        while self._drains and not self._drains.popleft()():
-            pass
-        if self._drains:
-            asyncio.get_running_loop().call_later(DRAIN_PERIOD_S, self._drain)
-        else:
-            self._is_draining = False
+        try:
+            while self._drains and not self._drains.popleft()():
+                pass
+        finally:
+            if self._drains:
+                asyncio.get_running_loop().call_later(DRAIN_PERIOD_S, self._drain)
+            else:
+                self._is_draining = False

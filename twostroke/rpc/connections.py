@@ -70,9 +70,10 @@ class Connections:
         self._ports = frozenset(int(address.rpartition(":")[2]) for address in addresses)
         while True:
             await asyncio.sleep(LOOK_S)
-            if len(os.listdir(_FOLDER)) > self.most:
-                seen = await asyncio.to_thread(self._look)
-                self._make_room(seen)
+            with contextlib.suppress(OSError):  # no descriptor is left to look with: one will be, at another look
+                if len(os.listdir(_FOLDER)) > self.most:
+                    seen = await asyncio.to_thread(self._look)
+                    self._make_room(seen)
 
     def _make_room(self, seen: list[_Seen]) -> None:
         too_many = len(seen) - self.most
