@@ -33,7 +33,7 @@ SMALL_BYTES = 128 << 10
 """Larger bodies never wait in front of those of at most this."""
 WORK_S = 60.0
 """For one request: even 8 MiB take less on a slow machine."""
-IDLE_S = 30.0
+IDLE_S = 10.0
 """After which the process for large bodies ends: what it took of memory is given back."""
 MOST_WAITING_BYTES = 64 << 20
 """Of one tenant's bodies in one queue; a larger one may wait there alone."""

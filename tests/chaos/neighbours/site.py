@@ -31,6 +31,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 PACE = f"paced:prefill_tokens_per_s=200000,step_ms=1,step_us_per_seq=20,vocab={VOCABULARY},page_bytes=4096"
+READERS = "readers"
+"""The router's child processes, in which long requests are read. Counted for their memory."""
 HOSTILE_CALLS = 8
 """That the hostile client's key may have open at once."""
 
@@ -59,9 +61,11 @@ class Site:
     def usage(self) -> Usage:
         """Raises psutil.NoSuchProcess where one of them has died."""
         found = {name: psutil.Process(pid) for name, pid in self._pids().items()}
+        resident_mb = {name: process.memory_info().rss / 1e6 for name, process in found.items()}
+        resident_mb[READERS] = sum(each.memory_info().rss / 1e6 for each in found["router"].children())
         return Usage(
             {name: process.pid for name, process in found.items()},
-            {name: process.memory_info().rss / 1e6 for name, process in found.items()},
+            resident_mb,
             {name: process.num_fds() for name, process in found.items()},
             {name: process.num_threads() for name, process in found.items()},
         )

@@ -138,12 +138,11 @@ def _look(site: Site, before: Usage) -> tuple[list[str], float]:
     except (psutil.Error, OSError, ValueError) as error:
         return [f"the server does not say: {error}"], 0.0
     left = [f"{requests:.0f} requests are open"] if requests else []
-    more_mb = {name: now.resident_mb[name] - before.resident_mb[name] for name in before.pids}
+    more_mb = {name: now.resident_mb[name] - before.resident_mb[name] for name in before.resident_mb}
+    left += [f"{name} has {more:.0f} MB more" for name, more in more_mb.items() if more > MOST_MORE_MB]
     for name in before.pids:
         more = now.descriptors[name] - before.descriptors[name]
         threads = now.threads[name] - before.threads[name]
-        if more_mb[name] > MOST_MORE_MB:
-            left.append(f"{name} has {more_mb[name]:.0f} MB more")
         if more > MOST_MORE_DESCRIPTORS:
             left.append(f"{name} has {more} descriptors more")
         if threads > MOST_MORE_THREADS:
