@@ -18,6 +18,14 @@ _ENTRY = b"\n# "
 COMMANDS = ("/help", "/system", "/new", "/clear", "/save", "/exit")
 
 
+class KeptHistory(FileHistory):
+    """A history file. Where it can be written no more, as on a disk that is full, a conversation goes on without."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
 class Prompt:
     def __init__(self) -> None:
         keys = KeyBindings()
@@ -42,13 +50,13 @@ def _new_line(event: KeyPressEvent) -> None:
 
 def _history() -> History:
     """Kept in memory alone where the file cannot be written."""
-    path = history_path()
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, RuntimeError):  # a user without a home folder, as in some containers
+        path = history_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600))
         path.chmod(0o600)
         _shorten(path)
-        return FileHistory(path)
+        return KeptHistory(path)
     return InMemoryHistory()
 
 

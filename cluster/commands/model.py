@@ -61,4 +61,4 @@ def _list(args: argparse.Namespace) -> None:
     table.add_column("folder", overflow="fold")
     for model in models:
         table.add_row(model.name, model.dtype, f"{model.size_bytes / 1e6:.1f} MB", model.path)
-    Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS).print(table)

@@ -245,9 +245,10 @@ class BlockPool:
         return len(cached)
 
     def forget(self, pages: Sequence[PageId]) -> None:
-        """Give up those blocks of a chain that nobody uses now, last first."""
+        """Give up those blocks of a chain that nobody uses now, last first, up to where another chain branches off."""
         for page in reversed(pages):
-            if self._pages[page].state is PageState.CACHED:
+            record = self._pages[page]
+            if record.state is PageState.CACHED and record.name is not None and not self._children[record.name]:
                 self._evict_page(page)
 
     # Below: how pages change hands

