@@ -24,6 +24,8 @@ from twostroke.errors import InternalError
 PR_SET_PDEATHSIG = 1
 MOST_BYTES = 3 << 30
 """Of address space for one request, beside what the process has at its start."""
+CGROUP_SHARE = 2
+"""One part of so many of a container's memory is for that: where it has no more, the kernel may end the router."""
 
 
 def main() -> None:
@@ -49,9 +51,15 @@ def main() -> None:
 
 def _limit_memory() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MOST_BYTES
+    most = pages * resource.getpagesize() + most_bytes(Path("/sys/fs/cgroup/memory.max"))
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def most_bytes(limit: Path) -> int:
+    """Of address space for one request. `limit`: the file in which a cgroup (v2) says how much memory it may have."""
+    said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return MOST_BYTES if said == "max" else min(MOST_BYTES, int(said) // CGROUP_SHARE)
 
 
 def _read(stream: BinaryIO) -> Work | None:

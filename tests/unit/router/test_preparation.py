@@ -18,6 +18,7 @@ from router import preparer
 from router.chat_template import ChatTemplate
 from router.params import ChatPrompt
 from router.preparation import Outcome, Work, prepare
+from router.preparation_process import MOST_BYTES, most_bytes
 from router.preparer import InlinePreparer, ProcessPreparer
 from router.text import ByteText, load_text
 from tests.unit.router.conftest import FACTS
@@ -269,3 +270,11 @@ async def test_requests_that_wait_when_their_router_ends_are_refused() -> None:
         asked.append(asyncio.create_task(prepares.prepare(work, "")))
         outcomes = await asyncio.gather(*asked)
     assert all(isinstance(outcome.error, Draining) for outcome in outcomes)
+
+
+def test_one_request_takes_no_more_than_half_of_its_containers_memory(tmp_path: Path) -> None:
+    limit = tmp_path / "memory.max"
+    assert most_bytes(limit) == MOST_BYTES
+    for said, most in (("max", MOST_BYTES), (str(1 << 30), 512 << 20), (str(1 << 40), MOST_BYTES)):
+        limit.write_text(said + "\n")
+        assert most_bytes(limit) == most
