@@ -120,13 +120,20 @@ class Front:
     def check_model(self, model: str | None) -> None:
         check_model(model, self.model)
 
-    async def prepare(self, kind: str, body: bytes, visit: Visit) -> Any:
-        """What `router.preparation` makes of a request. Tokens that were counted for nothing are charged, too."""
+    async def prepare(
+        self, kind: str, body: bytes, visit: Visit, *, client: str, deadline_s: float | None = None
+    ) -> Any:
+        """What `router.preparation` makes of a request. Tokens that were counted for nothing are charged, too.
+
+        `client`: who takes turns with others where no API key tells. `deadline_s`: Unix seconds, where they are known
+        before the body is read.
+        """
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
         work = Work(kind, body, self.model, self.dispatcher.facts)
         try:
-            outcome = await self._preparer.prepare(work, visit.tenant or "")
+            async with _until(deadline_s):
+                outcome = await self._preparer.prepare(work, visit.tenant or client)
             if outcome.error is not None or isinstance(outcome.value, bytes):
                 visit.spend(outcome.tokens)
             if outcome.error is not None:

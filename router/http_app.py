@@ -116,12 +116,15 @@ class HttpDoors:
 
     async def _prepared(self, request: Request, kind: str) -> Any:
         body, visit = await self._body(request), request.state.visit
-        return await unless_gone(request, self._front.prepare(kind, body, visit))
+        return await unless_gone(request, self._front.prepare(kind, body, visit, client=_client(request)))
 
     async def _answer(self, request: Request, kind: str) -> Response:
         body, visit = await self._body(request), request.state.visit
         received_s, received_at_s = time.monotonic(), time.time()
-        prepared = await unless_gone(request, self._front.prepare(kind, body, visit))
+        deadline_s = _deadline(_header_timeout_s(request), received_at_s)
+        prepared = await unless_gone(
+            request, self._front.prepare(kind, body, visit, client=_client(request), deadline_s=deadline_s)
+        )
         assert isinstance(prepared, PreparedChat)
         wanted, prompts = prepared.request, prepared.prompts
         said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
@@ -135,7 +138,8 @@ class HttpDoors:
             prompts=prompts,
             options=wanted.options,
             cache_salt=wanted.cache_salt,
-            deadline_s=_deadline(request, wanted, received_at_s),
+            # The header wins: proxies set it, and they know how long they will wait.
+            deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
             priority=min(wanted.priority, visit.max_priority),
             tenant=tenant,
             visit=visit,
@@ -232,17 +236,24 @@ def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
     return wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
 
 
-def _deadline(request: Request, wanted: OpenAIRequest, received_at_s: float) -> float | None:
-    """The header wins: proxies set it, and they know how long they will wait."""
-    timeout_s = wanted.timeout_s
+def _client(request: Request) -> str:
+    """The address that it comes from."""
+    return "" if request.client is None else request.client.host
+
+
+def _header_timeout_s(request: Request) -> float | None:
     shown = request.headers.get(TIMEOUT_HEADER)
-    if shown is not None:
-        try:
-            timeout_s = check_timeout(as_number(float(shown), TIMEOUT_HEADER), TIMEOUT_HEADER)
-        except ValueError as error:
-            raise InvalidRequest(
-                f"{TIMEOUT_HEADER} must be a number, got {client_text.shown(shown)}", field=TIMEOUT_HEADER
-            ) from error
+    if shown is None:
+        return None
+    try:
+        return check_timeout(as_number(float(shown), TIMEOUT_HEADER), TIMEOUT_HEADER)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER} must be a number, got {client_text.shown(shown)}", field=TIMEOUT_HEADER
+        ) from error
+
+
+def _deadline(timeout_s: float | None, received_at_s: float) -> float | None:
     return None if timeout_s is None else received_at_s + timeout_s
 
 

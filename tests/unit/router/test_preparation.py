@@ -12,16 +12,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from router import preparer
 from router.chat_template import ChatTemplate
+from router.front import Front
+from router.http_app import build_http_app
+from router.metrics import RouterMetrics
 from router.params import ChatPrompt
 from router.preparation import Outcome, Work, prepare
 from router.preparation_process import MOST_BYTES, most_bytes
 from router.preparer import InlinePreparer, ProcessPreparer
 from router.text import ByteText, load_text
-from tests.unit.router.conftest import FACTS
+from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from twostroke.errors import (
     ContextLengthExceeded,
     Draining,
@@ -278,3 +282,40 @@ def test_one_request_takes_no_more_than_half_of_its_containers_memory(tmp_path: 
     for said, most in (("max", MOST_BYTES), (str(1 << 30), 512 << 20), (str(1 << 40), MOST_BYTES)):
         limit.write_text(said + "\n")
         assert most_bytes(limit) == most
+
+
+class Held(InlinePreparer):
+    """Keeps requests waiting, and notes who waits."""
+
+    def __init__(self) -> None:
+        super().__init__(ByteText())
+        self.waiting: list[str] = []
+
+    async def prepare(self, work: Work, tenant: str) -> Outcome:
+        self.waiting.append(tenant)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.waiting.remove(tenant)
+        raise AssertionError
+
+
+async def test_without_keys_addresses_take_turns_and_who_waits_is_held_to_its_deadline() -> None:
+    held = Held()
+    app = build_http_app(Front(ScriptedDispatcher(), held, RouterMetrics(), model="toy"), max_body_bytes=MIB)
+
+    async def ask(host: str, path: str, timeout_s: float) -> httpx.Response:
+        transport = httpx.ASGITransport(app, client=(host, 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
+            return await http.post(path, json={"prompt": "a"}, headers={"x-request-timeout-s": str(timeout_s)})
+
+    long = [asyncio.create_task(ask(host, "/v1/completions", 600)) for host in ("10.0.0.1", "10.0.0.2")]
+    async with asyncio.timeout(20):
+        while len(held.waiting) < 2:
+            await asyncio.sleep(0.01)
+        assert sorted(held.waiting) == ["10.0.0.1", "10.0.0.2"]
+        assert (await ask("10.0.0.1", "/v1/completions", 0.1)).status_code == 504
+    for task in long:
+        task.cancel()
+    await asyncio.wait(long)
+    assert held.waiting == []
