@@ -223,8 +223,8 @@ class Attendant:
             after_s = time.monotonic() - told_s
             why = "has not answered" if isinstance(error, TimeoutError) else "died"
             self._announcer.warn(f"the supervisor {why} {after_s:.1f} s after it was told to stop its workers")
-            ray_session.remove_workers(list(self._known))
-            return [Ending(name, after_s, is_own=False) for name in ("supervisor", *self._known)]
+            killed = ["supervisor", *ray_session.remove_workers(list(self._known))]
+            return [Ending(name, after_s, is_own=name not in killed) for name in ("supervisor", *self._known)]
         finally:
             ray_session.remove(self._supervisor)
 

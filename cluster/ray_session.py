@@ -139,11 +139,14 @@ def remove(supervisor: Any) -> None:
     ray.kill(supervisor, no_restart=True)
 
 
-def remove_workers(names: Sequence[str]) -> None:
-    """Kill them without their supervisor; who is gone already is passed over."""
+def remove_workers(names: Sequence[str]) -> list[str]:
+    """Kill them without their supervisor. Returns those that were still there."""
+    killed = []
     for name in names:
         with contextlib.suppress(ValueError):
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+            killed.append(name)
+    return killed
 
 
 def restart(supervisor: Any) -> None:

@@ -58,18 +58,26 @@ class SilentSupervisor:
 async def test_a_supervisor_that_does_not_answer_is_killed_with_its_workers_within_a_bound(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """decode-1 had ended by then."""
     killed: list[Any] = []
+
+    def remove_workers(names: list[str]) -> list[str]:
+        found = [name for name in names if name != "decode-1"]
+        killed.extend(found)
+        return found
+
     monkeypatch.setattr(attendant, "STOP_S", 0.05)
-    monkeypatch.setattr(ray_session, "remove_workers", killed.extend)
+    monkeypatch.setattr(ray_session, "remove_workers", remove_workers)
     monkeypatch.setattr(ray_session, "remove", killed.append)
     silent = SilentSupervisor()
     launcher = Attendant(silent, Announcer())
-    launcher._known = dict.fromkeys(("prefill-0", "decode-0"))  # type: ignore[arg-type]  # names are enough
+    launcher._known = dict.fromkeys(("prefill-0", "decode-0", "decode-1"))  # type: ignore[arg-type]  # names are enough
     endings = await launcher.stop_fleet()
     assert [(ending.name, ending.is_own) for ending in endings] == [
         ("supervisor", False),
         ("prefill-0", False),
         ("decode-0", False),
+        ("decode-1", True),
     ]
     assert killed == ["prefill-0", "decode-0", silent]
     said = capsys.readouterr().err
