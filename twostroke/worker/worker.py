@@ -85,6 +85,8 @@ class Worker(abc.ABC):
             if not ready.done():
                 ready.set_exception(error)
                 ready.exception()  # whoever waits for it sees it; nobody has to
+            if self._host is not None and self._host.gate.lost is not None:
+                raise self._host.gate.lost from error  # whatever else went wrong then
             raise
         finally:
             ready.cancel()  # changes nothing unless `run` was cancelled while it started

@@ -182,6 +182,20 @@ async def test_a_device_that_hangs_does_not_keep_the_process_from_ending(monkeyp
                 await ends(worker, await opened(router, [1]))
 
 
+async def test_what_else_goes_wrong_meanwhile_does_not_hide_that_the_engine_is_lost() -> None:
+    """Else its process would wait for the engine's thread."""
+
+    def broken() -> None:
+        raise ValueError("cannot be closed")
+
+    with losing_its_engine("the device is gone"):
+        async with decode(model=paced(step_ms=5)) as worker, router_to(worker) as router:
+            assert worker.worker._role is not None
+            worker.worker._role.close = broken  # type: ignore[method-assign]
+            with_fault(worker, lambda batch: EngineLost("the device is gone"))
+            await ends(worker, await opened(router, [1]))
+
+
 async def test_steps_that_fail_again_and_again_end_the_worker_though_probes_succeed() -> None:
     with losing_its_engine(f"more than {MOST_FAILED_STEPS} steps"):
         async with decode() as worker, router_to(worker) as router:
