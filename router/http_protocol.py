@@ -42,7 +42,7 @@ LINGER_BYTES = 64 << 20
 LINGER_S = 10.0
 """Time for that."""
 LINGER_SILENCE_S = 2.0
-"""Time after which a client that writes nothing more is taken to have seen the answer."""
+"""Time after which a client that writes nothing more, and was sent all of its answer, is taken to have seen it."""
 LEAST_BYTES_PER_S = 16 << 10
 """Speed of a body below which its connection falls behind, and ends first when there are too many."""
 
@@ -393,8 +393,15 @@ class TimedProtocol(asyncio.Protocol):
             with contextlib.suppress(OSError):  # the client is gone, which reading will show
                 self._transport.write_eof()
         self._transport.pause_reading()
-        self._restart_timer(LINGER_SILENCE_S, self.abort)
+        self._restart_timer(LINGER_SILENCE_S, self._end_silent)
         self.share.drain(self._read_to_drop)
+
+    def _end_silent(self) -> None:
+        """A client that writes nothing may be slow to take its answer."""
+        if self._transport.get_write_buffer_size() and self._loop.time() < self._linger_until_s + STALL_S:
+            self._restart_timer(LINGER_SILENCE_S, self._end_silent)
+        else:
+            self.abort()
 
     def _drop(self, count: int) -> None:
         self._dropped_bytes += count
@@ -402,7 +409,7 @@ class TimedProtocol(asyncio.Protocol):
         if self._dropped_bytes > LINGER_BYTES or left_s <= 0:
             self.abort()
             return
-        self._restart_timer(min(LINGER_SILENCE_S, left_s), self.abort)
+        self._restart_timer(min(LINGER_SILENCE_S, left_s), self._end_silent)
         self._transport.pause_reading()
         self.share.drain(self._read_to_drop)
 

@@ -46,12 +46,13 @@ class App:
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
+        self.answer = "answer"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] != "/endless":
             while scope["path"] == "/body" and (await receive()).get("more_body"):
                 pass
-            await PlainTextResponse("answer")(scope, receive, send)
+            await PlainTextResponse(self.answer)(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         writing = asyncio.create_task(self._write(send))
@@ -296,3 +297,22 @@ async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.
 def test_limits_that_let_nobody_in_are_refused(wrong: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         DoorsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
+
+
+async def test_who_sends_more_than_its_last_request_may_be_slow_to_take_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "LINGER_SILENCE_S", 0.05)
+    begins, ends_head = b"POST /body HTTP/1.1\r\nHost: a\r\nConnection: close\r\n", b"Content-Length: 3000\r\n\r\n"
+    padding = http_protocol.SLICE_BYTES - len(begins) - len(ends_head) - len(b"X: \r\n") - 3000
+    async with listening() as (app, connect):
+        app.answer = "x" * (32 << 20)  # more than the system takes for a client that reads nothing
+        reader, writer = await connect()
+        writer.write(begins + b"X: " + b"x" * padding + b"\r\n" + ends_head + b"x" * 3000 + b"\r\n")
+        await asyncio.sleep(0.5)
+        taken = 0
+        async with asyncio.timeout(60):
+            while piece := await reader.read(1 << 20):
+                taken += len(piece)
+        assert taken > 32 << 20
+        writer.close()
