@@ -29,6 +29,9 @@ LEAST_COST_S = 1e-4
 STALE_SPARED = 64
 """Entries of tenants that moved on or left, besides as many as wait, before those are swept out of a class's heap."""
 
+MOST_OVERDRAWN = 2048
+"""Tenants of a class without anything waiting that are remembered; beyond, those are forgotten that have had least."""
+
 _Rank = tuple[float, float, float]
 """Among a tenant's own: limit, arrival, order of coming."""
 
@@ -58,7 +61,7 @@ class _Waiting:
 @dataclass(slots=True)
 class _Tenant:
     had_s: float
-    """What it has been given; a newcomer begins where the class stands."""
+    """What it has been given; a newcomer begins where the class stands, and who comes again with what it had."""
     ranks: list[_Rank] = field(default_factory=list)
     """Sorted."""
     waiting: dict[_Rank, _Waiting] = field(default_factory=dict)
@@ -74,6 +77,21 @@ class _Class:
     stands_at_s: float = 0.0
     """Begin of the latest round of which somebody was served."""
     held_s: float = 0.0
+    overdrawn_s: dict[str, float] = field(default_factory=dict)
+    """By tenant that has nothing waiting, what it has been given beyond where the class stands."""
+
+    def level_s(self, name: str) -> float:
+        """Where a tenant begins: to keep a single request waiting is no way to a turn in every round."""
+        return max(self.stands_at_s, self.overdrawn_s.get(name, 0.0))
+
+    def leave(self, name: str) -> None:
+        """The tenant has nothing waiting any more."""
+        had_s = self.tenants.pop(name).had_s
+        if had_s > self.stands_at_s:
+            self.overdrawn_s[name] = had_s
+        if len(self.overdrawn_s) > MOST_OVERDRAWN:
+            largest = sorted(self.overdrawn_s.items(), key=lambda entry: entry[1], reverse=True)[: MOST_OVERDRAWN // 2]
+            self.overdrawn_s = {each: had_s for each, had_s in largest if had_s > self.stands_at_s}
 
 
 class Turns:
@@ -98,7 +116,7 @@ class Turns:
         kind = self._classes.setdefault(turn.priority, _Class())
         tenant = kind.tenants.get(turn.tenant)
         if tenant is None:
-            tenant = kind.tenants[turn.tenant] = _Tenant(kind.stands_at_s)
+            tenant = kind.tenants[turn.tenant] = _Tenant(kind.level_s(turn.tenant))
             self._queue(kind, turn.tenant, tenant)
         rank = (_limit(turn.limit_s), turn.arrived_s, next(self._order))
         waiting = _Waiting(turn, rank, max(LEAST_COST_S, turn.cost_s))
@@ -142,7 +160,7 @@ class Turns:
         if not self._held[waiting.turn.tenant]:
             del self._held[waiting.turn.tenant]
         if not tenant.ranks:
-            del kind.tenants[waiting.turn.tenant]
+            kind.leave(waiting.turn.tenant)
         if not kind.tenants:
             del self._classes[waiting.turn.priority]
 
@@ -198,7 +216,7 @@ class Turns:
         if kind is None or kind.held_s <= 0:
             return 0.0
         own = kind.tenants.get(turn.tenant)
-        own_s, level_s = 0.0, kind.stands_at_s
+        own_s, level_s = 0.0, kind.level_s(turn.tenant)
         if own is not None:
             waiting = self._waiting.get(turn.request_id)
             rank = (_limit(turn.limit_s), turn.arrived_s, math.inf) if waiting is None else waiting.rank

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from router.turns import Turn, Turns
+from router.turns import MOST_OVERDRAWN, Turn, Turns
 from twostroke.ids import RequestId
 
 
@@ -94,6 +94,27 @@ def test_an_expensive_request_is_never_passed_for_ever():
     turns = filled(turn("huge", "a", cost_s=500.0), *[turn(f"b{n}", "b", cost_s=0.1) for n in range(300)])
     drained(turns, 5)
     assert "huge" in turns.first(16) or "huge" not in list(turns)
+
+
+def test_who_keeps_a_single_request_waiting_gets_no_more_than_its_share():
+    waiting = filled(*(turn(f"a{rank}", cost_s=1.0) for rank in range(2000)), turn("b", "b", cost_s=100.0))
+    had_s = {"a": 0.0, "b": 0.0}
+    for rank in range(1000):
+        (first,) = waiting.first(1)
+        tenant = first[0]
+        waiting.serve(first)
+        if tenant == "b":
+            waiting.add(turn(f"b{rank}", "b", cost_s=100.0))
+        had_s[tenant] += 100.0 if tenant == "b" else 1.0
+    assert abs(had_s["a"] - had_s["b"]) <= 200
+
+
+def test_tenants_of_a_moment_are_not_remembered_without_end():
+    waiting = filled(turn("last", "last", limit_s=9.0))
+    for rank in range(5 * MOST_OVERDRAWN):
+        waiting.add(turn(str(rank), str(rank)))
+        waiting.serve(RequestId(str(rank)))
+    assert len(waiting._classes[0].overdrawn_s) <= MOST_OVERDRAWN
 
 
 def test_one_that_left_costs_its_tenant_nothing():
