@@ -123,6 +123,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         await self._wire.writable()
         if self.is_gone:
+            await asyncio.sleep(0)  # else who writes without a pause would keep the one who hears of it waiting
             return
         if message["type"] == "http.response.start" and not self.is_started:
             self._start(message["status"], [*self._default_headers, *message.get("headers", [])])
