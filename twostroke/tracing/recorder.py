@@ -19,8 +19,8 @@ MOST_SPANS = 256
 MOST_NAMES = 20_000
 """Of requests whose spans are kept no longer: it can be said that they were here."""
 
-_STREAM = re.compile(r"(?P<stream>.+~[0-9a-f]{16})(/\d+)?(#\d+)?")
-"""Requests of one stream are named after it: STREAM, STREAM/PROMPT#CHOICE."""
+_STREAM = re.compile(r"(?P<stream>.+~[0-9a-f]{16}(\.[0-9a-f]{16})?)(/\d+)?(#\d+)?")
+"""Requests of one stream are named after it: STREAM, STREAM/PROMPT#CHOICE. A stream may end in its owner's mark."""
 _ANSWER_ID = re.compile(r"(chatcmpl|cmpl)-(?P<request>.+)")
 """The `id` of an answer of OpenAI's API is made of the request's id."""
 

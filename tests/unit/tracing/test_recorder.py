@@ -76,6 +76,7 @@ def test_all_parts_of_a_stream_are_found_by_its_clients_name_and_the_latest_of_t
     assert [span.name for span in kept.spans] == ["answer", "request"]
     assert recorder.find("chat") is None
     assert stream_of("chat/1~0123456789abcdef#12") == "chat/1~0123456789abcdef"
+    assert stream_of("chat/1~0123456789abcdef.fedcba9876543210/3#12") == "chat/1~0123456789abcdef.fedcba9876543210"
 
 
 @pytest.mark.parametrize("name", ["7f~0123456789abcdef", "7f~0123456789abcdef#2", "7f~0123456789abcdef/1#0", "7f"])
