@@ -121,12 +121,19 @@ class Front:
         check_model(model, self.model)
 
     async def prepare(
-        self, kind: str, body: bytes, visit: Visit, *, client: str, deadline_s: float | None = None
+        self,
+        kind: str,
+        body: bytes,
+        visit: Visit,
+        *,
+        client: str,
+        request_id: str = "",
+        deadline_s: float | None = None,
     ) -> Any:
         """What `router.preparation` makes of a request. Tokens that were counted for nothing are charged, too.
 
-        `client`: who takes turns with others where no API key tells. `deadline_s`: Unix seconds, where they are known
-        before the body is read.
+        `client`: who takes turns with others where no API key tells. `request_id`, for the log, and `deadline_s`, in
+        Unix seconds, are given where they are known before the body is read.
         """
         if self.dispatcher.is_draining:
             raise Draining("this router takes no new requests: it is shutting down")
@@ -140,6 +147,7 @@ class Front:
                 raise outcome.error
         except ServeError as error:
             self.metrics.count_request(error.label())
+            _log_failure(request_id, error)
             raise
         return outcome.value
 
@@ -175,7 +183,7 @@ class Front:
             raise
         except ServeError as error:
             status = error.label()
-            log.info("request failed request=%s error=%s message=%s", ask.request_id, status, error.message)
+            _log_failure(ask.request_id, error)
             raise
         except Exception as error:
             status = InternalError.label()
@@ -426,6 +434,10 @@ class _Choice:
         scanned = self._text.flush()
         self.is_stopped = scanned.stopped
         return scanned.text
+
+
+def _log_failure(request_id: str, error: ServeError) -> None:
+    log.info("request failed request=%s error=%s message=%s", request_id, error.label(), error.message)
 
 
 @contextlib.asynccontextmanager

@@ -116,15 +116,22 @@ class HttpDoors:
 
     async def _prepared(self, request: Request, kind: str) -> Any:
         body, visit = await self._body(request), request.state.visit
-        return await unless_gone(request, self._front.prepare(kind, body, visit, client=_client(request)))
+        preparing = self._front.prepare(kind, body, visit, client=_client(request), request_id=request.state.request_id)
+        return await unless_gone(request, preparing)
 
     async def _answer(self, request: Request, kind: str) -> Response:
         body, visit = await self._body(request), request.state.visit
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
-        prepared = await unless_gone(
-            request, self._front.prepare(kind, body, visit, client=_client(request), deadline_s=deadline_s)
+        preparing = self._front.prepare(
+            kind,
+            body,
+            visit,
+            client=_client(request),
+            request_id=request.state.request_id,
+            deadline_s=deadline_s,
         )
+        prepared = await unless_gone(request, preparing)
         assert isinstance(prepared, PreparedChat)
         wanted, prompts = prepared.request, prepared.prompts
         said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)

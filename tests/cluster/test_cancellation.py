@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import random
@@ -50,6 +51,8 @@ class Victim:
     blockers: int = 0
     """Answers that take both seats of the decode worker."""
     request_id: str = field(default_factory=lambda: f"victim-{next(numbers)}")
+    said: list[inference_pb2.GenerateResponse] = field(default_factory=list)
+    """What it was told over gRPC."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,11 @@ STAGES = {
 @pytest.mark.parametrize(
     ("stage", "way"),
     [("running", way) for way in ("cancel", "abort", "stream", "body")]
-    + [(stage, way) for stage in ("queued", "pulling") for way in ("abort", "body")]
+    + [(stage, way) for stage in ("queued", "pulling") for way in ("cancel", "body")]
     + [("preempted", "cancel")],
 )
 async def test_who_leaves_in_any_stage_leaves_nothing(cluster: ProcessCluster, stage: str, way: str) -> None:
-    victim, watch = STAGES[stage], Watch(cluster)
+    victim, watch = dataclasses.replace(STAGES[stage], said=[]), Watch(cluster)
     client = Client(cluster.grpc)
     blockers = [asyncio.create_task(client.tokens(fresh(40), max_tokens=LONG)) for _ in range(victim.blockers)]
     await watch.until(lambda seen: seen.running == victim.blockers)
@@ -110,7 +113,9 @@ async def test_who_leaves_in_any_stage_leaves_nothing(cluster: ProcessCluster, s
     await watch.until(victim.is_there)
     assert not asked.done()
     if way == "abort":
-        found = await client.stub.Abort(inference_pb2.AbortRequest(request_id=victim.request_id))
+        stranger = await client.stub.Abort(inference_pb2.AbortRequest(request_id=victim.request_id))
+        assert not stranger.found
+        found = await client.stub.Abort(inference_pb2.AbortRequest(resume_token=victim.said[-1].resume_token))
         assert found.found
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asked
@@ -135,8 +140,8 @@ def fresh(tokens: int) -> list[int]:
 
 async def call(cluster: ProcessCluster, client: Client, victim: Victim) -> None:
     options = {"max_tokens": victim.max_tokens, "n": victim.n, "request_id": victim.request_id}
-    async for _ in client.stream(fresh(victim.prompt_tokens), **options):
-        pass
+    async for message in client.stream(fresh(victim.prompt_tokens), **options):
+        victim.said.append(message)
 
 
 async def post(cluster: ProcessCluster, client: Client, victim: Victim, **fields: object) -> list[dict[str, object]]:

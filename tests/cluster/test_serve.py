@@ -311,7 +311,7 @@ def test_no_client_forges_or_fills_a_log(server: Server) -> None:
         urllib.request.urlopen(request, timeout=PATIENCE_S)
     assert refused.value.code == 404
     assert len(refused.value.read()) < 1000
-    wait_until(lambda: f'request="{forged}" error=NotFound' in path.read_text()[size:], path.read_text)
+    wait_until(lambda: f'request="{forged}" error=not_found' in path.read_text()[size:], path.read_text)
     assert path.stat().st_size - size < 4000
 
 

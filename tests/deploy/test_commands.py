@@ -223,7 +223,7 @@ def source_of(file: Path, function: str) -> str:
 
 def makefile() -> dict[str, list[str]]:
     """Prerequisites by target."""
-    rules = re.findall(r"^([^\s:#]+):(?!=)([^=\n]*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    rules = re.findall(r"^([^\s:#]+):(?!=)((?:[^=\n]|%=)*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return {target: needed.split() for target, needed in rules}
 
 

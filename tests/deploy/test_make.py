@@ -45,6 +45,7 @@ def test_recipes_stand_a_path_with_a_space(tmp_path: Path) -> None:
     (checkout / "proto" / "twostroke").mkdir(parents=True)
     for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, checkout / name)
+    shutil.copytree(ROOT / "tests" / "clients" / "requirements", checkout / "tests" / "clients" / "requirements")
     targets = re.findall(r"^([a-z][a-z-]*):(?!=)", MAKEFILE.read_text(), re.MULTILINE)
     assert len(targets) > 15
     for target in targets:
