@@ -26,7 +26,7 @@ from router.reservations import Reservations
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.ids import BlockName
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import extend_names
 from twostroke.request import FinishReason
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.traces import known_of
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 
 WORKER_RECORD_S = 5.0
 """Between two records of the workers in the request log."""
+
+HASHED_TOKENS = 8192
+"""Of a prompt, hashed in one turn of the event loop, which takes some milliseconds."""
 
 Event = TokenEvent | FinishEvent | ServeError
 
@@ -118,7 +121,8 @@ class RouterCore:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
         found = await self._found(request) if request.resumptions else {}
-        opened = self._admit(request, found)
+        names = await hash_blocks(request, self._fleet.facts.block_size)
+        opened = self._admit(request, names, found)
         try:
             unfinished = len(request.sampling) - len(request.settled)
             while unfinished:
@@ -239,7 +243,9 @@ class RouterCore:
     def _decode_workers(self) -> list[Member]:
         return [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
 
-    def _admit(self, request: GenerationRequest, found: Mapping[int, Found]) -> _OpenRequest:
+    def _admit(
+        self, request: GenerationRequest, names: tuple[BlockName, ...], found: Mapping[int, Found]
+    ) -> _OpenRequest:
         """Check what only the router knows, and begin every choice."""
         if self._is_draining:
             raise Draining("the router takes no new requests; try another one")
@@ -262,7 +268,6 @@ class RouterCore:
             demand=self._demand,
             recorder=self.recorder,
         )
-        names = tuple(name_blocks(request.prompt, facts.block_size, request.salt, request.public_blocks))
         opened = _OpenRequest(request, names, around, self._tasks, found)
         self._open[request.request_id] = opened
         self._idle.clear()
@@ -286,6 +291,16 @@ class RouterCore:
     def _worker_back(self, member: Member) -> None:
         if self._links is not None:
             self._links.settle_with(member)
+
+
+async def hash_blocks(request: GenerationRequest, block_size: int) -> tuple[BlockName, ...]:
+    """The hashes of all full blocks of the prompt. Others are served between its parts."""
+    hashes: list[BlockName] = []
+    for end in range(HASHED_TOKENS, len(request.prompt) + HASHED_TOKENS, HASHED_TOKENS):
+        if hashes:
+            await asyncio.sleep(0)
+        extend_names(hashes, request.prompt[:end], block_size, request.salt, request.public_blocks)
+    return tuple(hashes)
 
 
 class _OpenRequest:

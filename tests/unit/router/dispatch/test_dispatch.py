@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from router.dispatch import HASHED_TOKENS, hash_blocks
 from router.generation import GenerationRequest
 from twostroke.errors import (
     Cancelled,
@@ -425,3 +426,22 @@ async def test_a_request_beside_which_three_engines_fail_is_tried_no_more(fleet,
     with pytest.raises(InternalError, match="3 workers lost their engines: the device failed"):
         await ask(await fleet.core()).task
     assert sum(len(worker.opens) for worker in workers) == 3
+
+
+async def test_a_long_prompt_is_hashed_in_parts_with_others_in_between():
+    prompt = tuple(range(5 * HASHED_TOKENS + 7))
+    params = SamplingParams(seed=1, max_tokens=1)
+    request = GenerationRequest(request_id="r", prompt=prompt, sampling=(params,), deadline_s=None, salt=b"tenant")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    hashes = await hash_blocks(request, 16)
+    counting.cancel()
+    assert list(hashes) == name_blocks(prompt, 16, b"tenant")
+    assert turns >= 4
