@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,22 @@ def test_a_pool_that_is_smaller_than_the_models_length_is_told_with_what_fits_an
     assert f"--kv-cache-memory {8 * PAGE_BYTES} " in small.model.advice
 
 
+PATIENCE_S = 20.0
+
+
 def test_a_model_that_cannot_be_loaded_leaves_no_threads(tiny: Path) -> None:
-    threads = []
-    for _ in range(3):
+    def fail() -> None:
         with pytest.raises(ConfigError, match="no tensor"):
             build_runner(replace(config(str(tiny)), threads=2), without_a_tensor(tiny))
-        threads.append(len(os.listdir("/proc/self/task")))
-    assert threads[-1] == threads[0]
+
+    fail()
+    after_one = len(os.listdir("/proc/self/task"))
+    fail()
+    fail()
+    give_up_s = time.monotonic() + PATIENCE_S  # the kernel lists a thread for a moment after it was joined
+    while len(threads := os.listdir("/proc/self/task")) > after_one:
+        assert time.monotonic() < give_up_s, f"{len(threads)} threads, {after_one} after the first failure"
+        time.sleep(0.01)
 
 
 def without_a_tensor(directory: Path) -> Path:
