@@ -116,9 +116,9 @@ class Attendant:
         snapshot: Snapshot = await self._ask("snapshot")
         return [worker.config.worker_id for worker in snapshot.workers]
 
-    async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
+    async def drain(self, **wanted: Any) -> int:
         """See `Supervisor.drain`."""
-        return int(await self._ask("drain", worker_id=worker_id, deadline_s=deadline_s, restart=restart))
+        return int(await self._ask("drain", **wanted))
 
     async def assign_role(self, worker_id: str, role: str) -> None:
         """See `Supervisor.assign_role`."""

@@ -22,8 +22,8 @@ REPEAT_S = 2.0
 QUEUE_VIEWS = 64
 """Unsent views per watcher; every view is whole, so a slow watcher loses the oldest."""
 
-DrainWorker = Callable[[str, float, bool], Awaitable[int]]
-"""Worker, seconds from now, whether a new life begins afterwards -> what was cut off."""
+DrainWorker = Callable[[str, float, bool, bool], Awaitable[int]]
+"""Worker, seconds from now, whether it comes back, whether the last of a role may go -> how much was cut off."""
 TakeReport = Callable[[fleet_pb2.ReportRequest], None]
 _Queue = asyncio.Queue[fleet_pb2.FleetView]
 
@@ -79,7 +79,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
             raise UnsupportedFeature("nobody here can drain a worker")
         if not 0 <= request.deadline_s < math.inf:
             raise InvalidRequest(f"deadline_s must be seconds, 0 or more, got {request.deadline_s}", field="deadline_s")
-        left = await self._drain(request.worker_id, request.deadline_s, request.restart)
+        left = await self._drain(request.worker_id, request.deadline_s, request.restart, request.force)
         return fleet_pb2.DrainWorkerResponse(open_requests=left)
 
     async def Report(  # noqa: N802

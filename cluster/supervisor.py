@@ -105,8 +105,13 @@ class Supervisor:
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
         return Snapshot(self._version, tuple(self._workers.values()))
 
-    async def drain(self, worker_id: str, deadline_s: float, restart: bool) -> int:
-        """Let a worker leave; how much was cut off, once it has left or serves again (see `Drains`)."""
+    async def drain(self, worker_id: str, deadline_s: float, restart: bool, force: bool = False) -> int:
+        """Let a worker leave; how much was cut off, once it has left or serves again (see `Drains`).
+
+        The last worker of its role leaves for good only with `force`; else this raises InvalidRequest.
+        """
+        if not (restart or force):
+            self._staff.check_may_leave(worker_id)
         return await self._drains.drain(worker_id, deadline_s, restart, self._tasks())
 
     async def assign_role(self, worker_id: str, role: str) -> None:
@@ -327,6 +332,7 @@ class Supervisor:
         switches = self._drains.switches(worker_id) and ending is RETURNED
         if observed.stage is Stage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
+            self._handles.pop(worker_id).remove()  # its room is for others
             return
         if self._drains.ended(worker_id):
             log.info("worker has left worker=%s", worker_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 from cluster import orders, ray_environment, state_file
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "any more, its workers begin their next lives elsewhere, and it is yours to end (with --address)",
     )
     parser.add_argument("--restart", action="store_true", help="begin a new life of it afterwards")
+    parser.add_argument("--force", action="store_true", help="also the last worker of its role")
     add_common_arguments(parser)
 
 
@@ -46,25 +48,28 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("name a worker, or a node with --node", field="--node")
     if args.node is not None:
         return _drain_node(args)
-    left = drain(args, args.worker, args.restart)
+    left = drain(args, args.worker, args.restart, force=args.force)
     done = "serves again" if args.restart else "has left"
     cut = f"; {left} requests were cut off and go on elsewhere" if left else ""
     print(f"{args.worker} {done}{cut}")
     return 0
 
 
-def drain(args: argparse.Namespace, worker: str, restart: bool) -> int:
-    """How much was cut off."""
+def drain(args: argparse.Namespace, worker: str, restart: bool, *, force: bool = False) -> int:
+    """Let a worker leave; returns how many requests were cut off."""
     _check_deadline(args.deadline)
+    wanted = {"worker_id": worker, "deadline_s": args.deadline, "restart": restart, "force": force}
     if args.address is not None:
-        return _drain_at(args.address, worker, args.deadline, restart)
-    return int(orders.give(folder(args), "drain", worker_id=worker, deadline_s=args.deadline, restart=restart))
+        return _drain_at(args.address, args.deadline, wanted)
+    return int(orders.give(folder(args), "drain", **wanted))
 
 
 def _drain_node(args: argparse.Namespace) -> int:
     _check_deadline(args.deadline)
-    if args.address is None or args.restart:
-        raise ConfigError("--node needs --address HOST:PORT of Ray's head, and takes no --restart", field="--node")
+    if args.address is None or args.restart or args.force:
+        raise ConfigError(
+            "--node needs --address HOST:PORT of Ray's head, and takes no --restart and no --force", field="--node"
+        )
     address = reachable(args.address, min(args.deadline, HEAD_S))
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
@@ -85,7 +90,7 @@ def folder(args: argparse.Namespace) -> Path:
     return Path(state_file.the_one_running(args.pid).log_dir)
 
 
-def _drain_at(address: str, worker: str, deadline_s: float, restart: bool) -> int:
+def _drain_at(address: str, deadline_s: float, wanted: Mapping[str, object]) -> int:
     address = reachable(address, min(deadline_s, HEAD_S))
     ray_environment.for_joined_cluster()
     # Only now: Ray reads its environment when it is imported.
@@ -95,7 +100,7 @@ def _drain_at(address: str, worker: str, deadline_s: float, restart: bool) -> in
 
     ray_session.join(address)
     try:
-        return int(ray.get(ray_session.find_supervisor().drain.remote(worker, deadline_s, restart)))
+        return int(ray.get(ray_session.find_supervisor().drain.remote(**wanted)))
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:

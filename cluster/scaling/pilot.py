@@ -117,8 +117,9 @@ class Pilot:
             return  # nobody has said anything: that is no absence of load
         self._has_news = False
         outlook = self._outlook = self._planner.decide(self._seen(residents))
-        if self._staff.roster.is_automatic and outlook.wanted != self._staff.wanted:
-            self._staff.scale(outlook.wanted, self._held(), is_automatic=True, reason=str(outlook))
+        wanted = self._staff.startable(outlook.wanted)
+        if self._staff.roster.is_automatic and wanted != self._staff.wanted:
+            self._staff.scale(wanted, self._held(), is_automatic=True, reason=str(outlook))
 
     def _seen(self, residents: Iterable[Resident]) -> Seen:
         ended = tuple(self._ended)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from twostroke.config import Role, WorkerConfig
@@ -32,13 +32,16 @@ class Roster:
     def of(cls, fleet: str, workers: Iterable[WorkerConfig], *, is_automatic: bool) -> Roster:
         return cls(fleet=fleet, posts={each.worker_id: Post(each.role) for each in workers}, is_automatic=is_automatic)
 
-    def staff(self, role: Role) -> list[str]:
-        """Those that shall stay in this role."""
-        return [name for name, post in self.posts.items() if post.role is role and not post.is_retiring]
+    def staff(self, role: Role, gone: Collection[str] = ()) -> list[str]:
+        """Workers that shall stay in this role, without those in `gone`."""
+        return [name for name in self._staying(gone) if self.posts[name].role is role]
 
-    def placed(self, role: Role) -> int:
+    def placed(self, role: Role, gone: Collection[str] = ()) -> int:
         """Workers that shall stay and have room as this role asks for it: a switch moves nobody to another node."""
-        return sum(placed_as(name) is role for name, post in self.posts.items() if not post.is_retiring)
+        return sum(placed_as(name) is role for name in self._staying(gone))
+
+    def _staying(self, gone: Collection[str]) -> list[str]:
+        return [name for name, post in self.posts.items() if not post.is_retiring and name not in gone]
 
     def with_post(self, worker_id: str, post: Post) -> Roster:
         return replace(self, posts={**self.posts, worker_id: post})

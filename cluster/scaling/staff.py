@@ -67,6 +67,8 @@ class Staff:
         """Leave or switch now."""
         self._changes = self._switches = 0
         """In this life of the supervisor."""
+        self._asked: Counts | None = None
+        """Workers that room was last asked for; None before that was needed."""
         written = ground.roster()
         if written is not None and written.fleet == spec.identity:
             self.roster = written
@@ -81,7 +83,15 @@ class Staff:
 
     @property
     def wanted(self) -> Counts:
-        return counts_of(self.roster)
+        """Workers that shall serve. One that was drained, or cannot start, does not count until it is asked back."""
+        return counts_of(self.roster, self._gone())
+
+    def startable(self, wanted: Counts) -> Counts:
+        """What a planner may ask for: more of a role in which a worker cannot start would not start either."""
+        for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
+            if then > now and self._failed(role):
+                return self.wanted
+        return wanted
 
     def to_message(self) -> fleet_pb2.Scaling:
         wanted = self.wanted
@@ -95,13 +105,46 @@ class Staff:
 
     def scale(self, wanted: Counts, held: Mapping[str, int], *, is_automatic: bool, reason: str) -> None:
         """Who shall be there from now on."""
-        may_switch = self._spec.flexible
-        roster = revised(self.roster, wanted, held, may_switch=may_switch)
+        self._forget_failed(wanted)
+        roster = revised(self.roster, wanted, held, self._gone(), may_switch=self._spec.flexible)
         if roster.posts != self.roster.posts:
             self._changes += 1
             log.info("scaling before=%s wanted=%s reason=%s", self.wanted, wanted, reason)
         self._write(replace(roster, is_automatic=is_automatic, reason=reason))
-        self._ground.ask_for_room(Counts(self.roster.placed(Role.PREFILL), self.roster.placed(Role.DECODE)))
+        self._ask_for_room()
+
+    def check_may_leave(self, worker_id: str) -> None:
+        """Raises InvalidRequest where nobody else of its role serves, NotFound where there is no such worker."""
+        if self._fleet.stage(worker_id) is not Stage.SERVING:
+            return
+        role = self._fleet.role(worker_id)
+        others = (name for name in self.roster.staff(role) if name != worker_id and name not in self._busy)
+        if not any(self._stage(name) is Stage.SERVING and self._fleet.role(name) is role for name in others):
+            raise InvalidRequest(
+                f"{worker_id} is the last {role} worker that serves: add one first (twostroke scale), or say --force",
+                field="--force",
+            )
+
+    def _forget_failed(self, wanted: Counts) -> None:
+        """Where more of a role are wanted, those that could not start make room: their names are tried again."""
+        for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
+            for name in self._failed(role) if then > now else ():
+                self._fleet.forget(name)
+                self.roster = self.roster.without(name)
+
+    def _ask_for_room(self) -> None:
+        self._asked = self._placed()
+        self._ground.ask_for_room(self._asked)
+
+    def _placed(self) -> Counts:
+        gone = self._gone()
+        return Counts(self.roster.placed(Role.PREFILL, gone), self.roster.placed(Role.DECODE, gone))
+
+    def _gone(self) -> frozenset[str]:
+        return frozenset(name for name in self.roster.posts if self._stage(name) in _GONE)
+
+    def _failed(self, role: Role) -> list[str]:
+        return [name for name in self.roster.staff(role) if self._stage(name) is Stage.FAILED]
 
     def set_automatic(self, *, is_automatic: bool) -> None:
         self._write(replace(self.roster, is_automatic=is_automatic))
@@ -143,6 +186,8 @@ class Staff:
 
     def look(self, tasks: asyncio.TaskGroup) -> None:
         """Begin what can begin now."""
+        if self._asked not in (None, self._placed()):
+            self._ask_for_room()
         for worker_id, post in self.roster.posts.items():
             try:
                 stage = self._fleet.stage(worker_id)

@@ -77,7 +77,7 @@ def test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away(owne
         host = owner.address.rpartition(":")[0]
         assert f"decode-0 serves at {host}:" in server.printed
         at = ["--address", owner.address]
-        assert "prefill-0 has left" in server.command("drain", "prefill-0", *at)
+        assert "prefill-0 has left" in server.command("drain", "prefill-0", "--force", *at)
         assert owner.ask() == "decode-0,supervisor"
         assert "prefill-0 serves again" in server.command("restart", "prefill-0", *at)
         assert owner.ask() == OUR_ACTORS

@@ -36,7 +36,7 @@ async def test_a_rolling_restart_passes_over_a_worker_that_retires_meanwhile(
     async def processes() -> dict[str, list[str]]:
         return {"workers": ["decode-0", "decode-1"], "routers": []}
 
-    async def drain(worker_id: str, deadline_s: float, restart: bool) -> int:
+    async def drain(worker_id: str, deadline_s: float, restart: bool, force: bool) -> int:
         if worker_id == "decode-0":
             raise NotFound("there is no worker 'decode-0'")
         return 0

@@ -14,7 +14,7 @@ from cluster.ground import WorkerDied
 from cluster.spec import FleetSpec
 from cluster.supervisor import Supervisor
 from tests.unit.cluster.fake_ground import TOKEN, Control, FakeGround, running, spec, two_decode_workers, until
-from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost
+from twostroke.errors import ConfigError, InternalError, InvalidRequest, NotFound, PeerLost
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 
@@ -234,3 +234,16 @@ async def test_what_cannot_be_drained_is_said() -> None:
             await supervisor.drain("decode-7", 1.0, True)
     with pytest.raises(PeerLost):
         await Supervisor(spec(), FakeGround()).drain("decode-0", 1.0, True)
+
+
+@pytest.mark.parametrize("worker_id", ["decode-0", "prefill-0"])
+async def test_the_last_worker_of_a_role_leaves_for_good_only_by_force(worker_id: str) -> None:
+    ground = FakeGround()
+    async with two_decode_workers(ground) as supervisor:
+        await supervisor.drain("decode-1", 1.0, False)
+        with pytest.raises(InvalidRequest, match=f"{worker_id} is the last {worker_id[:-2]} worker that serves"):
+            await supervisor.drain(worker_id, 1.0, False)
+        await supervisor.drain(worker_id, 1.0, True)
+        await until(supervisor, "serving", worker_id, epoch="2.00")
+        await supervisor.drain(worker_id, 1.0, False, force=True)
+        await until(supervisor, "drained", worker_id)

@@ -70,14 +70,16 @@ class Member(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ..., state: _Optional[_Union[_control_pb2.WorkerState, str]] = ..., node: _Optional[str] = ..., metrics_address: _Optional[str] = ..., returns: _Optional[bool] = ...) -> None: ...
 
 class DrainWorkerRequest(_message.Message):
-    __slots__ = ("worker_id", "deadline_s", "restart")
+    __slots__ = ("worker_id", "deadline_s", "restart", "force")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    FORCE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     deadline_s: float
     restart: bool
-    def __init__(self, worker_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., restart: _Optional[bool] = ...) -> None: ...
+    force: bool
+    def __init__(self, worker_id: _Optional[str] = ..., deadline_s: _Optional[float] = ..., restart: _Optional[bool] = ..., force: _Optional[bool] = ...) -> None: ...
 
 class DrainWorkerResponse(_message.Message):
     __slots__ = ("open_requests",)
