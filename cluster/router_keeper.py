@@ -11,8 +11,7 @@ from pathlib import Path
 from cluster.announce import Announcer
 from cluster.endings import Ending
 from cluster.router_process import RouterProcess, until_ready
-from router.addresses import Addresses
-from router.listener import bind_listener
+from router.addresses import Addresses, bind_listener
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError, PeerLost
 

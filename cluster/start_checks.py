@@ -12,7 +12,7 @@ from cluster.flags import tls
 from cluster.flags.token import read as read_token
 from cluster.placement import Node, first_misfit
 from cluster.spec import LOOPBACK, router_ports
-from router.doorman import read_keys
+from router.frontend.auth.auth import read_keys
 from twostroke.config import ClusterConfig, Role
 from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError

@@ -17,11 +17,11 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from router.dispatch import RouterCore
+from router.frontend.preparation.preparer import ProcessPreparer
+from router.frontend.text.tokenizer import load_text
 from router.metrics import RouterMetrics
-from router.preparer import ProcessPreparer
 from router.server import RouterServer
-from router.text import load_text
+from router.serving.dispatcher import RouterCore
 from twostroke import collector
 from twostroke.allocator import give_large_buffers_back
 from twostroke.config import RouterConfig

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
+
+from twostroke.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +22,33 @@ def reachable(address: str) -> str:
     """How a client on this machine reaches what listens on `address`."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
+
+
+BACKLOG = 1024
+
+
+def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_port: bool = False) -> socket.socket:
+    """`shares_port`: with others of the same user that do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(shares_port))
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise ConfigError(f"cannot listen on {shown} ({flag}): {error.strerror}", field=flag) from error
+    listener.setblocking(False)
+    return listener
+
+
+def inherited(descriptor: int) -> socket.socket:
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise ConfigError(
+            f"descriptor {descriptor} is no listening socket: {error.strerror}", field="http_fd"
+        ) from error

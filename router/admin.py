@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 
+from router.addresses import bind_listener
 from router.control_service import ControlService
-from router.front import Front
-from router.health_pages import HealthPages
-from router.http_server import HttpServer, http_config
-from router.listener import bind_listener
-from router.reservations import Reservations
-from router.routing_service import RoutingService
+from router.frontend.http.health_pages import HealthPages
+from router.frontend.http.server import HttpServer, http_config
+from router.frontend.request_handler import Front
+from router.routing.reservation_exchange import RoutingService
+from router.routing.reservations import Reservations
 from twostroke.config import RouterConfig
 from twostroke.faults.injector import Injector
 from twostroke.rpc.faults import serve_faults

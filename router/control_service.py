@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 
 from router.addresses import Addresses
-from router.front import Front
+from router.frontend.request_handler import Front
 from twostroke.config import Role
 from twostroke.errors import InvalidRequest, PeerLost
 from twostroke.ids import Epoch

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
-from router.account import Comparison
-from router.index_metrics import IndexMetrics
-from twostroke.rpc.v1.control_pb2 import Load
 from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, introduce
 
 ROLE = "router"
@@ -24,28 +17,17 @@ RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0
 """Of what happened to what was predicted: 1 is right."""
 ERROR_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
-_WORKER_GAUGES = {
-    "running": "Sequences that hold pages.",
-    "waiting": "Requests or pulls that hold nothing yet.",
-    "queued_tokens": "Known but not yet computed tokens.",
-    "seconds_per_token": "Of prefill, smoothed.",
-    "seconds_per_step": "Of a decode step, smoothed.",
-    "event_age_seconds": "Since the last event batch came in.",
-    "index_blocks": "Blocks that the prefix index knows it to hold, on all tiers.",
-}
-
 
 @dataclass(frozen=True, slots=True)
-class WorkerReading:
-    """One worker at the moment of a scrape."""
+class Comparison:
+    """A prediction beside what happened."""
 
-    worker: str
-    role: str
-    standing: str
-    load: Load
-    event_age_s: float | None
-    """Since its last event batch; None before the first."""
-    index_blocks: int
+    predicted_blocks: int
+    reused_blocks: int
+    predicted_s: float
+    """From the decision to the first token."""
+    actual_s: float | None
+    """None: an earlier attempt had failed, which no prediction includes."""
 
 
 class RouterMetrics:
@@ -98,7 +80,6 @@ class RouterMetrics:
         self.stale_epochs_refused_total = self._counter(
             "stale_epochs_refused", "Members or events of an earlier life of a worker; ignored."
         )
-        self.index = IndexMetrics(self.registry, ROLE)
         self._requests = Counter(
             "twostroke_requests", "Requests ended, by status.", ("role", "status"), registry=self.registry
         )
@@ -152,10 +133,6 @@ class RouterMetrics:
         """`source` is "prefill" or "local"."""
         self._decisions.labels(role=ROLE, policy=policy, source=source).inc()
 
-    def show_fleet(self, read: Callable[[], Iterable[WorkerReading]]) -> None:
-        """Call `read` at every scrape and show what it says."""
-        self.registry.register(_FleetCollector(read))
-
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"twostroke_{name}", help_text, ("role",), registry=self.registry, buckets=buckets).labels(
             role=ROLE
@@ -166,59 +143,3 @@ class RouterMetrics:
 
     def _gauge(self, name: str, help_text: str) -> Gauge:
         return Gauge(f"twostroke_{name}", help_text, ("role",), registry=self.registry).labels(role=ROLE)
-
-
-class _FleetCollector(Collector):
-    """Workers come and go and report many times a second: their gauges are made when somebody looks."""
-
-    def __init__(self, read: Callable[[], Iterable[WorkerReading]]) -> None:
-        self._read = read
-
-    def describe(self) -> Iterable[GaugeMetricFamily]:
-        return ()
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        of_worker = ("role", "worker_role", "worker")
-        members = GaugeMetricFamily(
-            "twostroke_fleet_members", "Workers by standing.", labels=("role", "worker_role", "state")
-        )
-        pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=(*of_worker, "state"))
-        gauges = {
-            name: GaugeMetricFamily(f"twostroke_worker_{name}", help_text, labels=of_worker)
-            for name, help_text in _WORKER_GAUGES.items()
-        }
-        readings = list(self._read())
-        for (role, standing), count in collections.Counter((r.role, r.standing) for r in readings).items():
-            members.add_metric((ROLE, role, standing), count)
-        for reading in readings:
-            labels = (ROLE, reading.role, reading.worker)
-            for name, value in _values(reading).items():
-                gauges[name].add_metric(labels, value)
-            for state, count in _pages(reading.load).items():
-                pages.add_metric((*labels, state), count)
-        return [members, pages, *gauges.values()]
-
-
-def _values(reading: WorkerReading) -> dict[str, float]:
-    load = reading.load
-    values = {
-        "running": load.running,
-        "waiting": load.waiting,
-        "queued_tokens": load.queued_tokens,
-        "seconds_per_token": load.seconds_per_token,
-        "seconds_per_step": load.seconds_per_step,
-        "index_blocks": reading.index_blocks,
-    }
-    if reading.event_age_s is not None:
-        values["event_age_seconds"] = reading.event_age_s
-    return values
-
-
-def _pages(load: Load) -> dict[str, int]:
-    return {
-        "free": load.pages_free,
-        "cached": load.pages_cached,
-        "arriving": load.pages_arriving,
-        "active": load.pages_active,
-        "quarantined": load.pages_quarantined,
-    }

@@ -8,23 +8,22 @@ import logging
 import time
 from collections.abc import AsyncIterator
 
-from router.addresses import Addresses
+from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
 from router.control_service import ControlService
-from router.doorman import Doorman, KeyedDoorman, OpenHouse
-from router.front import Front
-from router.generation import Dispatcher
-from router.grpc_service import SERVICE_NAME, InferenceService, Visits
-from router.http_app import build_http_app
-from router.http_server import HttpServer, http_config
-from router.listener import bind_listener, inherited
+from router.frontend.auth.auth import Doorman, KeyedDoorman, OpenHouse
+from router.frontend.grpc.service import SERVICE_NAME, InferenceService, Visits
+from router.frontend.http.app import build_http_app
+from router.frontend.http.middleware import browser_middleware
+from router.frontend.http.server import HttpServer, http_config
+from router.frontend.preparation.preparer import InlinePreparer, Preparer
+from router.frontend.public_prefixes import read_public_prefixes
+from router.frontend.request_handler import Front
+from router.frontend.resume import Seeds
+from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
-from router.preparer import InlinePreparer, Preparer
-from router.public_prefixes import read_public_prefixes
-from router.reservations import Reservations
-from router.resume import Seeds
-from router.text import Text
-from router.web_origins import browser_middleware
+from router.routing.reservations import Reservations
+from router.serving.generate_request import Dispatcher
 from twostroke.config import RouterConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError

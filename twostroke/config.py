@@ -259,7 +259,7 @@ class RouterConfig:
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
     served_model_name: str = DEFAULT_MODEL
     public_prefixes: tuple[str, ...] = ()
-    """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
+    """Files with beginnings of prompts that tenants may share (router.frontend.public_prefixes)."""
     policy: str = "kv"
     seed: int | None = None
     """Of tie draws and of the seeds of requests that bring none; the same for all routers of a cluster. None: ties are
@@ -341,7 +341,7 @@ class ClusterConfig:
     orphan_grace_s: float = ORPHAN_GRACE_S
     """How long decode workers keep the answers of a router that is gone, for another one to go on with."""
     public_prefixes: tuple[str, ...] = ()
-    """Files with beginnings of prompts that tenants may share (router.public_prefixes)."""
+    """Files with beginnings of prompts that tenants may share (router.frontend.public_prefixes)."""
     doors: DoorsConfig = field(default_factory=DoorsConfig)
     """Of the first router; ports of the others count up, as those for clients do."""
     patience: PatienceConfig = field(default_factory=PatienceConfig)

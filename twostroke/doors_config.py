@@ -21,7 +21,7 @@ class DoorsConfig:
     metrics_host: str | None = None
     """Interface of `metrics_port`. None: the one that clients connect to."""
     api_keys: str | None = None
-    """File with the keys that clients need (router.api_keys). None: everybody may come in."""
+    """File with the keys that clients need (router.frontend.auth.api_keys). None: everybody may come in."""
     max_request_bytes: int = 8 << 20
     """Of one gRPC message or HTTP body."""
     max_connections: int = 4096

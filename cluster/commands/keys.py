@@ -19,7 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from router.api_keys import KeyEntry, KeyFile, draw_key, parse_keys
+from router.frontend.auth.api_keys import KeyEntry, KeyFile, draw_key, parse_keys
 from twostroke.errors import ConfigError, NotFound
 
 _DAYS = re.compile(r"(\d{1,5})d")

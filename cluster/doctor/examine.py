@@ -13,7 +13,7 @@ from cluster.doctor.doors import ANSWER_TOKENS, Door
 from cluster.doctor.facts import Canary, Facts, WorkerFacts
 from cluster.doctor.scrape import Samples, scrape, seen_from, value
 from cluster.doctor.watch import IndexWatch
-from router.policies import CACHE_BLIND
+from router.routing.policies import CACHE_BLIND
 from twostroke.errors import PeerLost
 from twostroke.kv_cache.block import name_blocks, owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cluster.flags.defaults import DEFAULTS, with_default
-from router.policies import POLICIES
+from router.routing.policies import POLICIES
 
 
 def add(group: argparse._ActionsContainer) -> None:

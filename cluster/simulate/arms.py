@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from cluster.checks import field_of
-from router.policies import POLICIES, policy_named
-from router.policies.priced import Priced, Prices
-from router.policies.seconds import MooncakeConductor
-from router.policy import Policy
+from router.routing.policies import POLICIES, policy_named
+from router.routing.policies.priced import Priced, Prices
+from router.routing.policies.seconds import MooncakeConductor
+from router.routing.policy import Policy
 from twostroke.errors import ConfigError
 
 OURS = "kv"

@@ -1,6 +1,7 @@
 """A simulated router's brain: index, reservations, admission, selector and policy, the very objects of the live router.
 
-What the live router's shells do around them (router.feed, router.placement, router.waiting_room) is done here without
+What the live router's shells do around them (`router.fleet.feed`, `router.serving.placement`,
+`router.admission.admission_queue`) is done here without
 waiting.
 """
 
@@ -10,17 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router import selector
-from router.admission import Admission
-from router.liveness import Life
-from router.member import Member, Standing
-from router.policies import RECONSIDERING
-from router.policy import Policy
-from router.prefix_index import Applied, PrefixIndex
-from router.reservations import Batch, Reservations, Watch
-from router.selector import Selector, Shape
-from router.waiting_room import PAUSE_S
-from router.wanting import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
+from router.admission.admission import Admission
+from router.admission.admission_queue import PAUSE_S
+from router.admission.queued_request import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
+from router.fleet.liveness import Life
+from router.fleet.worker import Member, Standing
+from router.routing import selector
+from router.routing.policies import RECONSIDERING
+from router.routing.policy import Policy
+from router.routing.prefix_index import Applied, PrefixIndex
+from router.routing.reservations import Batch, Reservations, Watch
+from router.routing.selector import Selector, Shape
 from twostroke.config import Role
 from twostroke.ids import Epoch, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.events import EventBatch

@@ -13,7 +13,7 @@ import psutil
 import pytest
 import yaml
 
-from router.api_keys import draw_key
+from router.frontend.auth.api_keys import draw_key
 from tests.cluster.processes import SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tests.unit.worker.rig import paced
 from twostroke.config import Role, RouterConfig, WorkerConfig

@@ -11,12 +11,12 @@ from typing import Any, cast
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from router.front import Front
-from router.http_app import build_http_app
+from router.frontend.http.app import build_http_app
+from router.frontend.preparation.preparer import InlinePreparer
+from router.frontend.request_handler import Front
+from router.frontend.resume import Progress, StreamPoint
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
-from router.preparer import InlinePreparer
-from router.resume import Progress, StreamPoint
-from router.text import ByteText
 from tests.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
 from tests.fuzz.target import Target, Try
 from tests.fuzz.wire import Wire

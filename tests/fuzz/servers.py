@@ -16,9 +16,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from cluster.fleet_service import FleetService
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
-from router.text import ByteText
 from tests.fuzz.doors import COUNTS, HELLO, IDS, OPEN, OWNER, PAGE_BYTES, PAGES, READER, RESUMED, Untouched, script
 from tests.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_message
 from tests.fuzz.target import Target, Try

@@ -49,11 +49,11 @@ def log() -> Iterator[Log]:
 
 
 def test_a_value_cannot_pass_for_another_field_or_line(log: Log) -> None:
-    forged = "x error=None\n12:00:00.000 INFO router-1 router.front answer ended request=y"
+    forged = "x error=None\n12:00:00.000 INFO router-1 router.frontend answer ended request=y"
     log.logger.info("request failed request=%s error=%s attempt=%d", forged, "NotFound", 3)
     (line,) = log.lines()
     assert line.endswith(
-        'INFO router-1 a.logger request failed request="x error=None\\n12:00:00.000 INFO router-1 router.front '
+        'INFO router-1 a.logger request failed request="x error=None\\n12:00:00.000 INFO router-1 router.frontend '
         'answer ended request=y" error=NotFound attempt=3'
     )
 

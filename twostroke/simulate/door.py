@@ -1,6 +1,6 @@
 """A simulated router: takes requests in, gives them to decode workers as its brain says, and follows every worker.
 
-What the live router does over rpc (router.placement, router.answer) takes a delay here; all decisions are the brain's.
+What the live router does over rpc (`router.serving`) takes a delay here; all decisions are the brain's.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ class AnswerRecord:
     peer: str | None = None
     peer_blocks: int = 0
     forecast: dict[str, float] = field(default_factory=dict)
-    """What the router expected (router.policy.Forecast), in seconds, blocks and tokens."""
+    """What the router expected (router.routing.policy.Forecast), in seconds, blocks and tokens."""
     price: dict[str, float] = field(default_factory=dict)
-    """Terms of the placement's price in seconds (router.policy.Breakdown); empty where the policy has none."""
+    """Terms of the placement's price in seconds (router.routing.policy.Breakdown); empty where the policy has none."""
     cached_tokens: int = 0
     """Of the prompt, not computed for this answer. Of the first attempt that answered, as the next two."""
     predicted_cached_tokens: int | None = None

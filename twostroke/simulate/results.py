@@ -150,7 +150,7 @@ class Run:
     cpu_s: float
     """Of the whole run, decisions included."""
     false_refusals: int = 0
-    """Refused ones that would have made it, by the counterfactual (router.ghosts)."""
+    """Refused ones that would have made it, by the counterfactual (router.admission.false_rejections)."""
     unequal_indexes: tuple[str, ...] = ()
     """Router and worker, where a router's index was not the worker's set at the end."""
     worker_s: float = 0.0

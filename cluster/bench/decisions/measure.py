@@ -17,10 +17,10 @@ from cluster.bench.index.subjects import subject_named
 from cluster.bench.index.subjects.our_index import EPOCH, OurIndex
 from cluster.checks import STDOUT
 from cluster.output import write_json
-from router.member import Member
-from router.policies import policy_named
-from router.reservations import Reservations
-from router.selector import Ask, Selector, Shape
+from router.fleet.worker import Member
+from router.routing.policies import policy_named
+from router.routing.reservations import Reservations
+from router.routing.selector import Ask, Selector, Shape
 from twostroke.config import Role
 from twostroke.ids import BlockName, RequestId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, LinkRate, Load, StepCosts

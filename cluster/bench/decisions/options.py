@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cluster.bench.index.content import DEEP_BLOCKS
 from cluster.checks import file_can_be_made
-from router.policies import POLICIES, policy_named
+from router.routing.policies import POLICIES, policy_named
 from twostroke.errors import ConfigError
 
 

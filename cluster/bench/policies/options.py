@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.checks import file_can_be_made, positive
 from cluster.simulate.arms import BASELINE, arms_from
 from cluster.simulate.options import Source, add_source, source_from
-from router.policies import POLICIES
+from router.routing.policies import POLICIES
 from twostroke.errors import ConfigError
 
 DEFAULT_POLICIES = "kv,round-robin,least-requests"

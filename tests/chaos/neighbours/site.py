@@ -14,7 +14,7 @@ import psutil
 import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from router.api_keys import draw_key
+from router.frontend.auth.api_keys import draw_key
 from tests.certificates import Authority
 from tests.chaos.neighbours.target import Target
 from tests.cluster.processes import ProcessCluster, port_of, running_cluster

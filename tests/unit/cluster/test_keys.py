@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli import main
-from router.api_keys import find_key, parse_keys
+from router.frontend.auth.api_keys import find_key, parse_keys
 from twostroke.errors import InvalidApiKey
 
 

@@ -12,13 +12,14 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from router.front import Front
-from router.generation import FinishEvent, GenerationRequest, ServingFacts, TokenEvent
-from router.http_app import build_http_app
+from router.fleet.serving_facts import ServingFacts
+from router.frontend.http.app import build_http_app
+from router.frontend.preparation.preparer import InlinePreparer
+from router.frontend.request_handler import Front
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
-from router.preparer import InlinePreparer
 from router.server import RouterServer
-from router.text import ByteText
+from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
 from tests.hand_cut import HandCutTransport
 from twostroke.config import RouterConfig
 from twostroke.doors_config import DoorsConfig

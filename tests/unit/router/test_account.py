@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.account import Account, Asked, Comparison
 from router.metrics import RouterMetrics
-from router.policy import Breakdown, Decision, Forecast
+from router.routing.policy import Breakdown, Decision, Forecast
+from router.serving.request_stats import Account, Asked, Comparison
 from twostroke.ids import BlockName, WorkerId
 from twostroke.lifetime import Instant, Lifetime
 

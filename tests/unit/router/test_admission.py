@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from router.admission import HEADS, MOST_DECIDED
-from router.policies import policy_named
-from router.policies.priced import Priced
-from router.wanting import Refused, Released, Rules
+from router.admission.admission import HEADS, MOST_DECIDED
+from router.admission.queued_request import Refused, Released, Rules
+from router.routing.policies import policy_named
+from router.routing.policies.priced import Priced
 from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, member, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from router.admission import Admission
-from router.policies import policy_named
-from router.reservations import Reservations
-from router.wanting import Refused, Released, Rules, Stranded, Verdict, Workers
+from router.admission.admission import Admission
+from router.admission.queued_request import Refused, Released, Rules, Stranded, Verdict, Workers
+from router.routing.policies import policy_named
+from router.routing.reservations import Reservations
 from tests.unit.router.virtual import SHAPE, VirtualFleet, member, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId, WorkerId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.wanting import Reason, Refused, Released, Rules
+from router.admission.queued_request import Reason, Refused, Released, Rules
 from tests.unit.router.virtual import TOKEN_S, VirtualFleet, reporting
 from twostroke.ids import RequestId
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.answer_stream import AnswerStream
+from router.fleet.token_stream import AnswerStream
 from twostroke.errors import PeerLost, TransferFailed
 from twostroke.ids import RequestId
 from twostroke.request import FinishReason

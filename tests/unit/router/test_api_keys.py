@@ -16,9 +16,9 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 
-from router import doorman
-from router.api_keys import KeyEntry, NewKey, draw_key, find_key, parse_keys
-from router.doorman import KeyedDoorman
+from router.frontend.auth import auth as doorman
+from router.frontend.auth.api_keys import KeyEntry, NewKey, draw_key, find_key, parse_keys
+from router.frontend.auth.auth import KeyedDoorman
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import Doors, open_doors
 from twostroke.doors_config import DoorsConfig

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from router.detokenize import AnswerText, ByteDecoder, WindowDecoder
-from router.stop_strings import StopScanner, StopStrings
+from router.frontend.text.detokenize import AnswerText, ByteDecoder, WindowDecoder
+from router.frontend.text.stop_strings import StopScanner, StopStrings
 
 PIECES = st.text(alphabet="ab€😀é\n", max_size=24)
 STOPS = st.lists(st.text(alphabet="ab€😀é", min_size=1, max_size=4), max_size=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.event_faults import EventFaults, FaultRates, undisturbed
+from router.fleet.event_faults import EventFaults, FaultRates, undisturbed
 from twostroke.errors import ConfigError
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.gallop import Mask, gallop
+from router.routing.prefix_index import Mask, gallop
 
 
 def looked_up(masks: list[Mask]) -> tuple[dict[int, int], int]:

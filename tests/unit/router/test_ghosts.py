@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.fairness import WINDOW_S, Fairness, jain_index
-from router.ghosts import MOST_GHOSTS, Ghosts
+from router.admission.fairness import WINDOW_S, Fairness, jain_index
+from router.admission.false_rejections import MOST_GHOSTS, Ghosts
 from twostroke.ids import RequestId, WorkerId
 
 P0, A, B = WorkerId("p0"), RequestId("a"), RequestId("b")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.member import Member
-from router.policies import policy_named
-from router.prefix_index import PrefixIndex
-from router.reservations import Reservations
-from router.selector import Ask, Selector, Shape
+from router.fleet.worker import Member
+from router.routing.policies import policy_named
+from router.routing.prefix_index import PrefixIndex
+from router.routing.reservations import Reservations
+from router.routing.selector import Ask, Selector, Shape
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, RouterId, WorkerId
 from twostroke.rpc.v1 import control_pb2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from starlette.responses import PlainTextResponse
 
-from router.http_server import HttpServer, http_config
-from router.listener import bind_listener
+from router.addresses import bind_listener
+from router.frontend.http.server import HttpServer, http_config
 from tests.certificates import Authority
 from twostroke.tls import Certificates, Use
 from twostroke.tls_config import TlsConfig

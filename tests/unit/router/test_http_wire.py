@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from router import http_protocol
-from router.api_keys import draw_key
+from router.frontend.auth.api_keys import draw_key
+from router.frontend.http import protocol as http_protocol
 from tests.unit.router.conftest import Doors, open_doors
 from tests.unit.router.test_slow_clients import ends, listening
 from twostroke.doors_config import DoorsConfig

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from router.api_keys import KeyEntry
-from router.limits import Limits
+from router.frontend.auth.api_keys import KeyEntry
+from router.frontend.auth.limits import Limits
 from twostroke.errors import InvalidRequest, RateLimitExceeded
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from router.liveness import NEXT, Cause, Change, Life, Liveness, Signal, Wakefulness
+from router.fleet.liveness import NEXT, Cause, Change, Life, Liveness, Signal, Wakefulness
 from twostroke.config import PatienceConfig
 from twostroke.errors import ConfigError
 

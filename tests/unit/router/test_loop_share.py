@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from router.loop_share import SLICE_S, LoopShare
+from router.frontend.http.loop_share import SLICE_S, LoopShare
 
 
 async def test_other_work_comes_between_pieces_and_all_are_parsed() -> None:

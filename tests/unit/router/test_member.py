@@ -6,8 +6,7 @@ from random import Random
 
 import pytest
 
-from router.member import UTILISATION_WINDOW_S, Member
-from router.policy import LinkRate
+from router.fleet.worker import UTILISATION_WINDOW_S, LinkRate, Member
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.v1 import control_pb2

@@ -8,11 +8,11 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from router.front import Front
-from router.http_app import build_http_app
+from router.frontend.http.app import build_http_app
+from router.frontend.preparation.preparer import InlinePreparer
+from router.frontend.request_handler import Front
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
-from router.preparer import InlinePreparer
-from router.text import ByteText
 from twostroke import __version__
 from twostroke.kv_cache.block import owner_salt
 from twostroke.models.recommended import Recommended

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from router import output_share
-from router.output_share import AT_ONCE, OutputShare
+from router.frontend import output_share
+from router.frontend.output_share import AT_ONCE, OutputShare
 from tests.unit.router.conftest import Doors
 from twostroke.request import SampledToken
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc

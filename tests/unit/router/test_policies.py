@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from router.policies import POLICIES, policy_named
-from router.policies.priced import Priced, Prices
-from router.policy import Snapshot, WorkerView
+from router.routing.policies import POLICIES, policy_named
+from router.routing.policies.priced import Priced, Prices
+from router.routing.policy import Snapshot, WorkerView
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
 from twostroke.schedule.cost import StepCost

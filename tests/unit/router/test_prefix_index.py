@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.prefix_index import Applied, PrefixIndex
+from router.routing.prefix_index import Applied, PrefixIndex
 from twostroke.ids import BlockName, Epoch, WorkerId
 from twostroke.kv_cache.block import NAME_BYTES, name_blocks
 from twostroke.kv_cache.events import EventBatch, EventLog

@@ -15,16 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
-from router import preparer
-from router.chat_template import ChatTemplate
-from router.front import Front
-from router.http_app import build_http_app
+from router.frontend.http.app import build_http_app
+from router.frontend.params import ChatPrompt
+from router.frontend.preparation import preparer
+from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.preparation.preparer import InlinePreparer, ProcessPreparer
+from router.frontend.preparation.process import MOST_BYTES, most_bytes
+from router.frontend.request_handler import Front
+from router.frontend.text.chat_template import ChatTemplate
+from router.frontend.text.tokenizer import ByteText, load_text
 from router.metrics import RouterMetrics
-from router.params import ChatPrompt
-from router.preparation import Outcome, Work, prepare
-from router.preparation_process import MOST_BYTES, most_bytes
-from router.preparer import InlinePreparer, ProcessPreparer
-from router.text import ByteText, load_text
 from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from twostroke.errors import (
     ContextLengthExceeded,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from router.forecast import Forecaster, Peer
-from router.policies.priced import Priced, Prices
-from router.policy import Decision, LinkRate, Snapshot, WorkerView
+from router.fleet.worker import LinkRate
+from router.routing.forecast import Forecaster, Peer
+from router.routing.policies.priced import Priced, Prices
+from router.routing.policy import Decision, Snapshot, WorkerView
 from twostroke.ids import WorkerId
 from twostroke.schedule.cost import StepCost
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from router import regret
-from router.regret import EvictionRegret
+from router.routing import prefix_index as regret
+from router.routing.prefix_index import EvictionRegret
 from twostroke.ids import BlockName
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from router.metrics import RouterMetrics
-from router.request_log import MAX_PENDING, NoLog, RequestLog, ready_made, request_log
+from router.serving.request_log import MAX_PENDING, NoLog, RequestLog, ready_made, request_log
 from twostroke.errors import ConfigError
 from twostroke.simulate.request_log import AnswerRecord, line_of, record_of
 
@@ -87,7 +87,7 @@ def test_a_full_disk_is_logged_once_loses_whole_lines_and_heals(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real_write(file, data[:left] if is_full else data)
 
-    monkeypatch.setattr("router.request_log.os.write", write)
+    monkeypatch.setattr("router.serving.request_log.os.write", write)
     writer = RequestLog(str(path), metrics)
     writer.put(ready_made(answer(0)))
     for number in (1, 2):
@@ -103,8 +103,8 @@ def test_a_full_disk_is_logged_once_loses_whole_lines_and_heals(
 
 def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics, hangs = RouterMetrics(), threading.Event()
-    monkeypatch.setattr("router.request_log.os.write", lambda file, data: hangs.wait(30) and len(data))
-    monkeypatch.setattr("router.request_log.CLOSE_S", 0.1)
+    monkeypatch.setattr("router.serving.request_log.os.write", lambda file, data: hangs.wait(30) and len(data))
+    monkeypatch.setattr("router.serving.request_log.CLOSE_S", 0.1)
     writer = RequestLog(str(tmp_path / "log"), metrics)
     for _ in range(MAX_PENDING + 1000):
         writer.put(ready_made(answer(0)))

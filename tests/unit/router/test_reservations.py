@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.reservations import REPORT_LAG_S, Reservations, Share
+from router.routing.reservations import REPORT_LAG_S, Reservations, Share
 from twostroke.ids import BlockName, RequestId, WorkerId
 
 R, Q = RequestId("r#0"), RequestId("q#0")

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from router.attempts import Attempts, first_attempt
-from router.front import Front, TextEvent
+from router.frontend.openai.http import AnswerResponse
+from router.frontend.openai.reply import Reply
+from router.frontend.openai.schema import OpenAIRequest
+from router.frontend.params import Ask, TokenPrompt
+from router.frontend.preparation.prepare import PreparedChat, Work, prepare
+from router.frontend.preparation.preparer import InlinePreparer
+from router.frontend.request_handler import Front, TextEvent
+from router.frontend.resume import Progress, Seeds, Sent, StreamPoint
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
-from router.openai_http import AnswerResponse
-from router.openai_reply import Reply
-from router.openai_schema import OpenAIRequest
-from router.params import Ask, TokenPrompt
-from router.preparation import PreparedChat, Work, prepare
-from router.preparer import InlinePreparer
-from router.resume import Progress, Seeds, Sent, StreamPoint
-from router.text import ByteText
+from router.serving.attempts import Attempts, first_attempt
 from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from twostroke.errors import InvalidRequest
 from twostroke.request import SampledToken

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from router.policies import POLICIES, policy_named
-from router.policies.affinity import LlmdTokenAware, RayPrefixAffinity, SglangCacheAware
-from router.policies.baselines import BOUND, choose_by_hash, choose_least_tokens, choose_of_two
-from router.policies.history import History
-from router.policies.linear import DynamoLinear, LMetric
-from router.policies.seconds import MooncakeConductor, choose_earliest
-from router.policy import Decision, Policy, Snapshot, WorkerView
+from router.routing.policies import POLICIES, policy_named
+from router.routing.policies.affinity import History, LlmdTokenAware, RayPrefixAffinity, SglangCacheAware
+from router.routing.policies.baselines import BOUND, choose_by_hash, choose_least_tokens, choose_of_two
+from router.routing.policies.linear import DynamoLinear, LMetric
+from router.routing.policies.seconds import MooncakeConductor, choose_earliest
+from router.routing.policy import Decision, Policy, Snapshot, WorkerView
 from twostroke.ids import BlockName, WorkerId
 from twostroke.schedule.cost import StepCost
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from router.member import Member
-from router.policies import policy_named
-from router.policy import Policy
-from router.prefix_index import PrefixIndex
-from router.reservations import Reservations
-from router.selector import Ask, Selector, Shape
+from router.fleet.worker import Member
+from router.routing.policies import policy_named
+from router.routing.policy import Policy
+from router.routing.prefix_index import PrefixIndex
+from router.routing.reservations import Reservations
+from router.routing.selector import Ask, Selector, Shape
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from router.listener import bind_listener
+from router.addresses import bind_listener
 from twostroke.config import RouterConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.json_values import to_json
@@ -106,7 +106,7 @@ def test_a_config_that_is_none_is_said():
 def test_a_router_whose_core_fails_ends_with_a_status_that_says_so():
     script = """
 import asyncio, sys
-from router import fleet
+from router.fleet import fleet
 from router.__main__ import main
 
 async def fail(self, address):

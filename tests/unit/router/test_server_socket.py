@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from router.listener import bind_listener
+from router.addresses import bind_listener
 
 
 async def test_connections_send_every_token_at_once_without_nagles_delay() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from router.reservations import (
+from router.routing.reservations import (
     FOREIGN_TTL_S,
     LOST_GRACE_S,
     NOTHING,

@@ -19,9 +19,9 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from router import arrival, http_protocol
-from router.http_server import HttpServer, http_config
-from router.listener import bind_listener
+from router.addresses import bind_listener
+from router.frontend.http import protocol as http_protocol
+from router.frontend.http.server import HttpServer, http_config
 from router.server import _client_options
 from tests.certificates import Authority
 from tests.half_calls import half_a_call
@@ -196,7 +196,7 @@ def sealed_door(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
 async def test_over_tls_those_who_do_not_shake_hands_are_no_more_and_stay_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arrival, "HEADERS_S", 1.5)
+    monkeypatch.setattr("router.frontend.http.server.HEADERS_S", 1.5)
     certificates, context = sealed_door(tmp_path)
     async with listening(2, certificates) as (_, connect):
         (first, _), (second, second_writer), (third, _) = [await connect() for _ in range(3)]

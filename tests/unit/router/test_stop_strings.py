@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.stop_strings import Scanned, StopNode, StopScanner, StopStrings
+from router.frontend.text.stop_strings import Scanned, StopNode, StopScanner, StopStrings
 
 
 class SlowScanner:

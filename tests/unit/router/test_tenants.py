@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.public_prefixes import PublicPrefixes, read_public_prefixes
-from router.text import ByteText
+from router.frontend.public_prefixes import PublicPrefixes, read_public_prefixes
+from router.frontend.text.tokenizer import ByteText
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import owner_salt
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc

@@ -9,9 +9,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from router.chat_template import ChatTemplate
-from router.params import ChatPrompt
-from router.text import ByteText, TokenizerText, load_text, token_text
+from router.frontend.params import ChatPrompt
+from router.frontend.text.chat_template import ChatTemplate
+from router.frontend.text.tokenizer import ByteText, TokenizerText, load_text, token_text
 from twostroke.errors import ConfigError, InvalidRequest, UnsupportedFeature
 
 SAMPLES = [

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from router.turns import MOST_OVERDRAWN, Turn, Turns
+from router.admission.fair_queue import MOST_OVERDRAWN, Turn, Turns
 from twostroke.ids import RequestId
 
 

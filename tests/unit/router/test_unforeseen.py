@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.unforeseen import FRESH_S, LEAST, MEMORY, Unforeseen
+from router.routing.selector import FRESH_S, LEAST, MEMORY, Unforeseen
 
 
 def observed(values: list[float], *, is_local: bool = False, at_s: float = 0.0) -> Unforeseen:

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from router.front import Front
-from router.http_app import build_http_app
+from router.frontend.http.app import build_http_app
+from router.frontend.http.middleware import browser_middleware
+from router.frontend.preparation.preparer import InlinePreparer
+from router.frontend.request_handler import Front
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
-from router.preparer import InlinePreparer
-from router.text import ByteText
-from router.web_origins import browser_middleware
 from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError

@@ -8,14 +8,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from router.admission import Admission
-from router.member import Member
-from router.policies.priced import Priced, Prices
-from router.policy import Policy
-from router.prefix_index import PrefixIndex
-from router.reservations import Reservations
-from router.selector import Ask, Selector, Shape
-from router.wanting import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
+from router.admission.admission import Admission
+from router.admission.queued_request import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
+from router.fleet.worker import Member
+from router.routing.policies.priced import Priced, Prices
+from router.routing.policy import Policy
+from router.routing.prefix_index import PrefixIndex
+from router.routing.reservations import Reservations
+from router.routing.selector import Ask, Selector, Shape
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
 from twostroke.rpc.v1 import control_pb2

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from cluster.simulate.brain import Brains
-from router.policies import RECONSIDERING, policy_named
+from router.routing.policies import RECONSIDERING, policy_named
 from twostroke.schedule.cost import StepCost
 from twostroke.simulate.fleet import FleetShape
 from twostroke.simulate.results import Run

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from cluster.simulate.brain import Brains
-from router.policies import RECONSIDERING, policy_named
+from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.simulate.fleets import SMALL, row, trace
 from twostroke.config import Role
 from twostroke.simulate.crew import Look

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from cluster.bench.index.content import Stored
-from router.prefix_index import Applied, PrefixIndex
+from router.routing.prefix_index import Applied, PrefixIndex
 from twostroke import __version__
 from twostroke.ids import BlockName, Epoch, WorkerId
 from twostroke.kv_cache.block import NAME_BYTES

@@ -8,8 +8,8 @@ import zlib
 from array import array
 from collections.abc import Callable
 
-from router.dispatch import RouterCore
-from router.generation import FinishEvent, GenerationRequest, TokenEvent
+from router.serving.dispatcher import RouterCore
+from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
 from twostroke.request import Request
 from twostroke.rpc.convert import sampling_to_message, tokens_to_messages
 from twostroke.rpc.v1 import worker_pb2

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from router.attempts import Attempts
-from router.dispatch import RouterCore
-from router.generation import GenerationRequest
 from router.metrics import RouterMetrics
+from router.serving.attempts import Attempts
+from router.serving.dispatcher import RouterCore
+from router.serving.generate_request import GenerationRequest
 from tests.unit.router.dispatch.asking import Ask, eventually, found_answer, next_token
 from twostroke.config import RouterConfig
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch

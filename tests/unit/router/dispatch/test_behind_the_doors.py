@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import httpx
 
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
-from router.text import ByteText
 from tests.hand_cut import HandCut
 from twostroke.config import RouterConfig
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc

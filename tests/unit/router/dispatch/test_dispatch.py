@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from router.dispatch import HASHED_TOKENS, hash_blocks
-from router.generation import GenerationRequest
+from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
+from router.serving.generate_request import GenerationRequest
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_mid_stream_closes_the_answer_at_the_worker(f
     answer.task.cancel()
     await soon(lambda: sorted(worker.closed) == [("r#0", 0), ("r#1", 1)])
     assert worker.answers == {}
-    assert len(core._fleet.reservations) == 0
+    assert len(core._routing.reservations) == 0
 
 
 async def test_a_client_that_leaves_before_the_first_token_closes_the_answer(fleet, ask, soon):
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_while_nobody_serves_leaves_nothing(fleet, as
     await soon(lambda: "r" in core._open)
     answer.task.cancel()
     await soon(lambda: not core._open)
-    assert len(core._fleet.reservations) == 0
+    assert len(core._routing.reservations) == 0
 
 
 async def test_a_request_that_no_message_can_carry_leaves_nothing(fleet):
@@ -143,13 +143,13 @@ async def test_a_request_that_no_message_can_carry_leaves_nothing(fleet):
     with pytest.raises(InternalError, match="out of range"):
         await anext(core.generate(GenerationRequest(request_id="r", prompt=(1,), sampling=(params,), deadline_s=None)))
     assert not core._open
-    assert len(core._fleet.reservations) == 0
+    assert len(core._routing.reservations) == 0
 
 
 async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_stream_lives(
     fleet, ask, soon, monkeypatch
 ):
-    monkeypatch.setattr("router.link_pool.RETRY_PAUSE_S", 0.01)
+    monkeypatch.setattr("router.fleet.link_pool.RETRY_PAUSE_S", 0.01)
     worker = await fleet.add("decode-0", hold_at=5, misses_closes=2)
     core = await fleet.core()
     answer = ask(core)
@@ -333,8 +333,8 @@ async def test_a_frozen_answer_does_not_hold_up_others(fleet, ask):
 
 
 async def test_a_wrong_cluster_token_is_said_plainly(fleet, caplog):
-    from router.dispatch import RouterCore
     from router.metrics import RouterMetrics
+    from router.serving.dispatcher import RouterCore
     from twostroke.config import RouterConfig
 
     core = RouterCore(RouterConfig(fleet_address=fleet.address, cluster_token="wrong"), RouterMetrics())
@@ -379,7 +379,7 @@ async def test_a_bug_while_closing_an_answer_costs_no_other_one(fleet, ask, soon
         closes.append(stream.request_id)
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("router.worker_link.WorkerLink.close", close)
+    monkeypatch.setattr("router.fleet.worker_link.WorkerLink.close", close)
     leaving.task.cancel()
     await soon(lambda: closes == ["leaving#0"])
     worker.hold_at = None

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from router.dispatch import RouterCore
 from router.metrics import RouterMetrics
+from router.serving.dispatcher import RouterCore
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockName
@@ -21,7 +21,7 @@ CHAIN = name_blocks(list(range(320)), 16)
 
 
 def index_equals_truth(core: RouterCore, *workers) -> bool:
-    return all(core._fleet.index.names_of(worker.worker_id) == worker.log_names for worker in workers)
+    return all(core._routing.index.names_of(worker.worker_id) == worker.log_names for worker in workers)
 
 
 async def test_a_router_needs_a_fleet_address_and_a_known_policy():
@@ -93,12 +93,12 @@ async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, stand
     for name in CHAIN:
         worker.log.stored(name)
     worker.publish()
-    await soon(lambda: len(core._fleet.index) == len(CHAIN))
+    await soon(lambda: len(core._routing.index) == len(CHAIN))
     await worker.kill()
     await worker.begin(2)
     fleet.show()
     await soon(lambda: core._fleet.member("decode-0").epoch == worker.epoch)
-    assert len(core._fleet.index) == 0
+    assert len(core._routing.index) == 0
     await soon(lambda: standing(core) == {"decode-0": "serving"})
 
 
@@ -146,7 +146,7 @@ async def test_lost_batches_are_replayed(fleet, sampled, soon):
     worker.log.publish()
     worker.log.stored(CHAIN[1])
     worker.publish()
-    await soon(lambda: index_equals_truth(core, worker) and len(core._fleet.index) == 2)
+    await soon(lambda: index_equals_truth(core, worker) and len(core._routing.index) == 2)
     assert sampled(core, "event_gaps_total", worker="decode-0") >= 1
     assert sampled(core, "event_snapshots_total", worker="decode-0") == 1
 
@@ -157,8 +157,8 @@ async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, 
     for name in CHAIN[:5]:
         worker.log.stored(name)
     worker.publish()
-    await soon(lambda: len(core._fleet.index) == 5)
-    index = core._fleet.index
+    await soon(lambda: len(core._routing.index) == 5)
+    index = core._routing.index
     index._remove(index._shelves["decode-0"], TierChange(Tier.DEVICE, (), (CHAIN[2],)))
     await soon(lambda: sampled(core, "event_divergences_total", worker="decode-0") == 1)
     await soon(lambda: index_equals_truth(core, worker))
@@ -189,7 +189,7 @@ async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, sam
     for worker in workers:
         worker.publish()
     await soon(lambda: index_equals_truth(core, *workers))
-    assert sampled(core, "index_blocks") == len(core._fleet.index) > 0
+    assert sampled(core, "index_blocks") == len(core._routing.index) > 0
     assert sampled(core, "event_lag_seconds_count") > 0
     assert sampled(core, "index_holdings") == sum(len(worker.log_names) for worker in workers)
     if faults:
@@ -201,7 +201,7 @@ async def test_a_subscriber_gets_a_snapshot_of_every_worker_and_then_what_change
     core = await fleet.core()
     first.log.stored(CHAIN[0])
     first.publish()
-    await soon(lambda: len(core._fleet.index) == 1)
+    await soon(lambda: len(core._routing.index) == 1)
     events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
     begun = [await anext(events), await anext(events)]
     assert {(batch.worker_id, batch.snapshot, batch.stored) for batch in begun} == {
@@ -220,7 +220,7 @@ async def test_a_subscriber_gets_a_snapshot_of_every_worker_and_then_what_change
 async def test_a_subscriber_that_names_the_next_sequence_gets_no_snapshot(fleet, soon):
     worker = await fleet.add("decode-0")
     core = await fleet.core()
-    following = core._fleet.index.next_sequence("decode-0", worker.epoch)
+    following = core._routing.index.next_sequence("decode-0", worker.epoch)
     request = control_pb2.SubscribeKvEventsRequest(
         epoch=str(worker.epoch), start_sequence=following, worker_id="decode-0"
     )
@@ -232,14 +232,14 @@ async def test_a_subscriber_that_names_the_next_sequence_gets_no_snapshot(fleet,
 
 
 async def test_a_subscriber_that_falls_far_behind_starts_again_from_snapshots(fleet, soon, monkeypatch):
-    monkeypatch.setattr("router.event_relay.MAX_BEHIND", 3)
+    monkeypatch.setattr("router.routing.event_relay.MAX_BEHIND", 3)
     worker = await fleet.add("decode-0")
     core = await fleet.core()
     events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
     assert (await anext(events)).snapshot
     worker.log.stored(CHAIN[0])
     start = worker.log.sequence
-    await soon(lambda: core._fleet.index.next_sequence("decode-0", worker.epoch) > start + 8)
+    await soon(lambda: core._routing.index.next_sequence("decode-0", worker.epoch) > start + 8)
     batches = [await anext(events) for _ in range(4)]
     snapshots = [batch for batch in batches if batch.snapshot]
     assert snapshots
@@ -282,10 +282,10 @@ async def test_the_blocks_of_a_worker_that_left_are_forgotten(fleet, soon):
         for name in CHAIN[:count]:
             worker.log.stored(name)
         worker.publish()
-    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-0": (12,), "decode-1": (4,)})
+    await soon(lambda: core._routing.index.leading_blocks(CHAIN) == {"decode-0": (12,), "decode-1": (4,)})
     await fleet.remove("decode-0")
-    await soon(lambda: core._fleet.index.leading_blocks(CHAIN) == {"decode-1": (4,)})
-    assert len(core._fleet.index) == 4
+    await soon(lambda: core._routing.index.leading_blocks(CHAIN) == {"decode-1": (4,)})
+    assert len(core._routing.index) == 4
 
 
 async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, ask, standing, soon):
@@ -338,7 +338,7 @@ async def test_a_subscriber_is_told_when_a_worker_leaves(fleet, soon):
     core = await fleet.core()
     worker.log.stored(CHAIN[0])
     worker.publish()
-    await soon(lambda: len(core._fleet.index) == 1)
+    await soon(lambda: len(core._routing.index) == 1)
     events = core.subscribe(control_pb2.SubscribeKvEventsRequest())
     assert (await anext(events)).stored == CHAIN[0]
     await fleet.remove("decode-0")

@@ -10,12 +10,12 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.dispatch import RouterCore
+from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
-from router.reservation_messages import batch_from, messages_of
-from router.reservations import NOTHING, Batch, Reservation, Reservations, Share
+from router.routing.reservation_exchange import batch_from, messages_of
+from router.routing.reservations import NOTHING, Batch, Reservation, Reservations, Share
 from router.server import RouterServer
-from router.text import ByteText
+from router.serving.dispatcher import RouterCore
 from tests.unit.router.dispatch.asking import eventually
 from twostroke.config import RouterConfig
 from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
@@ -98,7 +98,7 @@ async def test_a_router_that_joins_hears_all_that_is_open(pair, fleet, ask, soon
 async def test_what_a_dead_router_had_placed_is_forgotten_and_the_other_one_serves_on(
     pair, fleet, ask, soon, monkeypatch
 ):
-    monkeypatch.setattr("router.reservations.LOST_GRACE_S", 0.2)
+    monkeypatch.setattr("router.routing.reservations.LOST_GRACE_S", 0.2)
     first, second = pair
     async with replica(fleet) as third:
         await soon(lambda: third.others == 2)
@@ -126,15 +126,15 @@ async def test_routers_hear_each_other_while_the_supervisor_is_away(pair, fleet,
 
 
 async def test_a_router_that_has_no_news_is_not_taken_for_a_dead_one(fleet, soon, monkeypatch, caplog):
-    monkeypatch.setattr("router.routing_service.HEARTBEAT_S", 0.05)
-    monkeypatch.setattr("router.reservation_feed.SILENCE_S", 0.4)
+    monkeypatch.setattr("router.routing.reservation_exchange.HEARTBEAT_S", 0.05)
+    monkeypatch.setattr("router.routing.reservation_exchange.SILENCE_S", 0.4)
     await fleet.add(str(D0))
     async with replica(fleet) as first, replica(fleet) as second:
         await soon(lambda: first.others == second.others == 1)
         await asyncio.sleep(0.6)
         assert first.others == second.others == 1
         assert "router lost" not in caplog.text
-        monkeypatch.setattr("router.routing_service.HEARTBEAT_S", 60.0)
+        monkeypatch.setattr("router.routing.reservation_exchange.HEARTBEAT_S", 60.0)
         await soon(lambda: "said nothing" in caplog.text)
 
 
@@ -178,7 +178,7 @@ async def test_a_burst_is_told_in_few_messages(pair, soon):
 
 
 def test_what_does_not_fit_into_one_message_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.reservation_messages.MESSAGE_BLOCKS", 64)
+    monkeypatch.setattr("router.routing.reservation_exchange.MESSAGE_BLOCKS", 64)
     names = [BlockName(index.to_bytes(16)) for index in range(32)]
     shares = {D0: Share(7, 0.25, pages=3, streams=1), D1: NOTHING}
     placed = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from router.liveness import Cause
+from router.fleet.liveness import Cause
 from twostroke.config import PatienceConfig
 
 CAUSES = [cause.value for cause in Cause]
@@ -46,7 +46,7 @@ async def test_a_router_that_was_late_itself_blames_no_worker(fleet, standing, s
     alive = sampled(core, "worker_judgements_total", worker="decode-0", life="alive", cause="heard")
     time.sleep(2 * IMPATIENT.dead_after_s)  # noqa: ASYNC251  # this is what is tested
     published = worker.log.sequence
-    await soon(lambda: core._fleet.index.next_sequence("decode-0", worker.epoch) > published + 3)
+    await soon(lambda: core._routing.index.next_sequence("decode-0", worker.epoch) > published + 3)
     assert sampled(core, "worker_judgements_total", worker="decode-0", life="suspect", cause="silence") == 0
     assert sampled(core, "worker_judgements_total", worker="decode-0", life="dead", cause="silence") == 0
     assert alive == 1
@@ -56,7 +56,7 @@ async def test_a_router_that_was_late_itself_blames_no_worker(fleet, standing, s
 async def test_a_supervisor_that_falls_silent_is_asked_again_and_its_last_view_stands(
     fleet, ask, soon, standing, monkeypatch
 ):
-    monkeypatch.setattr("router.fleet.VIEW_SILENCE_S", 0.3)
+    monkeypatch.setattr("router.fleet.fleet.VIEW_SILENCE_S", 0.3)
     await fleet.add("decode-0")
     core = await fleet.core()
     deaf, fleet._watchers = fleet._watchers, {}

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from router.generation import GenerationRequest
+from router.serving.generate_request import GenerationRequest
 from tests.unit.router.dispatch.asking import Ask
 from twostroke.errors import Overloaded
 from twostroke.request import SamplingParams
@@ -57,7 +57,7 @@ async def test_held_requests_go_in_order_of_class_when_their_worker_has_time(fle
     assert [opened.request_id for opened in worker.opens] == ["r2#0", "r1#0", "r0#0"]
     assert held(core) == 0
     assert sampled(core, "hold_seconds_count") == 3
-    assert len(core._fleet.reservations) == 0
+    assert len(core._routing.reservations) == 0
 
 
 async def test_a_held_request_whose_client_leaves_is_forgotten(fleet, soon):
@@ -70,7 +70,7 @@ async def test_a_held_request_whose_client_leaves_is_forgotten(fleet, soon):
     worker.load = load(0.0)
     assert (await stays.task).is_right
     assert [opened.request_id for opened in worker.opens] == ["stays#0"]
-    assert len(core._fleet.reservations) == 0
+    assert len(core._routing.reservations) == 0
 
 
 async def test_a_client_that_leaves_in_the_moment_of_its_release_leaves_nothing(fleet, soon):
@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_in_the_moment_of_its_release_leaves_nothing(
     released.add_done_callback(lambda _: [answer.task.cancel() for answer in answers])
     worker.load = load(0.0)
     await asyncio.wait([answer.task for answer in answers])
-    await soon(lambda: held(core) == 0 and len(core._fleet.reservations) == 0)
+    await soon(lambda: held(core) == 0 and len(core._routing.reservations) == 0)
     assert not core._placer._room._waiting
     assert (await asking(core, "after").task).is_right
 
@@ -93,7 +93,7 @@ async def test_a_predicted_miss_is_refused_at_once_and_says_when_to_come_back(fl
     assert raised.value.retry_after_s == pytest.approx(BUSY_S - 2, rel=0.01)
     assert worker.opens == []
     assert sampled(core, "refusals_total", reason="slo") == 1
-    assert len(core._fleet.reservations) == 0
+    assert len(core._routing.reservations) == 0
 
 
 async def test_a_clients_deadline_is_a_limit_too(fleet, soon, sampled):

@@ -1,0 +1,28 @@
+"""What the decode workers of a fleet say about the model that they serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingFacts:
+    """What the decode workers say about the model they serve; they all say the same."""
+
+    ready: bool
+    model: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    pool_tokens: int
+    """Tokens that fit into one decode worker's pool."""
+    pool_pages: int
+    page_bytes: int
+    dtype: str
+    fingerprint: str
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens that prompt and answer of one choice may have together: the model's, or what a whole pool fits."""
+        return min(self.max_model_len, self.pool_tokens)

@@ -1,0 +1,128 @@
+"""One life of one worker as the router knows it."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+
+from router.fleet.liveness import Life
+from twostroke.config import Role
+from twostroke.ids import Epoch, WorkerId
+from twostroke.kv_cache.tier import Tier
+from twostroke.rpc.events import tier_from_message
+from twostroke.rpc.v1.control_pb2 import (
+    WORKER_STATE_DEAD,
+    WORKER_STATE_DRAINING,
+    Load,
+    ModelInfo,
+    ServerInfo,
+    WorkerState,
+)
+from twostroke.schedule.cost import StepCost
+
+UTILISATION_WINDOW_S = 60.0
+"""A worker's utilisation is what it was over about this long: bursts of seconds are queues, not utilisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """Of pages from one worker to another, as measured by earlier pulls."""
+
+    latency_s: float
+    bytes_per_s: float
+
+
+class Standing(enum.StrEnum):
+    JOINING = "joining"
+    """The supervisor knows it; it has not introduced itself yet."""
+    SERVING = "serving"
+    SUSPECT = "suspect"
+    """Silent, or its event stream broke: no new work until it is heard again."""
+    DEAD = "dead"
+    """Silent for longer, or it refuses connections: what it had goes on elsewhere. A member again once it is heard.
+    A worker that has lost its engine says so itself: its process is about to end."""
+    DRAINING = "draining"
+    """It finishes what it has."""
+    REFUSED = "refused"
+    """Its pages would not fit the fleet's."""
+
+
+@dataclass(slots=True)
+class Member:
+    """State of the fleet, who alone changes it."""
+
+    worker: WorkerId
+    role: Role
+    address: str
+    epoch: Epoch
+    state: WorkerState
+    """As the supervisor says."""
+    server: ServerInfo | None = None
+    model: ModelInfo | None = None
+    load: Load = field(default_factory=Load)
+    cost: StepCost = field(default_factory=StepCost)
+    links: dict[WorkerId, LinkRate] = field(default_factory=dict)
+    tier_page_s: tuple[float, ...] = (0.0,)
+    """To bring a page up from the device itself, from host memory, from disk, as far down as the worker has tiers. All
+    three as the load says."""
+    reported_at_s: float | None = None
+    """When the last event batch came in, by this process's monotonic clock."""
+    prefilled_at_s: float | None = None
+    """When it last told of prompt tokens that it had computed: what it says of its costs is as old."""
+    _busy_share: float = field(default=0.0, init=False)
+    life: Life = Life.SUSPECT
+    refusal: str | None = None
+
+    @property
+    def standing(self) -> Standing:
+        if self.refusal is not None:
+            return Standing.REFUSED
+        if self.model is None or self.reported_at_s is None:
+            return Standing.JOINING
+        if self.load.state == WORKER_STATE_DEAD:
+            return Standing.DEAD
+        if self.life is not Life.ALIVE:
+            return Standing(self.life)
+        if WORKER_STATE_DRAINING in (self.state, self.load.state):
+            return Standing.DRAINING
+        return Standing.SERVING
+
+    def report(self, load: Load, now_s: float) -> None:
+        if self.reported_at_s is not None and load.prefill_busy_s > self.load.prefill_busy_s:
+            self.prefilled_at_s = now_s
+        if self.reported_at_s is not None:
+            self._note_busy(load.prefill_busy_s - self.load.prefill_busy_s, now_s - self.reported_at_s)
+        self.load, self.reported_at_s = load, now_s
+        costs = load.costs
+        self.cost = StepCost(
+            costs.step_s,
+            costs.stream_s,
+            costs.context_token_s,
+            costs.prompt_token_s,
+            costs.prompt_step_s,
+            costs.prompt_pair_s,
+        )
+        self.tier_page_s = _tier_page_s(load)
+        self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
+
+    def queue_s(self, now_s: float) -> float:
+        """What is left of the queue that it reported."""
+        age_s = 0.0 if self.reported_at_s is None else now_s - self.reported_at_s
+        return max(0.0, self.load.queued_s - age_s)
+
+    @property
+    def utilisation(self) -> float:
+        """Share of the last minute or so that it spent on prompt tokens."""
+        return min(1.0, self._busy_share)
+
+    def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
+        """Steps are told of when they have ended, however soon after the report before: only sums are exact."""
+        passed = max(elapsed_s, 0.0) / UTILISATION_WINDOW_S
+        weight = -math.expm1(-passed) / passed if passed else 1.0
+        self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_WINDOW_S
+
+
+def _tier_page_s(load: Load) -> tuple[float, ...]:
+    reported = {tier_from_message(rate.tier): rate.page_s for rate in load.tiers}
+    return tuple(reported.get(tier, 0.0) for tier in Tier if tier <= max(reported, default=Tier.DEVICE))

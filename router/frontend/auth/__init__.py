@@ -1,0 +1,1 @@
+"""Who a client is (API keys), and how much it may use (limits)."""

@@ -1,0 +1,193 @@
+"""Who may come in: everybody, or clients with an API key, each within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from router.frontend.auth.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
+from router.frontend.auth.limits import Limits, OpenCall
+from router.frontend.resume import Mark, unmarked
+from router.metrics import ROLE, RouterMetrics
+from twostroke.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Between two looks at the file: a key that is revoked opens nothing more after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One call of a client that was let in."""
+
+    tenant: str | None = None
+    """Of its key. None: no key was asked for, and it is for the gateway to say."""
+    max_priority: int = MOST_PRIORITY
+    """The highest class that its requests have."""
+    spend: Callable[[int], None] = lambda tokens: None
+    """Tokens of its prompts and answers."""
+    widen: Callable[[int], None] = lambda answers: None
+    """Tells how many answers the call asks for. Raises RateLimitExceeded or InvalidRequest where they are too many."""
+    marks: Callable[[str], Mark] = lambda tenant: unmarked
+    """By tenant, what ties a stream's name to it: nobody else can go on with it, or make such a name."""
+
+    def tenant_of(self, said: str, field: str) -> str:
+        """`said`: by the client, or its gateway. Raises InvalidRequest where a key says otherwise."""
+        if self.tenant is None:
+            return said
+        if said not in ("", self.tenant):
+            raise InvalidRequest(f"{field}: the API key says whose request it is; leave this out", field=field)
+        return self.tenant
+
+
+EVERYBODY = Visit()
+
+
+def read_keys(path: str) -> KeyFile:
+    """Raises ConfigError that says what is wrong where."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"--api-keys {path}: {error.strerror}", field="--api-keys") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--api-keys {path}: it is no text", field="--api-keys") from error
+    try:
+        return parse_keys(text, f"--api-keys {path}")
+    except ConfigError as error:
+        raise ConfigError(error.message, field="--api-keys") from error
+
+
+class StreamMarks:
+    """Makes marks that every router of the cluster can check, and nobody else can make."""
+
+    def __init__(self, cluster_token: str) -> None:
+        self._key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
+
+    def of(self, tenant: str) -> Mark:
+        return lambda stream: self._mark(tenant, stream)
+
+    def _mark(self, tenant: str, stream: str) -> str:
+        said = f"{len(tenant)} {tenant} {stream}"
+        return hashlib.blake2b(said.encode(), key=self._key, digest_size=8).hexdigest()
+
+
+class Doorman(Protocol):
+    def admit(self, authorization: str | None) -> AbstractContextManager[Visit]:
+        """For the time of one call. Raises InvalidApiKey or RateLimitExceeded."""
+
+    async def watch(self) -> None:
+        """Whoever may come in from now on; ends by cancellation only."""
+
+
+class OpenHouse:
+    """No keys: whoever has a stream's name, in which there are random bits and a mark, may go on with it."""
+
+    def __init__(self, cluster_token: str = "") -> None:
+        self._visit = Visit(marks=StreamMarks(cluster_token).of)
+
+    @contextlib.contextmanager
+    def admit(self, authorization: str | None) -> Iterator[Visit]:
+        del authorization
+        yield self._visit
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+
+class KeyedDoorman:
+    def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
+        """Raises ConfigError where the file cannot be used."""
+        self._path = Path(path)
+        self._metrics = DoorMetrics(metrics.registry, ROLE)
+        self._limits = Limits()
+        self._marks = StreamMarks(cluster_token)
+        self._seen = self._look()
+        self._file = read_keys(str(self._path))
+        self._metrics.keys.set(len(self._file.keys))
+
+    @contextlib.contextmanager
+    def admit(self, authorization: str | None) -> Iterator[Visit]:
+        try:
+            key_id, entry = find_key(self._file.keys, authorization, time.time())
+            call = self._limits.enter(key_id, entry, time.monotonic())
+        except (InvalidApiKey, RateLimitExceeded) as error:
+            self._metrics.count_refusal(error.reason)
+            raise
+        try:
+            yield Visit(entry.tenant, entry.max_priority, call.spend, self._widened(call), self._marks.of)
+        finally:
+            call.leave()
+
+    def _widened(self, call: OpenCall) -> Callable[[int], None]:
+        def widen(answers: int) -> None:
+            try:
+                call.widen(answers)
+            except RateLimitExceeded as error:
+                self._metrics.count_refusal(error.reason)
+                raise
+
+        return widen
+
+    async def watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look_again()
+
+    def look_again(self) -> None:
+        """Take what the file says now; where it cannot be used, what it said before goes on."""
+        seen = self._look()
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._file = read_keys(str(self._path))
+        except ConfigError as error:
+            self._metrics.stale.set(1)
+            log.error("API keys not read again, those before stay in force error=%s", error.message)
+            return
+        self._metrics.stale.set(0)
+        self._metrics.keys.set(len(self._file.keys))
+        self._limits.forget_all_but(self._file.keys)
+        log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """Another file behind the name, or another content: a mounted Secret is a link that changes."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
+
+
+class DoorMetrics:
+    def __init__(self, registry: CollectorRegistry, role: str) -> None:
+        labels = {"role": role}
+        self.keys = Gauge("twostroke_api_keys", "API keys in the file.", labels, registry=registry).labels(**labels)
+        self.stale = Gauge(
+            "twostroke_api_keys_stale",
+            "1: the file of API keys cannot be used; those before stay in force.",
+            labels,
+            registry=registry,
+        ).labels(**labels)
+        refusals = Counter(
+            "twostroke_api_key_refusals", "Calls refused for their API key.", (*labels, "reason"), registry=registry
+        )
+        self._refusals = {reason: refusals.labels(reason=reason, **labels) for reason in REASONS}
+
+    def count_refusal(self, reason: str) -> None:
+        self._refusals[reason].inc()

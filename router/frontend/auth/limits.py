@@ -1,0 +1,114 @@
+"""How much each key may use: requests and tokens per minute, answers at once. Each router counts for itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from router.frontend.auth.api_keys import KeyEntry
+from twostroke.errors import InvalidRequest, RateLimitExceeded
+
+RETRY_S = 1.0
+"""Nobody knows when another answer of the same key will end."""
+
+
+class Bucket:
+    """A minute's worth may be used at once; what was used comes back evenly, within a minute."""
+
+    def __init__(self, now_s: float) -> None:
+        self._used = 0.0
+        self._at_s = now_s
+
+    def used(self, per_minute: float, now_s: float) -> float:
+        """More than `per_minute` where it was overdrawn."""
+        self._used = max(0.0, self._used - max(0.0, now_s - self._at_s) * per_minute / 60)
+        self._at_s = now_s
+        return self._used
+
+    def take(self, count: float) -> None:
+        self._used += count
+
+    def wait_s(self, count: float, per_minute: float, now_s: float) -> float:
+        """Until `count` more fit; a limit below 1 lets one in when all has come back."""
+        return max(0.0, self.used(per_minute, now_s) + count - max(count, per_minute)) * 60 / per_minute
+
+
+@dataclass(slots=True)
+class Use:
+    """Of one key."""
+
+    requests: Bucket
+    tokens: Bucket
+    answers: int = 0
+    """Open ones; a call has one at least, and as many as its prompts have choices."""
+
+
+class OpenCall:
+    """One call of a client, from its headers to its end."""
+
+    def __init__(self, use: Use, entry: KeyEntry) -> None:
+        self._use = use
+        self._most = entry.concurrency
+        self._answers = 1
+        use.answers += 1
+
+    def spend(self, tokens: int) -> None:
+        """Of its prompts and answers."""
+        self._use.tokens.take(tokens)
+
+    def widen(self, answers: int) -> None:
+        """It asks for so many answers. Raises RateLimitExceeded where others of its key leave too little room, and
+        InvalidRequest where it never has any."""
+        more = max(answers, 1) - self._answers
+        if self._most is not None and answers > self._most:
+            raise InvalidRequest(
+                f"n: the request asks for {answers} answers (choices of all its prompts), but its API key may have "
+                f"{self._most} at once",
+                field="n",
+            )
+        if self._most is not None and self._use.answers + more > self._most:
+            raise _too_many(self._most)
+        self._answers += more
+        self._use.answers += more
+
+    def leave(self) -> None:
+        self._use.answers -= self._answers
+        self._answers = 0
+
+
+@dataclass(slots=True)
+class Limits:
+    _uses: dict[str, Use] = field(default_factory=dict)
+    """By id of the key."""
+
+    def enter(self, key_id: str, entry: KeyEntry, now_s: float) -> OpenCall:
+        """Count one more call, until it leaves. Raises RateLimitExceeded."""
+        use = self._uses.setdefault(key_id, Use(Bucket(now_s), Bucket(now_s)))
+        if entry.concurrency is not None and use.answers >= entry.concurrency:
+            raise _too_many(entry.concurrency)
+        per_minute = entry.requests_per_minute
+        if per_minute is not None and (wait_s := use.requests.wait_s(1, per_minute, now_s)) > 0:
+            raise _refusal("requests", f"{per_minute:g} requests per minute", wait_s)
+        # How many tokens it will be nobody knows before: what is used beyond the limit has to come back first.
+        per_minute = entry.tokens_per_minute
+        if per_minute is not None and (wait_s := use.tokens.wait_s(0, per_minute, now_s)) > 0:
+            raise _refusal("tokens", f"{per_minute:g} tokens per minute", wait_s)
+        use.requests.take(1)
+        return OpenCall(use, entry)
+
+    def forget_all_but(self, key_ids: Collection[str]) -> None:
+        """Keys that are in no file any more."""
+        self._uses = {key_id: use for key_id, use in self._uses.items() if key_id in key_ids or use.answers}
+
+
+def _too_many(most: int) -> RateLimitExceeded:
+    return _refusal("concurrency", f"{most:g} answers at once", RETRY_S)
+
+
+def _refusal(reason: str, limit: str, wait_s: float) -> RateLimitExceeded:
+    return RateLimitExceeded(
+        f"the API key's limit of {limit} is reached; try again in {math.ceil(wait_s)} s",
+        reason=reason,
+        retry_after_s=wait_s,
+    )

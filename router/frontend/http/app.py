@@ -1,0 +1,289 @@
+"""The HTTP door: the OpenAI API with the helpers that vLLM adds, and health, as one ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from router.frontend.auth.auth import Doorman, OpenHouse
+from router.frontend.http.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
+from router.frontend.http.middleware import RequestIds
+from router.frontend.openai.fields import as_number
+from router.frontend.openai.http import AnswerResponse, error_response, unless_gone
+from router.frontend.openai.reply import Reply
+from router.frontend.openai.schema import OpenAIRequest, check_timeout
+from router.frontend.params import Ask, check_request_id
+from router.frontend.preparation.prepare import PreparedChat
+from router.frontend.request_handler import Front
+from router.frontend.resume import Mark, Progress, StreamPoint, Unnamed
+from twostroke import client_text
+from twostroke.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidApiKey,
+    InvalidRequest,
+    NotFound,
+    RateLimitExceeded,
+    RequestTooLarge,
+    ServeError,
+    UnsupportedMediaType,
+)
+from twostroke.tracing.context import HEADER as TRACE_HEADER
+
+log = logging.getLogger(__name__)
+
+BODY_TIMEOUT_S = 60.0
+"""For a whole request body to arrive."""
+
+TIMEOUT_HEADER = "x-request-timeout-s"
+LAST_EVENT_ID_HEADER = "last-event-id"
+RESUMABLE_HEADER = "x-resumable-stream"
+"""`true`: the client wants to be able to go on with the stream at another router. Who sends Last-Event-ID does, too."""
+TENANT_HEADER = "x-tenant-id"
+"""Set by gateways that know their clients, which must not be able to choose it."""
+
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX}
+"""Metrics are there only where no key is asked for, or they have no port of their own."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def build_http_app(
+    front: Front,
+    doorman: Doorman | None = None,
+    *,
+    max_body_bytes: int,
+    with_metrics: bool = True,
+    outer: Sequence[Middleware] = (),
+) -> Starlette:
+    """`outer` sees every request first."""
+    doors = HttpDoors(front, max_body_bytes)
+    routes = [
+        Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
+        Route("/v1/completions", _funnel(doors.completions), methods=["POST"]),
+        Route("/v1/models", _funnel(doors.models), methods=["GET"]),
+        Route("/v1/models/{model:path}", _funnel(doors.model), methods=["GET"]),
+        Route("/tokenize", _funnel(doors.tokenize), methods=["POST"]),
+        Route("/detokenize", _funnel(doors.detokenize), methods=["POST"]),
+        *HealthPages(front).routes(with_metrics=with_metrics),
+    ]
+    return Starlette(
+        routes=with_index(routes),
+        middleware=[*outer, Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
+        exception_handlers={HTTPException: _http_error},
+    )
+
+
+class HttpDoors:
+    """The endpoints."""
+
+    def __init__(self, front: Front, max_body_bytes: int) -> None:
+        self._front = front
+        self._max_body_bytes = max_body_bytes
+        self._created = int(time.time())
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, "chat")
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, "completion")
+
+    async def models(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        self._front.check_model(request.path_params["model"])
+        return JSONResponse(self._model_card())
+
+    async def tokenize(self, request: Request) -> Response:
+        return Response(await self._prepared(request, "tokenize"), media_type="application/json")
+
+    async def detokenize(self, request: Request) -> Response:
+        return Response(await self._prepared(request, "detokenize"), media_type="application/json")
+
+    async def _prepared(self, request: Request, kind: str) -> Any:
+        body, visit = await self._body(request), request.state.visit
+        preparing = self._front.prepare(kind, body, visit, client=_client(request), request_id=request.state.request_id)
+        return await unless_gone(request, preparing)
+
+    async def _answer(self, request: Request, kind: str) -> Response:
+        body, visit = await self._body(request), request.state.visit
+        received_s, received_at_s = time.monotonic(), time.time()
+        deadline_s = _deadline(_header_timeout_s(request), received_at_s)
+        preparing = self._front.prepare(
+            kind,
+            body,
+            visit,
+            client=_client(request),
+            request_id=request.state.request_id,
+            deadline_s=deadline_s,
+        )
+        prepared = await unless_gone(request, preparing)
+        assert isinstance(prepared, PreparedChat)
+        wanted, prompts = prepared.request, prepared.prompts
+        said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
+        tenant = visit.tenant_of(said, TENANT_HEADER)
+        ask = Ask(
+            point=_point(request, wanted, len(prompts), visit.marks(tenant)),
+            is_id_drawn=request.state.is_id_drawn,
+            is_resumable=_is_resumable(request, wanted),
+            may_rename=True,
+            model=wanted.model,
+            prompts=prompts,
+            options=wanted.options,
+            cache_salt=wanted.cache_salt,
+            # The header wins: proxies set it, and they know how long they will wait.
+            deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
+            priority=min(wanted.priority, visit.max_priority),
+            tenant=tenant,
+            visit=visit,
+            user=wanted.user,
+            traceparent=request.headers.get(TRACE_HEADER, ""),
+            received_s=received_s,
+        )
+        progress = Progress(ask.point) if ask.is_resumable else Unnamed()
+        reply = Reply(wanted, ask.point, self._front.model, self._front.text, progress)
+        return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
+
+    def _model_card(self) -> dict[str, object]:
+        card: dict[str, object] = {
+            "id": self._front.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "twostroke",
+        }
+        if recommended := self._front.recommended.said():
+            card["recommended_sampling"] = recommended
+        if self._front.dispatcher.is_ready:
+            card["max_model_len"] = self._front.dispatcher.facts.context_tokens
+        return card
+
+    async def _body(self, request: Request) -> bytes:
+        check_content_type(request)
+        announced = request.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > self._max_body_bytes:
+            raise self._too_large()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > self._max_body_bytes:
+                        raise self._too_large()
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from error
+        except ClientDisconnect as error:
+            raise Cancelled("the client went away before its request was complete") from error
+        return bytes(body)
+
+    def _too_large(self) -> RequestTooLarge:
+        return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
+
+
+class Admission:
+    """Lets calls in that may come in, until they end; probes need no key."""
+
+    def __init__(self, app: ASGIApp, doorman: Doorman) -> None:
+        self._app = app
+        self._doorman = doorman
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._doorman.admit(Request(scope).headers.get("authorization")) as visit:
+                scope["state"]["visit"] = visit
+                await self._app(scope, receive, send)
+        except (InvalidApiKey, RateLimitExceeded) as error:
+            await error_response(error)(scope, receive, send)
+
+
+def check_content_type(request: Request) -> None:
+    """A browser asks first (preflight) whether a page of another origin may send JSON, and does not for other types.
+    What no browser sends may go without a type."""
+    sent = request.headers.get("content-type")
+    if sent is None and "origin" not in request.headers:
+        return
+    media_type = (sent or "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise UnsupportedMediaType(f"Content-Type must be application/json, got {(sent or '')[:100]!r}")
+
+
+def _point(request: Request, wanted: OpenAIRequest, prompts: int, mark: Mark) -> StreamPoint:
+    choices = prompts * wanted.options.n
+    token = request.headers.get(LAST_EVENT_ID_HEADER)
+    if not token:
+        return StreamPoint.begin(request.state.request_id, choices, mark)
+    if not wanted.stream:
+        raise InvalidRequest(
+            f"{LAST_EVENT_ID_HEADER} goes on with a stream, but this request asks for a whole answer",
+            field=LAST_EVENT_ID_HEADER,
+        )
+    return StreamPoint.after(token, choices, LAST_EVENT_ID_HEADER, mark)
+
+
+def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
+    shown = request.headers.get(RESUMABLE_HEADER, "false").lower()
+    if shown not in ("true", "false"):
+        raise InvalidRequest(f"{RESUMABLE_HEADER} must be true or false, got {shown[:40]!r}", field=RESUMABLE_HEADER)
+    return wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
+
+
+def _client(request: Request) -> str:
+    """The address that it comes from."""
+    return "" if request.client is None else request.client.host
+
+
+def _header_timeout_s(request: Request) -> float | None:
+    shown = request.headers.get(TIMEOUT_HEADER)
+    if shown is None:
+        return None
+    try:
+        return check_timeout(as_number(float(shown), TIMEOUT_HEADER), TIMEOUT_HEADER)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER} must be a number, got {client_text.shown(shown)}", field=TIMEOUT_HEADER
+        ) from error
+
+
+def _deadline(timeout_s: float | None, received_at_s: float) -> float | None:
+    return None if timeout_s is None else received_at_s + timeout_s
+
+
+def _funnel(handler: Handler) -> Handler:
+    """Errors become OpenAI's error bodies here (those of a running answer: in `AnswerResponse`)."""
+
+    async def funnelled(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except ServeError as error:
+            return error_response(error)
+        except Exception as error:
+            log.exception("internal error path=%s", request.url.path)
+            return error_response(InternalError(f"internal error: {type(error).__name__}: {error}"))
+
+    return funnelled
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(NotFound(f"there is nothing at {client_text.shown(request.url.path)}"))
+    refused = error_response(InvalidRequest(f"{client_text.shown(request.url.path)}: {error.detail}"))
+    refused.status_code = error.status_code
+    refused.headers.update(error.headers or {})
+    return refused

@@ -1,0 +1,70 @@
+"""Over HTTP: /live, /ready and /health for probes, /metrics for Prometheus, /version, and / that names the others; on
+clients' port or on one of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from router.frontend.request_handler import Front
+from twostroke import __version__
+
+HEALTH_PATHS = frozenset({"/health", "/ready", "/live"})
+INDEX = "/"
+
+
+class HealthPages:
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    def routes(self, *, with_metrics: bool) -> list[Route]:
+        routes = [
+            Route("/health", self._ready, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+            Route("/live", self._live, methods=["GET"]),
+            Route("/version", self._version, methods=["GET"]),
+        ]
+        return [*routes, Route("/metrics", self._metrics, methods=["GET"])] if with_metrics else routes
+
+    def app(self) -> Starlette:
+        """Nothing but these."""
+        return Starlette(routes=with_index(self.routes(with_metrics=True)))
+
+    async def _live(self, request: Request) -> Response:
+        del request
+        return PlainTextResponse("live\n")
+
+    async def _ready(self, request: Request) -> Response:
+        del request
+        dispatcher = self._front.dispatcher
+        if dispatcher.is_draining:
+            return PlainTextResponse("draining\n", status_code=503)
+        if not dispatcher.is_ready:
+            return PlainTextResponse("no decode worker is ready\n", status_code=503)
+        return PlainTextResponse("ready\n")
+
+    async def _version(self, request: Request) -> Response:
+        del request
+        return JSONResponse({"version": __version__})
+
+    async def _metrics(self, request: Request) -> Response:
+        """Prometheus' text format, or OpenMetrics for a scraper that asks for it."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._front.metrics.registry), media_type=content_type)
+
+
+def with_index(routes: Sequence[Route]) -> list[Route]:
+    """And a page that names them."""
+    paths = "\n".join(sorted(f"{' '.join(sorted(route.methods or ()))} {route.path}" for route in routes))
+    text = f"twostroke serves a language model: the OpenAI API is below /v1.\n\n{paths}\n"
+
+    async def index(request: Request) -> Response:
+        del request
+        return PlainTextResponse(text)
+
+    return [*routes, Route(INDEX, index, methods=["GET"])]

@@ -1,0 +1,119 @@
+"""Which web pages may call this router from a browser, and under which names it is asked.
+
+A page of another origin may send requests that a browser does not ask about first (no preflight): a POST of plain text,
+say. And a page whose own name was made to lead to 127.0.0.1 (DNS rebinding) is of the same origin to its browser. Both
+would reach a router that listens on loopback, where no API key keeps them out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import uuid
+from urllib.parse import urlsplit
+
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.frontend.openai.http import SHOULD_RETRY_HEADER, error_response
+from router.frontend.params import check_request_id
+from twostroke.doors_config import DoorsConfig
+from twostroke.errors import Forbidden, InvalidRequest, MisdirectedRequest
+
+REQUEST_ID_HEADER = "x-request-id"
+
+
+class RequestIds:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        shown = Request(scope).headers.get(REQUEST_ID_HEADER, "")
+        request_id = shown or uuid.uuid4().hex
+        scope.setdefault("state", {}).update(request_id=request_id, is_id_drawn=not shown)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+            await send(message)
+
+        try:
+            check_request_id(request_id, REQUEST_ID_HEADER)
+        except InvalidRequest as error:
+            await error_response(error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send_with_id)
+
+
+PREFLIGHT_S = 600
+"""Time for which a browser remembers what it may send."""
+
+
+class BrowserGuard:
+    """Refuses names and origins that are not this server's. What no browser sent has no Origin header."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], origins: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Request(scope).headers
+            host, origin = headers.get("host"), headers.get("origin")
+            if host is not None and not self._is_ours(_name(host)):  # HTTP/1.0 may have none, and no browser speaks it
+                error = MisdirectedRequest(f"Host: {host[:100]!r} is not a name of this server (--allowed-host)")
+                await error_response(error)(scope, receive, send)
+                return
+            if origin is not None and not self._may_call(origin, host, scope["scheme"]):
+                refused = Forbidden(f"Origin: {origin[:100]!r} may not call this server (--cors-origin)")
+                await error_response(refused)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_ours(self, name: str) -> bool:
+        return "*" in self._hosts or name in self._hosts or _is_loopback(name)
+
+    def _may_call(self, origin: str, host: str | None, scheme: str) -> bool:
+        return "*" in self._origins or origin in self._origins or origin.lower() == f"{scheme}://{host}".lower()
+
+
+def browser_middleware(doors: DoorsConfig, host: str) -> list[Middleware]:
+    """`host`: the interface that clients connect to."""
+    middleware = []
+    if doors.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=doors.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
+            max_age=PREFLIGHT_S,
+        )
+        middleware.append(cors)
+    if doors.allowed_hosts or (doors.api_keys is None and _is_loopback(host)):
+        hosts = frozenset(name.lower() for name in (*doors.allowed_hosts, host))
+        middleware.append(Middleware(BrowserGuard, hosts=hosts, origins=frozenset(doors.cors_origins)))
+    return middleware
+
+
+def _name(host: str) -> str:
+    """The name or address in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""The OpenAI API: bodies of requests, and responses as JSON or as server-sent events."""

@@ -1,0 +1,96 @@
+"""Messages and tools of a chat as OpenAI's API writes them, checked and brought into the form that templates expect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from router.frontend.openai.fields import Fields
+from router.frontend.params import check_role
+from router.frontend.text.unicode import checked_utf8
+from twostroke.client_text import shown
+from twostroke.errors import InvalidRequest, UnsupportedFeature
+
+MAX_TOOLS = 1024
+"""Of one request."""
+
+
+def tools_of(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """The tools that the template shows to the model. Calls are not parsed out of answers here, so a client has to say
+    that it expects none. As in vLLM, `tool_choice: "none"` does not hide the tools from the template."""
+    tools, choice = fields.get("tools"), fields.get("tool_choice")
+    if not tools:
+        return ()
+    if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"tools must be a list of at most {MAX_TOOLS} tools", field="tools")
+    if choice != "none":
+        field = "tools" if choice is None else "tool_choice"
+        raise UnsupportedFeature(
+            f'{field}: this server does not make tool calls; with tools, tool_choice must be "none"', field=field
+        )
+    for rank, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            name = f"tools[{rank}]"
+            raise InvalidRequest(f"{name} must have the type function, and a function with a name", field=name)
+    return tuple(tools)
+
+
+def message_of(entry: Any, name: str) -> dict[str, Any]:
+    """One message as templates expect it: its content is text."""
+    if not isinstance(entry, dict):
+        raise InvalidRequest(f"{name} must be an object with role and content", field=name)
+    role = check_role(entry.get("role"), f"{name}.role")
+    if entry.get("function_call"):
+        raise UnsupportedFeature(
+            f"{name}.function_call is not supported: use tool_calls", field=f"{name}.function_call"
+        )
+    message: dict[str, Any] = {"role": role, "content": _content(entry, f"{name}.content")}
+    if entry.get("tool_calls"):
+        message["tool_calls"] = _tool_calls(entry["tool_calls"], f"{name}.tool_calls")
+    for extra in ("name", "reasoning_content", "tool_call_id"):
+        if isinstance(entry.get(extra), str):
+            message[extra] = checked_utf8(entry[extra], f"{name}.{extra}")
+    return message
+
+
+def _tool_calls(calls: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{name} must be a list of calls", field=name)
+    return [_tool_call(call, f"{name}[{rank}]") for rank, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, name: str) -> dict[str, Any]:
+    """Published templates read the arguments as an object; clients send them as text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{name}.function must be an object with name and arguments", field=f"{name}.function")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(
+                f"{name}.function.arguments is not valid JSON: {error}", field=f"{name}.function.arguments"
+            ) from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _content(entry: Mapping[str, Any], name: str) -> str:
+    content = entry.get("content")
+    if content is None and entry["role"] in ("assistant", "tool"):
+        return ""
+    if isinstance(content, str):
+        return checked_utf8(content, name)
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{name} must be a string or a list of text parts", field=name)
+    texts = []
+    for rank, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = shown(str(part.get("type"))) if isinstance(part, dict) else type(part).__name__
+            raise UnsupportedFeature(f"{name}[{rank}]: only parts of type text are supported, got {kind}", field=name)
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(f"{name}[{rank}].text must be a string", field=name)
+        texts.append(checked_utf8(part["text"], name))
+    return "\n".join(texts)

@@ -1,0 +1,186 @@
+"""One answer over HTTP: a JSON body, or server-sent events with every token its own event; ends with its client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from router.frontend.openai.reply import Reply, error_body
+from router.frontend.params import Ask
+from router.frontend.request_handler import Front, TextEvent
+from router.frontend.resume import Pulse
+from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError
+
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+SHOULD_RETRY_HEADER = "x-should-retry"
+"""OpenAI's clients go by it. Without it they try everything again that has a status of 408, 409, 429 or from 500 on."""
+LONGEST_RETRY_S = 60.0
+"""Their longest wait. Where a retry may be later than that they try sooner, and in vain."""
+
+
+def error_response(error: ServeError) -> Response:
+    headers = {SHOULD_RETRY_HEADER: "true" if _is_worth_retrying(error) else "false"}
+    if error.retryable:
+        headers["retry-after"] = str(_retry_after_s(error))
+    if isinstance(error, InvalidApiKey):
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(error_body(error), status_code=error.http_status, headers=headers)
+
+
+def _is_worth_retrying(error: ServeError) -> bool:
+    predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
+    return error.retryable and (predicted_s is None or predicted_s <= LONGEST_RETRY_S)
+
+
+def _retry_after_s(error: ServeError) -> int:
+    """Whole seconds, as HTTP wants them."""
+    predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
+    return max(1, math.ceil(predicted_s or 0.0))
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
+    """What `work` returns; it is cancelled if the client goes away. Raises Cancelled then."""
+    async with asyncio.TaskGroup() as group:
+        worker = group.create_task(_outcome(work))
+        watcher = group.create_task(_cancel_on_disconnect(worker, request.receive))
+        worker.add_done_callback(lambda _: watcher.cancel())
+    if worker.cancelled():
+        raise Cancelled("the client went away before its request was read")
+    value, error = worker.result()
+    if error is not None:
+        raise error
+    return value
+
+
+async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, ServeError | None]:
+    """Not raised, because a group of tasks would wrap it."""
+    try:
+        return await work, None
+    except ServeError as error:
+        return None, error
+
+
+class AnswerResponse(Response):
+    """Runs the request while its client listens. Status and headers wait for the first event, so that a request that
+    fails before its first token gets the status of its failure."""
+
+    def __init__(self, front: Front, ask: Ask, reply: Reply, *, stream: bool) -> None:
+        super().__init__()
+        self._front = front
+        self._ask = ask
+        self._reply = reply
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._send_stream(send) if self._stream else self._send_body(scope, receive, send)
+        async with asyncio.TaskGroup() as group:
+            worker = group.create_task(work)
+            watcher = group.create_task(_cancel_on_disconnect(worker, receive))
+            worker.add_done_callback(lambda _: watcher.cancel())
+
+    async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def keep(event: TextEvent) -> None:
+            self._reply.add(event)
+
+        response: Response
+        try:
+            await self._front.answer(self._ask, keep)
+            response = await self._whole()
+        except ServeError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
+
+    async def _whole(self) -> Response:
+        """Long bodies are made on a thread, one at a time, so that they take turns with the loop."""
+        if not self._reply.is_long:
+            return JSONResponse(self._reply.body())
+        async with self._front.share.whole_bodies:
+            body = await asyncio.to_thread(self._encoded)
+        return Response(body, media_type="application/json")
+
+    def _encoded(self) -> bytes:
+        """In small pieces: Python's lock is not given up within one call of json's C code."""
+        encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return "".join(encoder.iterencode(self._reply.body())).encode()
+
+    async def _send_stream(self, send: Send) -> None:
+        events = _EventStream(send)
+        turns = asyncio.Lock()
+
+        async def forward(event: TextEvent) -> None:
+            async with turns:  # several prompts are answered at once: what a token says was sent goes before it
+                for token, chunk in self._reply.chunks(event):
+                    await events.send(_dumps(chunk), token)
+                if event.is_sent:
+                    await events.pulse()
+
+        try:
+            await self._front.answer(self._ask, forward)
+            await events.send("[DONE]")
+        except ServeError as error:
+            if not events.is_started:
+                await events.refuse(error)
+                return
+            if isinstance(error, Draining) and self._ask.is_resumable:
+                return  # cut, not closed: a client that sees no end goes on at another router
+            await events.send(_dumps(error_body(error)))
+        await events.close()
+
+
+class _EventStream:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._pulse = Pulse()
+        self.is_started = False
+
+    async def send(self, data: str, token: str = "") -> None:
+        """`token` is what a client says that goes on after this; only who has asked for it gets lines other than data,
+        and comments: stock clients take each line for a message, or drop messages that have another one."""
+        await self._write(f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n")
+
+    async def pulse(self) -> None:
+        """A comment where nothing else is sent: of streams that were resumed alone."""
+        if self._pulse.is_due():
+            await self._write(": going on\n\n")
+
+    async def _write(self, event: str) -> None:
+        if not self.is_started:
+            self.is_started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": list(_SSE_HEADERS)})
+        await self._send(_body(event.encode(), more=True))
+
+    async def close(self) -> None:
+        await self._send(_body(b"", more=False))
+
+    async def refuse(self, error: ServeError) -> None:
+        response = error_response(error)
+        await self._send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await self._send(_body(bytes(response.body), more=False))
+
+
+def _body(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _dumps(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+async def _cancel_on_disconnect(worker: asyncio.Task[Any], receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    worker.cancel()

@@ -1,0 +1,189 @@
+"""Answers in the words of the OpenAI API: whole bodies, chunks of a stream, usage, logprobs and errors."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from router.frontend.openai.schema import OpenAIRequest
+from router.frontend.request_handler import TextEvent, Usage
+from router.frontend.resume import Progress, StreamPoint, Unnamed
+from router.frontend.text.tokenizer import Text, token_text
+from twostroke.errors import ServeError
+from twostroke.request import SampledToken
+
+LONG_BODY = 1000
+"""Tokens and top logprobs in a whole answer; each takes some microseconds."""
+LEAST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+Json = dict[str, Any]
+
+
+def error_body(error: ServeError) -> Json:
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.openai_type,
+            "param": error.field,
+            "code": error.code,
+        }
+    }
+
+
+def usage_body(usage: Usage) -> Json:
+    return {
+        **_counts(usage.prompt_tokens, usage.completion_tokens),
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _counts(prompt_tokens: int, completion_tokens: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+
+
+class Reply:
+    """Builds the bodies of one answer from its text events."""
+
+    def __init__(
+        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress | Unnamed
+    ) -> None:
+        self._request = request
+        self._text = text
+        kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
+        self._object = kind
+        self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
+        self._choices = [_Choice(is_opened=sent.tokens is not None) for sent in point.sent]
+        self._progress = progress
+        self._usage: Usage | None = None
+
+    def add(self, event: TextEvent) -> None:
+        """Keep an event for `body`."""
+        choice = self._choices[event.choice]
+        choice.texts.append(event.text)
+        if event.token is not None:
+            choice.tokens.append(event.token)
+        if event.finish is not None:
+            choice.finish_reason = event.finish.value
+        self._usage = event.usage or self._usage
+
+    @property
+    def is_long(self) -> bool:
+        """Its body takes more than some milliseconds to make."""
+        tokens = sum(len(choice.tokens) for choice in self._choices)
+        return tokens * (1 + (self._request.options.logprobs or 0)) > LONG_BODY
+
+    def body(self) -> Json:
+        """The whole answer; every event must have been added."""
+        assert self._usage is not None
+        choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
+        return {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
+
+    def chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
+        """What a stream says for one event: one chunk, with a chat's opening before the first. With each, the token by
+        which a client can go on after it, where it has asked for that."""
+        choice, index = self._choices[event.choice], event.choice
+        chunks = []
+        if self._request.is_chat and not choice.is_opened and not event.is_sent:
+            choice.is_opened = True
+            delta = {"role": "assistant", "content": ""}
+            opening = self._chunk({"index": index, "delta": delta}, None, event.prompt_tokens, 0)
+            chunks.append((self._progress.opened(index), opening))
+        tokens = [] if event.token is None else [event.token]
+        part: Json = {"index": index, **self._part(event)}
+        if self._request.options.logprobs is not None:
+            part["logprobs"] = self._logprobs(tokens, choice.offset) if tokens else None
+            choice.offset += sum(len(token_text(self._text, token.token)) for token in tokens)
+        if self._request.return_token_ids:
+            part["token_ids"] = [token.token for token in tokens]
+        if not event.is_sent:
+            token = self._progress.sent_token(index) if event.finish is None else self._progress.finished(index)
+            reason = event.finish.value if event.finish else None
+            chunks.append((token, self._chunk(part, reason, event.prompt_tokens, event.choice_tokens)))
+        if event.usage is not None and self._request.include_usage:
+            usage = {**self._stream_head(), "choices": [], "usage": usage_body(event.usage)}
+            chunks.append((self._progress.ended(), usage))
+        return chunks
+
+    def _part(self, event: TextEvent) -> Json:
+        if not self._request.is_chat:
+            return {"text": event.text}
+        return {"delta": {} if event.finish and not event.text else {"content": event.text}}
+
+    def _chunk(self, part: Json, finish_reason: str | None, prompt_tokens: int, choice_tokens: int) -> Json:
+        chunk = {**self._stream_head(), "choices": [{"logprobs": None, **part, "finish_reason": finish_reason}]}
+        if not self._request.include_usage:
+            return chunk
+        return {**chunk, "usage": _counts(prompt_tokens, choice_tokens) if self._request.continuous_usage else None}
+
+    def _stream_head(self) -> Json:
+        return {**self._head, "object": "chat.completion.chunk" if self._request.is_chat else self._object}
+
+    def _whole(self, index: int, choice: _Choice) -> Json:
+        text = "".join(choice.texts)
+        whole: Json = {"index": index, "logprobs": None, "finish_reason": choice.finish_reason}
+        if self._request.is_chat:
+            whole["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            whole["text"] = text
+        if self._request.options.logprobs is not None:
+            whole["logprobs"] = self._logprobs(choice.tokens, 0)
+        if self._request.return_token_ids:
+            whole["token_ids"] = [token.token for token in choice.tokens]
+        return whole
+
+    def _logprobs(self, tokens: Sequence[SampledToken], offset: int) -> Json:
+        if self._request.is_chat:
+            return {"content": [self._chat_logprob(token) for token in tokens], "refusal": None}
+        return self._completion_logprobs(tokens, offset)
+
+    def _chat_logprob(self, token: SampledToken) -> Json:
+        return {
+            **self._entry(token.token, token.logprob),
+            "top_logprobs": [self._entry(other, logprob) for other, logprob in token.top],
+        }
+
+    def _entry(self, token: int, logprob: float | None) -> Json:
+        return {
+            "token": token_text(self._text, token),
+            "logprob": _finite(logprob),
+            "bytes": list(self._text.token_bytes(token)),
+        }
+
+    def _completion_logprobs(self, tokens: Sequence[SampledToken], offset: int) -> Json:
+        texts = [token_text(self._text, token.token) for token in tokens]
+        offsets, tops = [], []
+        for text, token in zip(texts, tokens, strict=True):
+            offsets.append(offset)
+            offset += len(text)
+            top = {token_text(self._text, other): _finite(logprob) for other, logprob in token.top}
+            tops.append({**top, text: _finite(token.logprob)})
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(token.logprob) for token in tokens],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
+
+
+class _Choice:
+    """What has come of one choice."""
+
+    def __init__(self, *, is_opened: bool) -> None:
+        self.texts: list[str] = []
+        self.tokens: list[SampledToken] = []
+        self.finish_reason: str | None = None
+        self.is_opened = is_opened
+        self.offset = 0
+
+
+def _finite(logprob: float | None) -> float:
+    if logprob is None or not math.isfinite(logprob):
+        return LEAST_LOGPROB
+    return logprob

@@ -1,0 +1,282 @@
+"""What a client wants answered and how, whichever door it came through; and the checks that need the model's facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from router.fleet.serving_facts import ServingFacts
+from router.frontend.auth.api_keys import MOST_PRIORITY
+from router.frontend.auth.auth import EVERYBODY, Visit
+from router.frontend.resume import StreamPoint
+from twostroke.errors import ContextLengthExceeded, InvalidRequest
+from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
+
+MAX_CHOICES = 128
+"""Answers to one prompt; more is a mistake in the client, or an attack."""
+MAX_MESSAGES = 4096
+"""Of a chat: templates are rendered where all requests wait."""
+MAX_PROMPTS = 1024
+"""Prompts in one request."""
+MAX_ANSWERS = 1024
+"""Choices of all prompts of one request together."""
+MAX_STOP_STRINGS = 16
+"""OpenAI allows 4, and editors send 14."""
+MAX_STOP_CHARS = 1024
+"""Of one stop string: this much text may have to be held back."""
+COMPLETION_MAX_TOKENS = 16
+"""As in OpenAI's API: a completion that names no length is short; a chat may take what fits."""
+ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+"""Whom a message of a chat may be of. Templates drop others without a word, or let them speak as anybody."""
+MAX_SALT_CHARS = 1024
+"""Of a client's own salt, which is hashed with every block."""
+MAX_REQUEST_ID_CHARS = 256
+"""Also of a tenant's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    text: str
+    split_special_tokens: bool = False
+    """Special tokens that are written in `text` are ordinary text, as under this name in transformers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    ids: Sequence[int]
+    is_chat: bool = False
+    """The ids are those of rendered messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    messages: tuple[Mapping[str, Any], ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """Further names for the template, such as enable_thinking."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """What the model may know of; templates that take no tools leave them out."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.messages) <= MAX_MESSAGES:
+            problem = f"have at most {MAX_MESSAGES}, got {len(self.messages)}" if self.messages else "not be empty"
+            raise InvalidRequest(f"messages must {problem}", field="messages")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message and add_generation_prompt exclude each other", field="continue_final_message"
+            )
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """Sampling and stopping as the client wrote them; None stands for "not given"."""
+
+    n: int = 1
+    max_tokens: int | None = None
+    max_tokens_field: str = "max_tokens"
+    """What the client called it."""
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        for name, count, most in (
+            ("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS),
+            ("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS),
+        ):
+            if count > most:
+                raise InvalidRequest(f"{name} must be at most {most} long, got {count}", field=name)
+        if not 1 <= self.n <= MAX_CHOICES:
+            raise InvalidRequest(f"n must be from 1 to {MAX_CHOICES}, got {self.n}", field="n")
+        if len(self.stop) > MAX_STOP_STRINGS:
+            raise InvalidRequest(
+                f"stop must have at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", field="stop"
+            )
+        if any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in self.stop):
+            raise InvalidRequest(f"stop strings must have from 1 to {MAX_STOP_CHARS} characters", field="stop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One client request, parsed; nothing in it has been compared with the model yet."""
+
+    point: StreamPoint
+    """Names the stream of its answers, and says what the client has of it already."""
+    is_resumable: bool = False
+    """The client gets with every message what it needs to go on at another router."""
+    is_id_drawn: bool = False
+    """The request id is this router's own, which nobody can guess, and not one that the client chose."""
+    may_rename: bool = False
+    """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
+    model: str | None = None
+    prompts: tuple[TokenPrompt, ...]
+    options: AnswerOptions = AnswerOptions()
+    cache_salt: bytes = b""
+    """The client's own: its requests share prefixes only with those of its tenant that bring the same."""
+    deadline_s: float | None = None
+    """Seconds since the Unix epoch."""
+    priority: int = 0
+    """Class: higher goes first."""
+    tenant: str = ""
+    """Whom the API key, or the gateway, says it is for: nobody else shares its prefixes."""
+    visit: Visit = EVERYBODY
+    """Of the client that asks."""
+    user: str = ""
+    """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
+    traceparent: str = ""
+    """The client's own span, as the header of that name says it."""
+    received_s: float | None = None
+    """When the request was complete, on the monotonic clock. None: now."""
+
+    def __post_init__(self) -> None:
+        answers = len(self.prompts) * self.options.n
+        if answers > MAX_ANSWERS:
+            raise InvalidRequest(
+                f"n: {len(self.prompts)} prompts with {self.options.n} choices make {answers} answers; "
+                f"one request may have {MAX_ANSWERS}",
+                field="n",
+            )
+
+    @property
+    def open_answers(self) -> int:
+        """Choices of all prompts that the client has not got whole."""
+        return sum(not sent.is_finished for sent in self.point.sent)
+
+    @property
+    def request_id(self) -> str:
+        return self.point.request_id
+
+
+def priority_class(wanted: int) -> int:
+    """Clients may send any number, a clock for one; classes are few, and requests of one class are served fairly."""
+    return max(-MOST_PRIORITY, min(MOST_PRIORITY, wanted))
+
+
+def check_request_id(request_id: str, name: str) -> str:
+    """It goes into logs and ids, so it must be short and printable."""
+    if len(request_id) > MAX_REQUEST_ID_CHARS or not request_id.isprintable():
+        raise InvalidRequest(f"{name} must be printable and at most {MAX_REQUEST_ID_CHARS} characters long", field=name)
+    return request_id
+
+
+def check_salt(salt: str) -> bytes:
+    if len(salt) > MAX_SALT_CHARS:
+        raise InvalidRequest(f"cache_salt must have at most {MAX_SALT_CHARS} characters", field="cache_salt")
+    return salt.encode()
+
+
+def check_role(role: Any, name: str) -> str:
+    if isinstance(role, str) and role in ROLES:
+        return role
+    shown = repr(role[:40]) if isinstance(role, str) else type(role).__name__
+    raise InvalidRequest(f"{name} must be one of {', '.join(sorted(ROLES))}, got {shown}", field=name)
+
+
+def check_token_ids(tokens: Sequence[int], name: str, vocab_size: int) -> None:
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        worst = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise InvalidRequest(
+            f"{name}: token id {worst} is out of range; the vocabulary has {vocab_size} tokens", field=name
+        )
+
+
+def check_length(tokens: int, name: str, facts: ServingFacts) -> None:
+    """Raises ContextLengthExceeded for more tokens than the model ever takes."""
+    if tokens > facts.max_model_len:
+        raise _too_long(f"{name} has {tokens} tokens", facts, name, limit=facts.max_model_len)
+
+
+def check_text_length(text: str, name: str, longest_token_chars: int, most_tokens: int, facts: ServingFacts) -> None:
+    """Raises ContextLengthExceeded for a text that is too long even if it is made of the longest tokens only. To find
+    out how many tokens it has costs more than to refuse it."""
+    if len(text) > most_tokens * longest_token_chars:
+        raise _too_long(f"{name} has {len(text)} characters, which is always more", facts, name, limit=most_tokens)
+
+
+def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
+    """Raises InvalidRequest for a prompt that no worker could ever take."""
+    name = prompt_field(prompt)
+    if not prompt.ids:
+        raise InvalidRequest(f"{name} must not be empty", field=name)
+    if len(prompt.ids) >= facts.context_tokens:
+        resulted = f"your {name} resulted in {len(prompt.ids)} tokens, and an answer needs one more"
+        raise _too_long(resulted, facts, name)
+    check_token_ids(prompt.ids, name, facts.vocab_size)
+
+
+def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts) -> int:
+    """Tokens the answer may have. Raises ContextLengthExceeded where the client asks for more than can ever fit."""
+    prompt_tokens, wanted = len(prompt.ids), options.max_tokens
+    room = facts.context_tokens - prompt_tokens
+    if wanted is None:
+        return room if prompt.is_chat else min(max(COMPLETION_MAX_TOKENS, options.min_tokens), room)
+    if wanted > room:
+        parts = f"{prompt_tokens} in the {prompt_field(prompt)}, {wanted} in the completion"
+        raise _too_long(f"you requested {prompt_tokens + wanted} tokens ({parts})", facts, options.max_tokens_field)
+    return wanted
+
+
+def sampling_params(
+    options: AnswerOptions, max_tokens: int, facts: ServingFacts, own_seed: int
+) -> tuple[SamplingParams, ...]:
+    """One per choice. A request without a seed gets `own_seed`, so that it can be continued anywhere."""
+    check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
+    check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
+    seed = own_seed if options.seed is None else options.seed % (1 << 64)
+    # More than all tokens is all tokens; a client's number may be larger than any message can carry.
+    top_k = None if options.top_k is None else min(options.top_k, facts.vocab_size)
+    return tuple(
+        SamplingParams(
+            seed=seed,
+            max_tokens=max_tokens,
+            choice=choice,
+            temperature=options.temperature,
+            top_k=top_k,
+            top_p=options.top_p,
+            min_p=options.min_p,
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            repetition_penalty=options.repetition_penalty,
+            logit_bias=options.logit_bias,
+            logprobs=options.logprobs,
+            min_tokens=options.min_tokens,
+            ignore_eos=options.ignore_eos,
+            stop_token_ids=options.stop_token_ids,
+        )
+        for choice in range(options.n)
+    )
+
+
+def prompt_field(prompt: Prompt) -> str:
+    """What a client calls it."""
+    is_chat = isinstance(prompt, ChatPrompt) or (isinstance(prompt, TokenPrompt) and prompt.is_chat)
+    return "messages" if is_chat else "prompt"
+
+
+def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = None) -> ContextLengthExceeded:
+    """OpenAI's and vLLM's sentences, which clients search for."""
+    limit = limit or facts.context_tokens
+    pool = f" A worker's page pool fits {limit}, the model takes {facts.max_model_len}."
+    return ContextLengthExceeded(
+        f"This model's maximum context length is {limit} tokens. However, {what}. Please reduce the length of {name}."
+        f"{pool if limit < facts.max_model_len else ''} (context_length_exceeded)",
+        field=name,
+    )

@@ -1,0 +1,211 @@
+"""What a request costs before it is admitted: parse, check, render and tokenize. Pure: it may run in any process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from router.fleet.serving_facts import ServingFacts
+from router.frontend.grpc.schema import options_of, prompt_of
+from router.frontend.openai.fields import parse_json
+from router.frontend.openai.schema import OpenAIRequest, parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from router.frontend.params import (
+    ChatPrompt,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    check_length,
+    check_prompt,
+    check_text_length,
+    check_token_ids,
+    prompt_field,
+)
+from router.frontend.text.tokenizer import Text, token_text
+from twostroke.client_text import shown
+from twostroke.errors import InvalidRequest, NotFound, ServeError
+from twostroke.rpc.v1 import inference_pb2
+
+MOST_COUNTED_TOKENS = 1 << 17
+"""In a response of `/tokenize`, where the model takes fewer: a megabyte or two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One request as it came, and what is served."""
+
+    kind: str
+    """A key of `KINDS`."""
+    body: bytes
+    model: str
+    facts: ServingFacts
+
+
+@dataclass(slots=True)
+class Outcome:
+    value: Any = None
+    error: ServeError | None = None
+    tokens: int = 0
+    """That were counted, also for a request that was refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChat:
+    """A body of the OpenAI API without its prompts, and those as tokens."""
+
+    request: OpenAIRequest
+    prompts: tuple[TokenPrompt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGenerate:
+    """A GenerateRequest without its prompt, and that as tokens."""
+
+    message: bytes
+    prompt: TokenPrompt
+
+
+def prepare(work: Work, text: Text) -> Outcome:
+    """Never raises ServeError: the outcome holds it."""
+    outcome = Outcome()
+    try:
+        outcome.value = KINDS[work.kind](_Preparation(work, text, outcome))
+    except ServeError as error:
+        outcome.error = error
+    except MemoryError:
+        outcome.error = InvalidRequest("the request takes more memory to read than one request may have")
+    return outcome
+
+
+def check_model(model: str | None, served: str) -> None:
+    if model and model != served:
+        raise NotFound(f"the model {shown(model)} does not exist; this server serves {served!r}", field="model")
+
+
+class _Preparation:
+    def __init__(self, work: Work, text: Text, outcome: Outcome) -> None:
+        self._work = work
+        self._facts = work.facts
+        self._text = text
+        self._outcome = outcome
+
+    def chat(self) -> PreparedChat:
+        return self._openai(parse_chat)
+
+    def completion(self) -> PreparedChat:
+        return self._openai(parse_completion)
+
+    def tokenize(self) -> bytes:
+        """The body of the response."""
+        wanted = parse_tokenize(parse_json(self._work.body))
+        check_model(wanted.model, self._work.model)
+        tokens = self._counted(wanted.prompt, wanted.add_special_tokens)
+        strings = [token_text(self._text, token) for token in tokens] if wanted.return_token_strs else None
+        body = {
+            "count": len(tokens),
+            "max_model_len": self._facts.context_tokens,
+            "tokens": tokens,
+            "token_strs": strings,
+        }
+        return _json(body)
+
+    def detokenize(self) -> bytes:
+        """The body of the response."""
+        model, tokens = parse_detokenize(parse_json(self._work.body))
+        check_model(model, self._work.model)
+        check_length(len(tokens), "tokens", self._facts)
+        check_token_ids(tokens, "tokens", self._facts.vocab_size)
+        self._outcome.tokens += len(tokens)
+        return _json({"prompt": self._text.decode(tokens, skip_special_tokens=False)})
+
+    def grpc_generate(self) -> PreparedGenerate:
+        message = _message(inference_pb2.GenerateRequest, self._work.body)
+        check_model(message.model or None, self._work.model)
+        options_of(message)
+        (prompt,) = self._prompts([prompt_of(message)])
+        for name in ("text", "chat", "token_ids"):
+            message.ClearField(name)
+        return PreparedGenerate(message.SerializeToString(), prompt)
+
+    def grpc_tokenize(self) -> bytes:
+        """The serialized response."""
+        message = _message(inference_pb2.TokenizeRequest, self._work.body)
+        check_model(message.model or None, self._work.model)
+        prompt = prompt_of(message)
+        tokens = self._counted(prompt, isinstance(prompt, TextPrompt))
+        return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
+
+    def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
+        """For clients that count tokens to find out what to leave out: more than the model takes."""
+        most_tokens = max(MOST_COUNTED_TOKENS, self._facts.max_model_len)
+        tokens = self._tokens(prompt, most_tokens, add_special_tokens)
+        if len(tokens) > most_tokens:
+            name = prompt_field(prompt)
+            raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
+        return tokens
+
+    def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> PreparedChat:
+        wanted = parse(parse_json(self._work.body))
+        check_model(wanted.model, self._work.model)
+        prompts = self._prompts(wanted.prompts)
+        return PreparedChat(dataclasses.replace(wanted, prompts=()), prompts)
+
+    def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
+        """All of them pass the checks that cost little before the first is tokenized."""
+        for prompt in prompts:
+            if isinstance(prompt, TokenPrompt):
+                check_prompt(prompt, self._facts)
+            elif isinstance(prompt, TextPrompt):
+                self._check_text(prompt.text, "prompt", self._facts.context_tokens)
+        return tuple(map(self._prompt, prompts))
+
+    def _prompt(self, prompt: Prompt) -> TokenPrompt:
+        is_empty = isinstance(prompt, TextPrompt) and not prompt.text
+        most_tokens = self._facts.context_tokens
+        ids = () if is_empty else self._tokens(prompt, most_tokens, isinstance(prompt, TextPrompt))
+        tokens = TokenPrompt(array("I", ids), isinstance(prompt, ChatPrompt))
+        check_prompt(tokens, self._facts)
+        return tokens
+
+    def _tokens(self, prompt: Prompt, most_tokens: int, add_special_tokens: bool) -> Sequence[int]:
+        match prompt:
+            case TokenPrompt(ids):
+                tokens: Sequence[int] = ids
+            case TextPrompt(text, split):
+                self._check_text(text, "prompt", most_tokens)
+                tokens = self._text.encode(text, add_special_tokens=add_special_tokens, split_special_tokens=split)
+            case ChatPrompt():
+                tokens = self._text.encode_chat(
+                    prompt, check=lambda text: self._check_text(text, "messages", most_tokens)
+                )
+        self._outcome.tokens += len(tokens)
+        return tokens
+
+    def _check_text(self, text: str, name: str, most_tokens: int) -> None:
+        check_text_length(text, name, self._text.longest_token_chars, most_tokens, self._facts)
+
+
+KINDS: Mapping[str, Callable[[_Preparation], Any]] = {
+    "chat": _Preparation.chat,
+    "completion": _Preparation.completion,
+    "tokenize": _Preparation.tokenize,
+    "detokenize": _Preparation.detokenize,
+    "grpc_generate": _Preparation.grpc_generate,
+    "grpc_tokenize": _Preparation.grpc_tokenize,
+}
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _message(kind: Any, body: bytes) -> Any:
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise InvalidRequest(f"the request is not a valid message: {error}") from error

@@ -1,0 +1,264 @@
+"""Who prepares requests: the event loop does the short ones, processes of their own the others, tenant by tenant.
+
+Parsing, rendering and tokenizing hold the interpreter's lock, on a thread as well: a body of megabytes would hold every
+stream of this router for seconds. A process for bodies of some kilobytes always runs; one for large bodies is started
+when there is one. Each does one request at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import pickle
+import re
+import signal
+import struct
+import sys
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.text.tokenizer import Text
+from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarge
+
+log = logging.getLogger(__name__)
+
+INLINE_BYTES = 4 << 10
+"""Bodies of at most this are prepared on the event loop: some milliseconds at worst."""
+SMALL_BYTES = 128 << 10
+"""Larger bodies never wait in front of those of at most this."""
+WORK_S = 60.0
+"""For one request: even 8 MiB take less on a slow machine."""
+IDLE_S = 10.0
+"""After which the process for large bodies ends: what it took of memory is given back."""
+MOST_WAITING_BYTES = 64 << 20
+"""Of one tenant's bodies in one queue; a larger one may wait there alone."""
+LARGE_NICE = 10
+PIECE_BYTES = 64 << 10
+"""Of a body, written at once."""
+HEADER = struct.Struct(">QQ")
+"""Lengths of what follows: a pickled object, because both ends are this program, and the body that belongs to it."""
+ENVIRONMENT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
+"""Variables that a process here gets: it reads what strangers write, and has no use for anybody's secret."""
+
+
+class Preparer(Protocol):
+    @property
+    def text(self) -> Text: ...
+
+    async def prepare(self, work: Work, tenant: str) -> Outcome:
+        """Raises Overloaded where too much waits already."""
+
+    async def run(self) -> None:
+        """Serve `prepare`. Ends by cancellation only."""
+
+
+class InlinePreparer:
+    """Does everything itself."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+
+    async def prepare(self, work: Work, tenant: str) -> Outcome:
+        del tenant
+        return prepare(work, self.text)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+class ProcessPreparer:
+    """Leaves what may take long to processes of its own."""
+
+    def __init__(self, text: Text, model_dir: str) -> None:
+        self.text = text
+        self._small = _Lane(model_dir, nice=0, idle_s=None)
+        self._large = _Lane(model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
+
+    async def prepare(self, work: Work, tenant: str) -> Outcome:
+        if len(work.body) <= INLINE_BYTES:
+            return prepare(work, self.text)
+        lane = self._small if len(work.body) <= SMALL_BYTES else self._large
+        return await lane.prepare(work, tenant)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for lane in (self._small, self._large):
+                group.create_task(lane.run())
+
+
+@dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
+class _Waiting:
+    work: Work
+    done: asyncio.Future[Outcome]
+
+
+_UNREAD = Outcome(error=Draining("this router takes no new requests: it is shutting down"))
+
+
+def _answer(waiting: _Waiting, outcome: Outcome) -> None:
+    if not waiting.done.done():
+        waiting.done.set_result(outcome)
+
+
+@dataclass(slots=True)
+class _TenantQueue:
+    waiting: collections.deque[_Waiting] = field(default_factory=collections.deque)
+    waiting_bytes: int = 0
+
+
+class _Lane:
+    """One process and who waits for it. Tenants take turns."""
+
+    def __init__(self, model_dir: str, *, nice: int, idle_s: float | None) -> None:
+        """`idle_s`: the process is started when it is needed, and ends after so long without work. None: it stays."""
+        self._model_dir = model_dir
+        self._nice = nice
+        self._idle_s = idle_s
+        self._queues: collections.OrderedDict[str, _TenantQueue] = collections.OrderedDict()
+        """Only tenants who wait; whose turn is next comes first."""
+        self._has_work = asyncio.Event()
+        self._child: _Child | None = None
+        self._has_ended = False
+
+    async def prepare(self, work: Work, tenant: str) -> Outcome:
+        if self._has_ended:
+            return _UNREAD
+        queue = self._queues.setdefault(tenant, _TenantQueue())
+        if queue.waiting and queue.waiting_bytes + len(work.body) > MOST_WAITING_BYTES:
+            raise Overloaded(f"requests of {queue.waiting_bytes} bytes wait to be read already; try again")
+        waiting = _Waiting(work, asyncio.get_running_loop().create_future())
+        queue.waiting.append(waiting)
+        queue.waiting_bytes += len(work.body)
+        self._has_work.set()
+        try:
+            return await waiting.done
+        finally:
+            self._leave(tenant, queue, waiting)
+
+    async def run(self) -> None:
+        try:
+            while True:
+                if self._idle_s is None and self._child is None:
+                    with contextlib.suppress(OSError):  # it is tried again, and said, when there is work
+                        self._child = await _Child.start(self._model_dir, self._nice)
+                await self._wait_for_work()
+                if (waiting := self._next()) is not None:
+                    await self._serve(waiting)
+        finally:
+            self._has_ended = True
+            for queue in self._queues.values():
+                for waiting in queue.waiting:
+                    _answer(waiting, _UNREAD)
+            await self._end_child()
+
+    async def _serve(self, waiting: _Waiting) -> None:
+        try:
+            _answer(waiting, await self._outcome(waiting.work))
+        finally:
+            _answer(waiting, _UNREAD)  # where this ends before the outcome is there
+
+    async def _wait_for_work(self) -> None:
+        try:
+            async with asyncio.timeout(None if self._child is None else self._idle_s):
+                await self._has_work.wait()
+        except TimeoutError:
+            await self._end_child()
+
+    def _next(self) -> _Waiting | None:
+        if not self._queues:
+            self._has_work.clear()
+            return None
+        tenant, queue = next(iter(self._queues.items()))
+        self._queues.move_to_end(tenant)
+        waiting = queue.waiting[0]
+        self._leave(tenant, queue, waiting)
+        return waiting
+
+    def _leave(self, tenant: str, queue: _TenantQueue, waiting: _Waiting) -> None:
+        if waiting in queue.waiting:
+            queue.waiting.remove(waiting)
+            queue.waiting_bytes -= len(waiting.work.body)
+            if not queue.waiting and self._queues.get(tenant) is queue:
+                del self._queues[tenant]
+
+    async def _outcome(self, work: Work) -> Outcome:
+        try:
+            return await self._tried(work)
+        except OSError as error:
+            log.error("no process to read requests in error=%s", error)
+            return Outcome(error=InternalError("the request could not be read: a process could not be started"))
+
+    async def _tried(self, work: Work) -> Outcome:
+        """Twice where the process ends for a reason of its own."""
+        for _ in range(2):
+            if self._child is None:
+                self._child = await _Child.start(self._model_dir, self._nice)
+            try:
+                async with asyncio.timeout(WORK_S):
+                    return await self._child.exchange(work)
+            except TimeoutError:
+                await self._end_child()
+                return Outcome(error=RequestTooLarge(f"to read the request takes more than {WORK_S:g} s"))
+            except (EOFError, ConnectionError):
+                status = await self._end_child(has_ended=True)
+                log.warning("a process that reads requests ended kind=%s bytes=%d", work.kind, len(work.body))
+                if status == -signal.SIGABRT:  # as libraries end where they get no memory
+                    return Outcome(error=RequestTooLarge("to read the request takes more memory than one may have"))
+        return Outcome(error=InternalError("the request could not be read: the process for it ended twice"))
+
+    async def _end_child(self, *, has_ended: bool = False) -> int | None:
+        child, self._child = self._child, None
+        return None if child is None else await child.end(has_ended=has_ended)
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if ENVIRONMENT.fullmatch(name)}
+    return {**kept, "TOKENIZERS_PARALLELISM": "false"}
+
+
+class _Child:
+    """Lives until its stdin ends, which it does with this process, however that ends."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._stdin, self._stdout = process.stdin, process.stdout
+
+    @classmethod
+    async def start(cls, model_dir: str, nice: int) -> _Child:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "router.frontend.preparation.process", str(os.getpid()), str(nice), model_dir),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=_environment(),
+        )
+        return cls(process)
+
+    async def exchange(self, work: Work) -> Outcome:
+        """Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended."""
+        said = pickle.dumps(dataclasses.replace(work, body=b""))
+        self._stdin.write(HEADER.pack(len(said), len(work.body)) + said)
+        body = memoryview(work.body)
+        for at in range(0, len(body), PIECE_BYTES):  # a copy of all of it would take milliseconds at once
+            self._stdin.write(body[at : at + PIECE_BYTES])
+            await self._stdin.drain()
+        (length, _) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
+        outcome = pickle.loads(await self._stdout.readexactly(length))
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    async def end(self, *, has_ended: bool = False) -> int:
+        """Exit status. `has_ended`: by itself; it is not killed again, which would hide its status from asyncio."""
+        if not has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+        self._stdin.close()
+        with contextlib.suppress(ConnectionError):
+            await self._stdin.wait_closed()
+        return await self._process.wait()

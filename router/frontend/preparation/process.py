@@ -1,0 +1,76 @@
+"""Prepares requests that the router writes to stdin; it ends with its stdin, and at once with its router.
+
+`python -m router.frontend.preparation.process PARENT NICE MODEL_DIR`
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import os
+import pickle
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.preparation.preparer import HEADER
+from router.frontend.text.tokenizer import load_text
+from twostroke.allocator import give_large_buffers_back
+from twostroke.errors import InternalError
+
+PR_SET_PDEATHSIG = 1
+MOST_BYTES = 3 << 30
+"""Of address space for one request, beside what the process has at its start."""
+CGROUP_SHARE = 2
+"""One part of so many of a container's memory is for that: where it has no more, the kernel may end the router."""
+
+
+def main() -> None:
+    parent, nice, model_dir = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the router, which then ends this
+    os.nice(nice)
+    give_large_buffers_back()
+    text = load_text(model_dir)
+    _limit_memory()
+    while (work := _read(sys.stdin.buffer)) is not None:
+        try:
+            outcome = prepare(work, text)
+        except Exception as error:
+            outcome = Outcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
+        said = pickle.dumps(outcome)
+        sys.stdout.buffer.write(HEADER.pack(len(said), 0))
+        sys.stdout.buffer.write(said)
+        sys.stdout.buffer.flush()
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + most_bytes(Path("/sys/fs/cgroup/memory.max"))
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def most_bytes(limit: Path) -> int:
+    """Of address space for one request. `limit`: the file in which a cgroup (v2) says how much memory it may have."""
+    said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
+    return MOST_BYTES if said == "max" else min(MOST_BYTES, int(said) // CGROUP_SHARE)
+
+
+def _read(stream: BinaryIO) -> Work | None:
+    head = stream.read(HEADER.size)
+    if len(head) < HEADER.size:
+        return None
+    length, body_length = HEADER.unpack(head)
+    work = pickle.loads(stream.read(length))
+    assert isinstance(work, Work)
+    return dataclasses.replace(work, body=stream.read(body_length))
+
+
+if __name__ == "__main__":
+    main()

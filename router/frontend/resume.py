@@ -1,0 +1,219 @@
+"""Up to where a client has a stream, as the token with every message says it: SSE `id`, gRPC `resume_token`.
+
+Over HTTP only streams have them whose client has asked for it: stock clients stumble over `id:` lines and comments.
+A token is `stream:resumptions:choices`. The stream's name is the client's request id and a random part,
+and a mark where it belongs to a tenant's key. Of every choice
+it says how many tokens were sent, with an `e` where its end was sent, too; `-` stands for one of which nothing was, and
+`17x3` for three equal ones in a row. `end` instead of the choices: there is nothing left to be sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import re
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from router.serving.attempts import MOST_RESUMPTIONS
+from twostroke.errors import InvalidRequest
+from twostroke.faults import is_off
+from twostroke.faults.plan import Guard
+
+RANDOM_BYTES = 8
+"""Of a stream's name: whoever knows it, and the prompt, may read the answer."""
+MOST_CHARS = 16 << 10
+"""Of a token. A thousand choices that advance together take few; in disorder, five each."""
+MARK_BYTES = 8
+MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES + 1 + 2 * MARK_BYTES
+"""A request id may have 256."""
+MOST_TOKENS = 1 << 32
+BLOCK_CHOICES = 32
+"""Choices whose part of a token is written anew when one of them advances: about the root of the most there can be."""
+PULSE_S = 1.0
+"""While known tokens are replayed the client hears so often that somebody works for it."""
+
+_END = "end"
+_RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
+
+
+Mark = Callable[[str], str]
+"""Of a stream's name: what only routers of this cluster can make of it, for one tenant. Empty: it is anybody's."""
+
+
+def unmarked(stream: str) -> str:
+    del stream
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a client has of one choice."""
+
+    tokens: int | None = None
+    """None: not even its opening (in a chat, the chunk with the role)."""
+    is_finished: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPoint:
+    stream: str
+    resumptions: int
+    sent: tuple[Sent, ...]
+    """Of every choice of every prompt."""
+    is_complete: bool = False
+
+    @classmethod
+    def begin(cls, request_id: str, choices: int, mark: Mark = unmarked) -> StreamPoint:
+        name = f"{request_id}~{secrets.token_hex(RANDOM_BYTES)}"
+        return cls(_marked(name, mark), 0, (Sent(),) * choices)
+
+    @classmethod
+    def after(cls, token: str, choices: int, field: str, mark: Mark = unmarked) -> StreamPoint:
+        """Where the stream goes on. Raises InvalidRequest, naming `field`, for what is no token of such a request, or
+        of one with another mark."""
+        name, _, rest = token.partition(":")
+        resumed, _, said = rest.partition(":")
+        stream = unquote(name)
+        client, _, rest_of_name = stream.rpartition("~")
+        drawn = rest_of_name.partition(".")[0]
+        is_marked = hmac.compare_digest(stream.encode(), _marked(f"{client}~{drawn}", mark).encode())
+        is_short = len(token) <= MOST_CHARS and len(stream) <= MOST_NAME_CHARS
+        is_token = is_short and is_marked and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
+        if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
+            raise _no_token(token, field)
+        if is_off(Guard.RESUME):
+            return cls.begin(client, choices, mark)
+        if said == _END:
+            return cls(stream, int(resumed) + 1, (Sent(0, is_finished=True),) * choices, is_complete=True)
+        return cls(stream, int(resumed) + 1, _parse_runs(said, choices, token, field))
+
+    @property
+    def request_id(self) -> str:
+        """That the client knows."""
+        return self.stream.rpartition("~")[0]
+
+
+class Progress:
+    """What has been sent, while it is. A message costs the writing of one block of choices, however many there are."""
+
+    def __init__(self, point: StreamPoint) -> None:
+        self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
+        self._tokens = [sent.tokens or 0 for sent in point.sent]
+        self._sent = [_one(sent) for sent in point.sent]
+        self._blocks = [self._block(first) for first in range(0, len(self._sent), BLOCK_CHOICES)]
+
+    def opened(self, choice: int) -> str:
+        """The token of that message; so are all of these."""
+        return self._token(choice, "0")
+
+    def sent_token(self, choice: int) -> str:
+        self._tokens[choice] += 1
+        return self._token(choice, str(self._tokens[choice]))
+
+    def finished(self, choice: int) -> str:
+        return self._token(choice, f"{self._tokens[choice]}e")
+
+    def ended(self) -> str:
+        return self._begins + _END
+
+    def _token(self, choice: int, sent: str) -> str:
+        self._sent[choice] = sent
+        rank = choice // BLOCK_CHOICES
+        self._blocks[rank] = self._block(rank * BLOCK_CHOICES)
+        return self._begins + ",".join(self._blocks)
+
+    def _block(self, first: int) -> str:
+        runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
+        return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
+
+
+class Unnamed:
+    """Stands for the progress of a stream whose client has not asked for tokens: its messages have none."""
+
+    def opened(self, choice: int) -> str:
+        del choice
+        return ""
+
+    def sent_token(self, choice: int) -> str:
+        del choice
+        return ""
+
+    def finished(self, choice: int) -> str:
+        del choice
+        return ""
+
+    def ended(self) -> str:
+        return ""
+
+
+class Pulse:
+    """When a client that hears nothing else should hear that somebody works for it."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+
+    def is_due(self) -> bool:
+        if time.monotonic() - self._last_s < PULSE_S:
+            return False
+        self._last_s = time.monotonic()
+        return True
+
+
+class Seeds:
+    """Seeds for requests that bring none: every router of a cluster derives the same from a stream's name, so that any
+    can compute the same answer again. With a seed of the operator's, equal request ids have equal seeds."""
+
+    def __init__(self, cluster_token: str = "", seed: int | None = None) -> None:
+        secret = cluster_token if seed is None else f"seed {seed}"
+        self._key = hashlib.blake2b(secret.encode(), person=b"stream seeds").digest()
+        self._is_by_request = seed is not None
+
+    def of(self, point: StreamPoint, prompt: int) -> int:
+        name = point.request_id if self._is_by_request else point.stream
+        drawn = hashlib.blake2b(f"{prompt} {name}".encode(), key=self._key, digest_size=8).digest()
+        return int.from_bytes(drawn, "little")
+
+
+def stream_of(token: str) -> str:
+    """Name of the stream, in which there is what only its client knows. Anything for what is no token."""
+    return unquote(token[:MOST_CHARS].partition(":")[0])
+
+
+def _marked(name: str, mark: Mark) -> str:
+    owner = mark(name)
+    return f"{name}.{owner}" if owner else name
+
+
+def _one(sent: Sent) -> str:
+    return "-" if sent.tokens is None else f"{sent.tokens}{'e' if sent.is_finished else ''}"
+
+
+def _run(sent: str, count: int) -> str:
+    return sent if count == 1 else f"{sent}x{count}"
+
+
+def _parse_runs(said: str, choices: int, token: str, field: str) -> tuple[Sent, ...]:
+    sent: list[Sent] = []
+    for run in said.split(","):
+        matched = _RUN.fullmatch(run)
+        if matched is None:
+            raise _no_token(token, field)
+        tokens, end, count = matched[1], bool(matched[2]), int(matched[3] or 1)
+        if (tokens == "-" and end) or (tokens != "-" and int(tokens) >= MOST_TOKENS) or len(sent) + count > choices:
+            raise _no_token(token, field)
+        sent += [Sent(None if tokens == "-" else int(tokens), end)] * count
+    if len(sent) != choices:
+        raise _no_token(token, field)
+    return tuple(sent)
+
+
+def _no_token(token: str, field: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{field} must be what came with the last message of a stream that answers this request, got {token[:80]!r}",
+        field=field,
+    )

@@ -1,0 +1,1 @@
+"""Text to tokens (tokenizer, chat template), and tokens to text (detokenizer, stop strings)."""

@@ -1,0 +1,123 @@
+"""Token ids to text while they come: whole characters only, and stop strings applied wherever tokens split them."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from router.frontend.text.stop_strings import Scanned, StopScanner
+
+REPLACEMENT = "\ufffd"
+UNFINISHED_CHARS = 3
+"""Of a UTF-8 character at most three bytes can be there without the last one; each may show as a replacement."""
+WINDOW_TOKENS = 8
+"""Tokens that are decoded again with each new one, before the window moves on."""
+KEPT_TOKENS = 4
+"""Of a window that moves on: enough context for any joining rule of a tokenizer."""
+KEPT_BROKEN_TOKENS = 16
+"""Of a window of broken characters: more than can belong to the characters that are held back."""
+MAX_WINDOW_TOKENS = 64
+"""A window that is all broken characters moves on anyway, or long garbage would cost quadratic time."""
+
+
+class Decoder(Protocol):
+    """Of one answer."""
+
+    def feed(self, token: int) -> str:
+        """What is certain now; never part of a character."""
+
+    def flush(self) -> str:
+        """What was held back, at the end of the answer."""
+
+
+class ByteDecoder:
+    """Where every token stands for bytes of its own."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, token: int) -> str:
+        return self._utf8.decode(self._token_bytes(token))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", final=True)
+
+
+class WindowDecoder:
+    """For any tokenizer: decodes a short window of the last tokens and sends what has become certain in it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int], context: Sequence[int]) -> None:
+        self._decode = decode
+        self._silent = silent
+        self._window = list(context)
+        self._text = decode(self._window) if self._window else ""
+        self._sent = self._text[: len(self._text) - _unfinished(self._text)]
+        """What the window's text began with when it was sent, or belongs to the prompt."""
+
+    def feed(self, token: int) -> str:
+        if token in self._silent:
+            return ""
+        self._window.append(token)
+        self._text = self._decode(self._window)
+        if not self._is_settled():
+            return ""
+        certain = self._text[: len(self._text) - _unfinished(self._text)]
+        new = certain[len(self._sent) :]
+        if len(certain) >= len(self._sent):
+            self._sent = certain
+        self._move_on()
+        return new
+
+    def flush(self) -> str:
+        rest = self._text[len(self._sent) :]
+        self._sent = self._text
+        return rest
+
+    def _is_settled(self) -> bool:
+        """Some tokenizers show a run of bytes as broken, from its start, until its last character is complete."""
+        is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
+        return not is_broken or len(self._window) >= MAX_WINDOW_TOKENS
+
+    def _move_on(self) -> None:
+        if len(self._window) < WINDOW_TOKENS:
+            return
+        kept = self._window[-KEPT_TOKENS:]
+        text = self._decode(kept)
+        is_clean = len(self._sent) == len(self._text) and REPLACEMENT not in text
+        if not is_clean:
+            if len(self._window) < MAX_WINDOW_TOKENS:
+                return
+            kept = self._window[-KEPT_BROKEN_TOKENS:]
+            text = self._decode(kept)
+        held = len(self._text) - len(self._sent)
+        self._window, self._text, self._sent = kept, text, text[: len(text) - held]
+
+
+def _unfinished(text: str) -> int:
+    """How many characters at the end of `text` may still become another one."""
+    trailing = len(text) - len(text.rstrip(REPLACEMENT))
+    return min(trailing, UNFINISHED_CHARS)
+
+
+class AnswerText:
+    """The text of one answer: tokens in, text out, stop strings applied."""
+
+    def __init__(self, decoder: Decoder, scanner: StopScanner, *, unscanned_tokens: int = 0) -> None:
+        self._decoder = decoder
+        self._scanner = scanner
+        self._unscanned_tokens = unscanned_tokens
+        """A stop string cannot end the answer before its minimum length: text of these tokens is not looked at."""
+
+    def feed(self, token: int) -> Scanned:
+        new = self._decoder.feed(token)
+        if self._unscanned_tokens > 0:
+            self._unscanned_tokens -= 1
+            return Scanned(new, stopped=False)
+        return self._scanner.feed(new)
+
+    def flush(self) -> Scanned:
+        """The rest of an answer that ended for a reason of its own."""
+        last = self._scanner.feed(self._decoder.flush())
+        return last if last.stopped else Scanned(last.text + self._scanner.flush(), stopped=False)

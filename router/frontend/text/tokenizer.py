@@ -1,0 +1,212 @@
+"""Text to token ids and back, from a model's tokenizer files alone: no torch, no transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from router.frontend.params import ChatPrompt
+from router.frontend.text.chat_template import ChatTemplate, Guard, SpecialTexts
+from router.frontend.text.detokenize import ByteDecoder, Decoder, WindowDecoder
+from router.frontend.text.unicode import checked_utf8
+from twostroke.errors import ConfigError, UnsupportedFeature
+
+CONTEXT_TOKENS = 4
+"""Tail of the prompt that an answer is decoded after, so that the space before its first word survives."""
+
+
+class Text(Protocol):
+    """What the front door needs to know of a model's text."""
+
+    @property
+    def longest_token_chars(self) -> int:
+        """No token stands for more characters."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """`split_special_tokens`: those that are written in `text` are ordinary text."""
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        """The tokens of a chat. Special tokens are the template's own only: what clients write is text. `check` may
+        refuse what the template made before it is tokenized."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What this token stands for; not always whole characters."""
+
+    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
+        """Of one answer that follows `prompt`."""
+
+    def render_chat(self, chat: ChatPrompt) -> str:
+        """The prompt text of a chat, special tokens included."""
+
+
+def load_text(model_dir: str) -> Text:
+    """The text of the model in `model_dir`; of a paced model ("") it is bytes."""
+    return TokenizerText(Path(model_dir)) if model_dir else ByteText()
+
+
+class TokenizerText:
+    """Reads tokenizer.json, tokenizer_config.json and chat_template.jinja, as published with a model."""
+
+    def __init__(self, directory: Path) -> None:
+        file = directory / "tokenizer.json"
+        if not file.is_file():
+            raise ConfigError(f"{directory} has no tokenizer.json", field="model_dir")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{file} is not a tokenizer: {error}", field="model_dir") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._added = {token: entry.content for token, entry in added.items()}
+        self._special = frozenset(token for token, entry in added.items() if entry.special)
+        specials = [entry for entry in added.values() if entry.special]
+        normalizer = self._tokenizer.normalizer if any(entry.normalized for entry in specials) else None
+        texts = [entry.content for entry in specials if entry.content]
+        self._special_texts = SpecialTexts(texts, *([] if normalizer is None else [normalizer.normalize_str]))
+        self._longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
+        self._decoders = _decoder_types(self._tokenizer)
+        self._template = _load_template(directory)
+
+    @property
+    def longest_token_chars(self) -> int:
+        return self._longest_token_chars
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        self._tokenizer.encode_special_tokens = split_special_tokens
+        # Of a batch of one, because the fast way, which notes no offsets, takes batches only.
+        (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
+        return ids
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        guard = Guard(self._special_texts, chat)
+        rendered = self.render_chat(guard.guarded if guard.is_needed else chat)
+        check(rendered)
+        if not guard.is_needed:
+            return self.encode(rendered, add_special_tokens=False)
+        ids: list[int] = []
+        for piece, is_special in guard.pieces(rendered):
+            ids += self.encode(piece, add_special_tokens=False, split_special_tokens=not is_special)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece: str | None = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return b""
+        if "ByteLevel" in self._decoders:
+            return b"".join(_BYTE_OF.get(char) or char.encode() for char in piece)
+        if "ByteFallback" in self._decoders and len(piece) == 6 and piece.startswith("<0x"):
+            return bytes.fromhex(piece[3:5])
+        return piece.replace("▁", " ").encode()
+
+    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
+        silent = self._special if skip_special_tokens else frozenset()
+        context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
+        return WindowDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
+
+    def render_chat(self, chat: ChatPrompt) -> str:
+        if self._template is None:
+            raise UnsupportedFeature("this model has no chat template: use completions", field="messages")
+        return checked_utf8(self._template.render(chat), "messages")
+
+
+class ByteText:
+    """Text of a model without a tokenizer: ids below 256 are bytes, the others show as <id>."""
+
+    longest_token_chars = 1
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        del add_special_tokens, split_special_tokens  # there are none
+        return list(text.encode())
+
+    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        rendered = self.render_chat(chat)
+        check(rendered)
+        return self.encode(rendered)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        decoder = self.decoder((), skip_special_tokens=skip_special_tokens)
+        return "".join([*map(decoder.feed, ids), decoder.flush()])
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else f"<{token}>".encode()
+
+    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
+        del prompt, skip_special_tokens
+        return ByteDecoder(self.token_bytes)
+
+    def render_chat(self, chat: ChatPrompt) -> str:
+        text = "\n".join(f"{message.get('role')}: {message.get('content') or ''}" for message in chat.messages)
+        if chat.continue_final_message:
+            return text
+        return f"{text}\nassistant: " if chat.add_generation_prompt else f"{text}\n"
+
+
+def _load_template(directory: Path) -> ChatTemplate | None:
+    config = _read_json(directory / "tokenizer_config.json")
+    names = {**_special_tokens(_read_json(directory / "special_tokens_map.json")), **_special_tokens(config)}
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        return ChatTemplate(file.read_text(encoding="utf-8"), names)
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default") or next(iter(named.values()), None)
+    return ChatTemplate(source, names) if source else None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid JSON: {error}", field="model_dir") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """bos_token, eos_token and so on: a string, or an object with its content."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        content = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(content, str):
+            found[name] = content
+    return found
+
+
+def _decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
+    if tokenizer.decoder is None:
+        return frozenset()
+    state = json.loads(tokenizer.decoder.__getstate__())
+    return frozenset(part["type"] for part in [state, *state.get("decoders", ())])
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """The printable characters that byte-level tokenizers write bytes as."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {
+        chr(256 + rank): bytes([byte]) for rank, byte in enumerate(hidden)
+    }
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def token_text(text: Text, token: int) -> str:
+    """A token as logprobs show it: readable, even in the middle of a character."""
+    return text.token_bytes(token).decode("utf-8", "replace")

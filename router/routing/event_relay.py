@@ -1,0 +1,89 @@
+"""The workers' event logs passed on to whoever subscribes at the router: a snapshot per worker, then batch by batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from router.routing.prefix_index import PrefixIndex
+from twostroke.ids import WorkerId
+from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.kv_cache.events import EventBatch
+from twostroke.rpc.events import batch_to_message
+from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
+
+MAX_BEHIND = 4096
+"""Batches kept for one slow subscriber; one that is further behind starts again from snapshots."""
+
+
+class EventRelay:
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._readers: set[_Reader] = set()
+
+    def publish(self, message: KvEventBatch) -> None:
+        """A batch that the index has just applied."""
+        for reader in self._readers:
+            reader.offer(message, self._index.workers)
+
+    def left(self, worker: WorkerId) -> None:
+        """A worker that the index is about to forget: to subscribers it holds nothing from here on."""
+        epoch = self._index.epoch_of(worker)
+        if epoch is not None:
+            empty = EventBatch(
+                self._index.next_sequence(worker, epoch) or 0, (), (), 0, bytes(NAME_BYTES), snapshot=True
+            )
+            self.publish(batch_to_message(worker, epoch, empty))
+
+    async def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
+        reader = _Reader(WorkerId(request.worker_id) if request.worker_id else None)
+        reader.start_again([worker for worker in self._index.workers if not self._is_next(worker, request)])
+        self._readers.add(reader)
+        try:
+            while True:
+                message = await reader.next(self._index)
+                if message is not None:
+                    yield message
+        finally:
+            self._readers.remove(reader)
+
+    def _is_next(self, worker: WorkerId, request: SubscribeKvEventsRequest) -> bool:
+        epoch = self._index.epoch_of(worker)
+        if epoch is None or str(epoch) != request.epoch:
+            return False
+        return self._index.next_sequence(worker, epoch) == request.start_sequence
+
+
+class _Reader:
+    """What one subscriber has still to be told."""
+
+    def __init__(self, only: WorkerId | None) -> None:
+        self._only = only
+        self._batches: deque[KvEventBatch] = deque()
+        self._restarts: list[WorkerId] = []
+        self._news = asyncio.Event()
+
+    def start_again(self, workers: list[WorkerId]) -> None:
+        self._batches.clear()
+        self._restarts = [worker for worker in workers if self._only in (None, worker)]
+        self._news.set()
+
+    def offer(self, message: KvEventBatch, workers: list[WorkerId]) -> None:
+        if self._only not in (None, message.worker_id) or message.worker_id in self._restarts:
+            return
+        if len(self._batches) >= MAX_BEHIND:
+            self.start_again(workers)
+            return
+        self._batches.append(message)
+        self._news.set()
+
+    async def next(self, index: PrefixIndex) -> KvEventBatch | None:
+        while not self._restarts and not self._batches:
+            self._news.clear()
+            await self._news.wait()
+        if not self._restarts:
+            return self._batches.popleft()
+        worker = self._restarts.pop(0)
+        epoch, batch = index.epoch_of(worker), index.snapshot(worker)
+        return batch_to_message(worker, epoch, batch) if epoch is not None and batch is not None else None

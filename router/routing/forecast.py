@@ -1,0 +1,206 @@
+"""What will happen to a request with one candidate: predicted seconds, nothing priced. Pure.
+
+A candidate is a decode worker, who computes the prompt (a prefill worker, or the decode worker itself), and a peer from
+which that one fetches the prefix that it lacks. Every policy's choice is forecast here, so that predictions can be held
+against what happens whoever chose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from router.fleet.worker import LinkRate
+from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
+from twostroke.schedule.cost import Budget, Queued, StepCost
+
+UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
+"""Where no worker has run a step yet: a small model on a small CPU."""
+UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
+"""Where no worker has pulled from any other yet: shared memory, or a good wire. Measured latencies of 0 are unknown."""
+UNKNOWN_STEP_TOKENS = 512
+UNKNOWN_STEP_TARGET_S = 1.0
+UNKNOWN_ANSWER_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who holds a prefix that can be fetched, and how much of it."""
+
+    view: WorkerView
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """The part of a forecast that depends on who computes, and on nobody else."""
+
+    queue_s: float
+    fetch_s: float
+    prefill_s: float
+    cached_blocks: int
+    computed_tokens: int
+    fetched_blocks: int
+    peer: Peer | None
+
+    @property
+    def wait_s(self) -> float:
+        return max(self.queue_s, self.fetch_s)
+
+
+class Forecaster:
+    """Of one snapshot; holds what all candidates share."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        everyone = (*snapshot.prefill, *snapshot.decode)
+        self._cost = _mean_cost([view.cost for view in everyone])
+        self._link = _mean_link(everyone)
+
+    def at_source(self, source: WorkerView, peer: Peer | None = None) -> Computing:
+        """`source` computes all full blocks that nobody has for it."""
+        return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0)
+
+    def at_decode(self, decode: WorkerView, peer: Peer | None = None) -> Computing:
+        """The decode worker computes the whole prompt beside the streams that run there."""
+        return self._computing(decode, peer, self._snapshot.known_tokens, decode.running)
+
+    def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
+        """Of the whole candidate; `source` is None where the decode worker computes."""
+        if source is not None and decode.cached_blocks >= self._snapshot.full_blocks:
+            source, computing = None, self.at_decode(decode)
+        missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
+        transfer_s = self._transfer_s(decode, source, computing, missing) if source is not None else 0.0
+        return Forecast(
+            queue_s=computing.queue_s,
+            fetch_s=computing.fetch_s,
+            prefill_s=computing.prefill_s,
+            transfer_s=transfer_s,
+            admission_s=self.admission_s(decode, missing + 1),
+            tail_s=self.tail_s(decode, source is not None),
+            unforeseen_s=self._snapshot.unforeseen_s[source is None],
+            cached_blocks=computing.cached_blocks,
+            computed_tokens=computing.computed_tokens,
+            fetched_blocks=computing.fetched_blocks,
+            pulled_blocks=missing if source is not None else 0,
+        )
+
+    def admission_s(self, decode: WorkerView, pages: int) -> float:
+        """Until a seat and pages are free for those who wait there and for this one: running sequences return theirs in
+        time."""
+        seats_short = decode.seats_taken + 1 - decode.seats if decode.seats else 0.0
+        pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
+        if seats_short <= 0 and pages_short <= 0:
+            return 0.0
+        residence_s = self.answer_tokens * self.step_s(decode)
+        share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
+        return residence_s * max(share, seats_short / max(1, decode.seats))
+
+    def tail_s(self, decode: WorkerView, pulls: bool) -> float:
+        """The step that samples the first token: with the end of the prompt, if its blocks were pulled. It begins when
+        the step before has ended: half of one, on average."""
+        snapshot, step_s = self._snapshot, self.step_s(decode)
+        tail = max(1, snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size) if pulls else 0
+        tail_s = self.cost(decode).of_prompt(tail, snapshot.known_tokens - tail, 0)
+        return step_s + tail_s + (step_s / 2 if decode.running else 0.0)
+
+    def step_s(self, decode: WorkerView) -> float:
+        """With this request among its streams."""
+        context = decode.pages_active * self._snapshot.block_size + self._snapshot.known_tokens
+        return self.cost(decode).of_streams(decode.running + 1, context)
+
+    def cost(self, view: WorkerView) -> StepCost:
+        return view.cost if view.cost.prompt_token_s > 0 or view.cost.step_s > 0 else self._cost
+
+    @property
+    def answer_tokens(self) -> int:
+        return self._snapshot.answer_tokens or UNKNOWN_ANSWER_TOKENS
+
+    def _computing(self, computer: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
+        """`tokens` of the prompt, beside `streams` that share its steps; from the tier that makes it start soonest."""
+        size = self._snapshot.block_size
+        best: Computing | None = None
+        load_s, known = 0.0, 0
+        for depth, page_s in zip(computer.depths, computer.tier_page_s, strict=True):
+            load_s += (depth - known) * page_s
+            known = depth
+            fetch_s, cached, fetched = load_s, depth, 0
+            if peer is not None and peer.blocks > depth:
+                cached, fetched = peer.blocks, peer.blocks - depth
+                fetch_s += self._fetch_s(computer, peer, fetched)
+            left = max(0, tokens - cached * size)
+            prefill_s = self._prefill_s(computer, left, cached * size, streams)
+            found = Computing(computer.queue_s, fetch_s, prefill_s, cached, left, fetched, peer)
+            if best is None or found.wait_s + prefill_s < best.wait_s + best.prefill_s:
+                best = found
+        assert best is not None, "every worker has a device tier"
+        return best
+
+    def _prefill_s(self, computer: WorkerView, tokens: int, context_tokens: int, streams: int) -> float:
+        """Of `tokens` after `context_tokens` of the prompt."""
+        cost, step_tokens = self.cost(computer), computer.step_tokens or UNKNOWN_STEP_TOKENS
+        if not streams:
+            return cost.of_prompt(tokens, context_tokens, step_tokens)
+        budget = Budget(computer.step_target_s or UNKNOWN_STEP_TARGET_S, cost, step_tokens)
+        beside = computer.pages_active * self._snapshot.block_size
+        return budget.drain_s(Queued(tokens, tokens * (context_tokens + tokens / 2), streams, beside), step_tokens)
+
+    def _fetch_s(self, computer: WorkerView, peer: Peer, blocks: int) -> float:
+        link = self._link_from(peer.view, computer)
+        waits_s = max(computer.fetch_wait_s, peer.view.serve_wait_s)
+        return waits_s + link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
+
+    def _link_from(self, giver: WorkerView, taker: WorkerView) -> LinkRate:
+        """As measured; what is not is like the others'."""
+        link = taker.links.get(giver.worker, self._link)
+        return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
+
+    def _transfer_s(self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int) -> float:
+        """Pages of a chunk travel while the next one computes: the last chunk's stay exposed, and what both ends' wires
+        cannot carry until then."""
+        link = self._link_from(source, decode)
+        page_s = self._snapshot.page_bytes / link.bytes_per_s
+        chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
+        hidden_s = computing.wait_s + computing.prefill_s
+        carried_s = max(decode.fetch_wait_s, source.serve_wait_s) + missing * page_s
+        return link.latency_s + max(min(missing, chunk) * page_s, carried_s - hidden_s)
+
+
+def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:
+    """The decision for one pair, forecast: for policies that know nothing of peers and prices. Where the decode worker
+    lacks nothing, nobody is asked to compute."""
+    if decode.cached_blocks >= snapshot.full_blocks:
+        source = None
+    forecaster = Forecaster(snapshot)
+    computing = forecaster.at_decode(decode) if source is None else forecaster.at_source(source)
+    return Decision(
+        decode=decode.worker,
+        source=source.worker if source is not None else None,
+        forecast=forecaster.forecast(decode, computing, source),
+    )
+
+
+def _mean_cost(costs: Iterable[StepCost]) -> StepCost:
+    """Of those that are known."""
+    known = [cost for cost in costs if cost.prompt_token_s > 0 or cost.step_s > 0]
+    prompts = [cost for cost in known if cost.prompt_token_s > 0]
+    streams = [cost for cost in known if cost.step_s > 0]
+    return StepCost(
+        step_s=_mean([cost.step_s for cost in streams], UNKNOWN_COST.step_s),
+        stream_s=_mean([cost.stream_s for cost in streams], UNKNOWN_COST.stream_s),
+        context_token_s=_mean([cost.context_token_s for cost in streams], 0.0),
+        prompt_token_s=_mean([cost.prompt_token_s for cost in prompts], UNKNOWN_COST.prompt_token_s),
+        prompt_step_s=_mean([cost.prompt_step_s for cost in prompts], 0.0),
+        prompt_pair_s=_mean([cost.prompt_pair_s for cost in prompts], 0.0),
+    )
+
+
+def _mean_link(views: Iterable[WorkerView]) -> LinkRate:
+    links = [link for view in views for link in view.links.values()]
+    latencies_s = [link.latency_s for link in links if link.latency_s]
+    bytes_per_s = _mean([link.bytes_per_s for link in links], UNKNOWN_LINK.bytes_per_s)
+    return LinkRate(_mean(latencies_s, UNKNOWN_LINK.latency_s), bytes_per_s)
+
+
+def _mean(values: list[float], otherwise: float) -> float:
+    return sum(values) / len(values) if values else otherwise

@@ -1,0 +1,52 @@
+"""All routing policies by name: `--policy NAME`. Ours is `kv`; the others are what it is measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from router.routing.policies.affinity import LlmdTokenAware, RayPrefixAffinity, SglangCacheAware
+from router.routing.policies.baselines import (
+    choose_by_hash,
+    choose_least_requests,
+    choose_least_tokens,
+    choose_of_two,
+    choose_randomly,
+    choose_round_robin,
+)
+from router.routing.policies.linear import DynamoLinear, LMetric
+from router.routing.policies.priced import Priced, Prices
+from router.routing.policies.seconds import MooncakeConductor, choose_earliest
+from router.routing.policy import Policy
+from twostroke.errors import ConfigError
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "kv": Priced,
+    "kv-no-peers": lambda: Priced(Prices(pulls_from_peers=False)),
+    "random": lambda: choose_randomly,
+    "round-robin": lambda: choose_round_robin,
+    "power-of-two": lambda: choose_of_two,
+    "least-requests": lambda: choose_least_requests,
+    "least-tokens": lambda: choose_least_tokens,
+    "consistent-hash": lambda: choose_by_hash,
+    "sglang": SglangCacheAware,
+    "ray-prefix": RayPrefixAffinity,
+    "llm-d": LlmdTokenAware,
+    "dynamo": DynamoLinear,
+    "dynamo-sticky": lambda: DynamoLinear(overlap=5.0),
+    "lmetric": LMetric,
+    "mooncake": MooncakeConductor,
+    "greedy": lambda: choose_earliest,
+}
+"""Name -> a new one: some remember what they chose."""
+CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-requests", "least-tokens"})
+"""Those that ask neither who holds what nor where equal prompts went."""
+RECONSIDERING = frozenset({"kv", "kv-no-peers"})
+"""Those that may be asked again about a request that waited: their choice depends on what they are shown, not on what
+they were asked before."""
+
+
+def policy_named(name: str) -> Policy:
+    """Raises ConfigError, listing what there is."""
+    if name not in POLICIES:
+        raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}; got {name!r}", field="policy")
+    return POLICIES[name]()

@@ -1,0 +1,106 @@
+"""Policies that go by load alone, or by nothing: yardsticks for those that know what workers hold."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import math
+from collections.abc import Callable
+
+from router.routing.forecast import decide
+from router.routing.policy import Decision, Snapshot, WorkerView
+from twostroke.ids import WorkerId
+
+Load = Callable[[WorkerView], tuple[float, ...]]
+
+RING_POINTS = 64
+"""Places of each worker on the ring: shares differ by about an eighth."""
+BOUND = 1.25
+"""Most requests on one worker, as a multiple of the average."""
+SESSION_BLOCKS = 2
+"""A conversation is known by its first blocks: system prompts are often one block, shared by all."""
+
+
+def choose_round_robin(snapshot: Snapshot) -> Decision:
+    """Workers take turns."""
+    decode = snapshot.decode[snapshot.turn % len(snapshot.decode)]
+    source = snapshot.prefill[snapshot.turn % len(snapshot.prefill)] if snapshot.prefill else None
+    return decide(snapshot, decode, source)
+
+
+def choose_randomly(snapshot: Snapshot) -> Decision:
+    """One draw picks the pair, uniformly."""
+    decode, rest = _drawn(snapshot.decode, snapshot.draw)
+    return decide(snapshot, decode, _drawn(snapshot.prefill, rest)[0] if snapshot.prefill else None)
+
+
+def choose_of_two(snapshot: Snapshot) -> Decision:
+    """Two are drawn, the one with fewer requests is taken (Mitzenmacher, "The power of two choices", 2001)."""
+    decode, rest = _better_of_two(snapshot.decode, snapshot.draw)
+    return decide(snapshot, decode, _better_of_two(snapshot.prefill, rest)[0] if snapshot.prefill else None)
+
+
+def choose_least_requests(snapshot: Snapshot) -> Decision:
+    """Fewest requests, then fewest tokens to compute; equals take turns."""
+    return by_load(snapshot, lambda view: (view.requests, view.queued_tokens))
+
+
+def choose_least_tokens(snapshot: Snapshot) -> Decision:
+    """Fewest tokens to compute, then fewest requests; equals take turns."""
+    return by_load(snapshot, lambda view: (view.queued_tokens, view.requests))
+
+
+def choose_by_hash(snapshot: Snapshot) -> Decision:
+    """The page source is where the conversation's first blocks fall on a ring; full ones are passed over (Mirrokni et
+    al., "Consistent hashing with bounded loads", 2018). The decode worker has the fewest requests."""
+    decode = lightest_decode(snapshot)
+    if not snapshot.prefill or not snapshot.names:
+        return decide(snapshot, decode, least(snapshot.prefill, _requests, snapshot.turn) if snapshot.prefill else None)
+    ring = sorted(
+        (_point(f"{view.worker}/{i}".encode()), view.worker) for view in snapshot.prefill for i in range(RING_POINTS)
+    )
+    views = {view.worker: view for view in snapshot.prefill}
+    most = math.ceil(BOUND * (sum(view.requests for view in snapshot.prefill) + 1) / len(snapshot.prefill))
+    start = bisect.bisect(ring, (_point(snapshot.names[:SESSION_BLOCKS][-1]), WorkerId("")))
+    around = (views[ring[(start + step) % len(ring)][1]] for step in range(len(ring)))
+    return decide(snapshot, decode, next(view for view in around if view.requests < most))
+
+
+def by_load(snapshot: Snapshot, load: Load) -> Decision:
+    """The least loaded worker of either role."""
+    source = least(snapshot.prefill, load, snapshot.turn) if snapshot.prefill else None
+    return decide(snapshot, least(snapshot.decode, load, snapshot.turn), source)
+
+
+def least(views: tuple[WorkerView, ...], load: Load, turn: int) -> WorkerView:
+    """Equals take turns."""
+    first = turn % len(views)
+    return min(views[first:] + views[:first], key=load)
+
+
+def lightest_decode(snapshot: Snapshot) -> WorkerView:
+    """Fewest requests, then fewest pages in use: what policies do that only think about prefill."""
+    return least(snapshot.decode, lambda view: (view.requests, view.pages_active), snapshot.turn)
+
+
+def _requests(view: WorkerView) -> tuple[float, ...]:
+    return (view.requests,)
+
+
+def _drawn(views: tuple[WorkerView, ...], draw: float) -> tuple[WorkerView, float]:
+    """One of them, and what is left of the draw."""
+    place, rest = divmod(draw * len(views), 1.0)
+    return views[int(place)], rest
+
+
+def _better_of_two(views: tuple[WorkerView, ...], draw: float) -> tuple[WorkerView, float]:
+    first, rest = _drawn(views, draw)
+    others = tuple(view for view in views if view is not first)
+    if not others:
+        return first, rest
+    second, rest = _drawn(others, rest)
+    return min(first, second, key=_requests), rest
+
+
+def _point(text: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

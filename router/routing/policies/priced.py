@@ -1,0 +1,191 @@
+"""Every candidate (decode worker, who computes, peer) priced in predicted seconds; the cheapest is taken.
+
+A second of prefill is priced at 1 / (1 - rho) of the workers it is spent on: near saturation it delays everyone who
+comes after by that much (the busy period of an M/G/1 queue). A prefix that a peer holds may be fetched instead of
+computed, while the queue drains. Computing on the decode worker is one more candidate, without transfer but with harm
+to the streams that run there.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from router.routing.forecast import Computing, Forecaster, Peer
+from router.routing.policy import Breakdown, Decision, Forecast, Snapshot, WorkerView
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What a delay is worth; everything else is measured."""
+
+    harm_per_stream: float = 0.3
+    """Of delaying one running stream by one second, in seconds of this request's own delay."""
+    streams_to_come: float = 1.0
+    """Streams that a decode worker's own prefill delays besides those that run now: an idle one is about to get some,
+    so equal workers keep the two strokes apart."""
+    max_utilisation: float = 0.95
+    """Keeps the price of a second finite (20)."""
+    tie_share: float = 0.02
+    """Candidates within this share of the cheapest count as equal: predictions are not better than that."""
+    tie_s: float = 0.005
+    """Nor than this."""
+    shortlist: int = 6
+    """Of sources, of decode workers, and of decode workers that compute: all of their pairs are priced."""
+    pulls_from_peers: bool = True
+    computes_locally: bool = True
+    computes_remotely: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    decode: WorkerView
+    source: WorkerView | None
+    computing: Computing
+    forecast: Forecast
+    why: Breakdown
+
+
+class Priced:
+    def __init__(self, prices: Prices | None = None) -> None:
+        self._prices = prices or Prices()
+
+    def __call__(self, snapshot: Snapshot) -> Decision:
+        return _Pricing(snapshot, self._prices).choose()
+
+
+class _Pricing:
+    """One decision; holds what all of its candidates share."""
+
+    def __init__(self, snapshot: Snapshot, prices: Prices) -> None:
+        self._snapshot = snapshot
+        self._prices = prices
+        self._forecaster = Forecaster(snapshot)
+        self._pool_price = self._price_of_a_second(_average([view.utilisation for view in snapshot.prefill]))
+        self._holders = self._best_holders() if prices.pulls_from_peers else []
+
+    def choose(self) -> Decision:
+        chosen = self._cheapest([*self._local_candidates(), *self._remote_candidates()])
+        peer = chosen.computing.peer
+        return Decision(
+            decode=chosen.decode.worker,
+            source=chosen.source.worker if chosen.source is not None else None,
+            peer=peer.view.worker if peer is not None else None,
+            peer_blocks=peer.blocks if peer is not None else 0,
+            forecast=chosen.forecast,
+            why=chosen.why,
+        )
+
+    def _local_candidates(self) -> list[_Candidate]:
+        """Decode workers that compute; all of them where there is nobody else, or where nothing is missing."""
+        decodes: Sequence[WorkerView] = self._snapshot.decode
+        if self._snapshot.prefill and not self._prices.computes_locally:
+            decodes = [view for view in decodes if view.cached_blocks >= self._snapshot.full_blocks]
+        ways = [(view, way) for view in decodes for way in self._ways(view, self._forecaster.at_decode)]
+
+        def cost_s(pair: tuple[WorkerView, Computing]) -> float:
+            view, way = pair
+            wait_s = max(way.wait_s, self._forecaster.admission_s(view, self._missing(view) + 1))
+            return (
+                wait_s + way.prefill_s * self._price_of_a_second(view.utilisation) + self._harm_s(view, way.prefill_s)
+            )
+
+        return [self._candidate(view, None, way) for view, way in _least(ways, cost_s, self._prices.shortlist)]
+
+    def _remote_candidates(self) -> list[_Candidate]:
+        """Pairs of a prefill worker and a decode worker that lacks something."""
+        decodes = [view for view in self._snapshot.decode if self._missing(view)]
+        if self._snapshot.prefill and not self._prices.computes_remotely and self._snapshot.decode:
+            return []
+
+        def decode_s(view: WorkerView) -> float:
+            admission_s = self._forecaster.admission_s(view, self._missing(view) + 1)
+            return admission_s + self._forecaster.tail_s(view, pulls=True) + self._harm_s(view, 0.0)
+
+        def source_s(pair: tuple[WorkerView, Computing]) -> float:
+            return pair[1].wait_s + pair[1].prefill_s * self._pool_price
+
+        at_source = self._forecaster.at_source
+        ways = [(view, way) for view in self._snapshot.prefill for way in self._ways(view, at_source)]
+        best_ways = _least(ways, source_s, self._prices.shortlist)
+        return [
+            self._candidate(decode, source, way)
+            for decode in _least(decodes, decode_s, self._prices.shortlist)
+            for source, way in best_ways
+        ]
+
+    def _cheapest(self, candidates: Sequence[_Candidate]) -> _Candidate:
+        """Equals: rather without a peer, then with the least damage, then by the draw."""
+        least_s = min(candidate.why.total_s for candidate in candidates)
+        limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
+        equal = [candidate for candidate in candidates if candidate.why.total_s <= limit_s]
+        gentlest = min(map(_gentleness, equal))
+        gentle = [candidate for candidate in equal if _gentleness(candidate) == gentlest]
+        return gentle[int(self._snapshot.draw * len(gentle))]
+
+    def _candidate(self, decode: WorkerView, source: WorkerView | None, computing: Computing) -> _Candidate:
+        forecast = self._forecaster.forecast(decode, computing, source)
+        price = self._pool_price if source is not None else self._price_of_a_second(decode.utilisation)
+        damage_pages = _victims(decode, self._missing(decode) + 1)
+        if source is not None:
+            damage_pages += _victims(source, max(0, self._snapshot.full_blocks - source.depths[0]))
+        why = Breakdown(
+            wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
+            prefill_s=forecast.prefill_s * price,
+            transfer_s=forecast.transfer_s,
+            tail_s=forecast.tail_s + forecast.unforeseen_s,
+            harm_s=self._harm_s(decode, 0.0 if source is not None else forecast.prefill_s),
+            damage_s=damage_pages * self._snapshot.eviction_regret * self._block_s(decode) * self._pool_price,
+            damage_pages=damage_pages,
+        )
+        return _Candidate(decode, source, computing, forecast, why)
+
+    def _harm_s(self, decode: WorkerView, prefill_s: float) -> float:
+        """One more stream makes every step longer, and prompts run in the same steps as streams do."""
+        cost = self._forecaster.cost(decode)
+        growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens
+        delay_s = decode.running * growth_s * self._forecaster.answer_tokens
+        delay_s += (decode.running + self._prices.streams_to_come) * prefill_s
+        return delay_s * self._prices.harm_per_stream
+
+    def _ways(self, computer: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
+        """How the prompt can be computed there: alone, or after fetching what the best holder has."""
+        yield at(computer)
+        peer = next((peer for peer in self._holders if peer.view.worker != computer.worker), None)
+        if peer is not None and peer.blocks > computer.cached_blocks:
+            yield at(computer, peer)
+
+    def _best_holders(self) -> list[Peer]:
+        """Who holds most, the least asked first; two, since nobody is its own peer."""
+        everyone = (*self._snapshot.prefill, *self._snapshot.decode)
+        holding = [Peer(view, view.resident_blocks) for view in everyone if view.resident_blocks]
+        return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
+
+    def _missing(self, decode: WorkerView) -> int:
+        return max(0, self._snapshot.full_blocks - decode.cached_blocks)
+
+    def _block_s(self, view: WorkerView) -> float:
+        return self._snapshot.block_size * self._forecaster.cost(view).prompt_token_s
+
+    def _price_of_a_second(self, utilisation: float) -> float:
+        return 1 / (1 - min(utilisation, self._prices.max_utilisation))
+
+
+def _gentleness(candidate: _Candidate) -> tuple[bool, int]:
+    return candidate.computing.peer is not None, candidate.why.damage_pages
+
+
+def _least(items: Sequence[Item], cost_s: Callable[[Item], float], count: int) -> list[Item]:
+    return list(items) if len(items) <= count else heapq.nsmallest(count, items, key=cost_s)
+
+
+def _victims(view: WorkerView, new_pages: int) -> int:
+    return max(0, min(new_pages - view.pages_free, view.pages_cached))
+
+
+def _average(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,188 @@
+"""What a routing decision is made of and what it says: frozen values, so that the router and the simulator share it.
+
+A policy has no clock, no socket and no log. What changes from call to call (whose turn it is, the draw that breaks
+ties) comes in with the snapshot; a policy that goes by its own history remembers what it chose, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from router.fleet.worker import LinkRate
+from twostroke.ids import BlockName, WorkerId
+from twostroke.schedule.cost import StepCost
+
+UNKNOWN = StepCost()
+NO_LINKS: Mapping[WorkerId, LinkRate] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker as this decision sees it: its own report plus what was placed there since."""
+
+    worker: WorkerId
+    queue_s: float = 0.0
+    """Predicted: until every prompt token that it has to compute is computed."""
+    queued_tokens: int = 0
+    """Known but not yet computed."""
+    requests: int = 0
+    """Pulls or answers that it has or will have, in whatever stage."""
+    running: int = 0
+    """Sequences that hold pages."""
+    waiting: int = 0
+    """Requests or pulls that hold nothing yet."""
+    seats: int = 0
+    """Sequences that can hold pages at once; 0 while unknown."""
+    seats_taken: float = 0.0
+    """By what it has, or will have before this request: more than there are, where some have to wait."""
+    pages_free: int = 0
+    pages_cached: int = 0
+    """Hold blocks that nobody uses at the moment: reusable, at the price of forgetting them."""
+    pages_active: int = 0
+    cost: StepCost = UNKNOWN
+    """Of its steps; zeros while unknown."""
+    step_tokens: int = 0
+    """Most tokens in one step; 0 while unknown."""
+    step_target_s: float = 0.0
+    """Length of its steps in which streams run; 0 while unknown."""
+    depths: tuple[int, ...] = (0,)
+    """Of this request's first blocks, how many it holds or is about to hold: on the device alone; there or in host
+    memory; there, in host memory or on disk. Never falls."""
+    resident_blocks: int = 0
+    """Of those in memory, how many are there already: what others can fetch from it."""
+    tier_page_s: tuple[float, ...] = (0.0,)
+    """To bring one page up from each of those tiers, as measured; 0 for the device."""
+    links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
+    """From whom it has pulled, and how fast that was."""
+    fetch_wait_s: float = 0.0
+    """Until pages that it pulls for requests placed earlier have come, if its wire never rests."""
+    serve_wait_s: float = 0.0
+    """Until pages that others pull from it have gone."""
+    utilisation: float = 0.0
+    """Share of the last minute that it spent on prompt tokens."""
+
+    @property
+    def cached_blocks(self) -> int:
+        """On any tier."""
+        return self.depths[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """One answer to place, and where it could go."""
+
+    known_tokens: int
+    full_blocks: int
+    block_size: int
+    page_bytes: int
+    decode: tuple[WorkerView, ...]
+    """Never empty."""
+    prefill: tuple[WorkerView, ...] = ()
+    """Page sources besides the decode worker itself."""
+    names: tuple[BlockName, ...] = ()
+    """Of the full blocks: for policies that go by their own history."""
+    answer_tokens: int = 0
+    """Expected; 0 where nothing is known."""
+    eviction_regret: float = 0.0
+    """Share of evicted blocks that requests ask for later, as seen so far."""
+    unforeseen_s: tuple[float, float] = (0.0, 0.0)
+    """What first tokens take besides: of prompts that a page source computes, and that the decode worker does."""
+    turn: int = 0
+    """Counts decisions."""
+    draw: float = 0.0
+    """In [0, 1): breaks ties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What will happen to the request with one candidate, in predicted seconds, nothing priced."""
+
+    queue_s: float = 0.0
+    """Until whoever computes has done what it already has to."""
+    fetch_s: float = 0.0
+    """Bringing the prefix to whoever computes, from a peer or a lower tier; overlaps with the queue."""
+    prefill_s: float = 0.0
+    """Own prompt tokens."""
+    transfer_s: float = 0.0
+    """Of pages to the decode worker, as far as it does not overlap with waiting and computing."""
+    admission_s: float = 0.0
+    """Until the decode worker has pages for it."""
+    tail_s: float = 0.0
+    """The decode worker's own step: the last tokens of the prompt, and the first sample."""
+    unforeseen_s: float = 0.0
+    """Rpcs and the like, as learned from earlier requests."""
+    cached_blocks: int = 0
+    """Leading blocks that nobody computes."""
+    computed_tokens: int = 0
+    """By the page source, or by the decode worker where there is none."""
+    fetched_blocks: int = 0
+    """From the peer."""
+    pulled_blocks: int = 0
+    """By the decode worker from the page source."""
+
+    @property
+    def own_s(self) -> float:
+        """From the start of its own prefill to its first token."""
+        return self.prefill_s + self.transfer_s + self.tail_s
+
+    @property
+    def foreseen_s(self) -> float:
+        """Until the first token, as the parts say. Refusals go by this: where nobody is let in, nothing is learned of
+        what is unforeseen."""
+        return max(self.queue_s, self.fetch_s, self.admission_s) + self.own_s
+
+    @property
+    def first_token_s(self) -> float:
+        """With what is unforeseen."""
+        return self.foreseen_s + self.unforeseen_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The price of one candidate, term by term, in seconds."""
+
+    wait_s: float = 0.0
+    """The longest of queue, fetching the prefix, and admission at the decode worker."""
+    prefill_s: float = 0.0
+    """Own prefill, priced by what a second there costs everyone else."""
+    transfer_s: float = 0.0
+    tail_s: float = 0.0
+    """With what is unforeseen."""
+    harm_s: float = 0.0
+    """To streams that run on the decode worker."""
+    damage_s: float = 0.0
+    """What will be computed again because it is evicted for this."""
+    damage_pages: int = 0
+    """Cached pages that would be forgotten: breaks ties, whatever they turn out to be worth."""
+
+    @property
+    def total_s(self) -> float:
+        return self.wait_s + self.prefill_s + self.transfer_s + self.tail_s + self.harm_s + self.damage_s
+
+    def __str__(self) -> str:
+        return (
+            f"price_s={self.total_s:.4f} wait_s={self.wait_s:.4f} prefill_s={self.prefill_s:.4f} "
+            f"transfer_s={self.transfer_s:.4f} tail_s={self.tail_s:.4f} harm_s={self.harm_s:.4f} "
+            f"damage_s={self.damage_s:.4f} damage_pages={self.damage_pages}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    decode: WorkerId
+    source: WorkerId | None
+    """Whom the decode worker pulls missing pages from; None: it computes them itself."""
+    peer: WorkerId | None = None
+    """Whom the one that computes pulls the prefix from, as far as it lacks it."""
+    peer_blocks: int = 0
+    """How many leading blocks the peer holds and that one lacks some of."""
+    forecast: Forecast = field(default_factory=Forecast)
+    why: Breakdown | None = None
+    """None: the policy does not price."""
+
+
+class Policy(Protocol):
+    def __call__(self, snapshot: Snapshot) -> Decision: ...

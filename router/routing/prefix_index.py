@@ -1,0 +1,363 @@
+"""Which worker holds which blocks on which tier, as the workers' own event logs tell it; equality is proved after every
+batch.
+
+A worker is one bit; for each tier the index maps a block's name to the bits of its holders. Everything here is plain
+data: no clock, no socket, no log.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeVar
+
+from twostroke.ids import BlockName, Epoch, WorkerId
+from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term
+from twostroke.kv_cache.tier import Tier
+
+Mask = int
+"""A set of holders: one bit each."""
+
+
+def gallop(holders: Callable[[int], Mask], length: int) -> list[tuple[int, Mask]]:
+    """Where holders of position 0 drop out: (first position that they do not hold, who). Of others nothing is said.
+
+    Exact where every holder holds a prefix of the sequence. Of one with a hole the answer lies at the hole or past it:
+    the hole itself may be jumped over.
+    """
+    losses: list[tuple[int, Mask]] = []
+    low, at_low, step = 0, holders(0) if length else 0, 1
+    while at_low:
+        high = min(low + step, length)
+        at_high = at_low & holders(high) if high < length else 0
+        if at_high != at_low:
+            _halve(holders, (low, at_low, high, at_high), losses)
+        low, at_low, step = high, at_high, 2 * step
+    return losses
+
+
+def _halve(
+    holders: Callable[[int], Mask], bracket: tuple[int, Mask, int, Mask], losses: list[tuple[int, Mask]]
+) -> None:
+    """All losses after its lower end, up to its upper one."""
+    brackets = [bracket]
+    while brackets:
+        low, at_low, high, at_high = brackets.pop()
+        if high - low == 1:
+            losses.append((high, at_low & ~at_high))
+            continue
+        middle = (low + high) // 2
+        at_middle = at_low & holders(middle) | at_high
+        if at_middle != at_high:
+            brackets.append((middle, at_middle, high, at_high))
+        if at_low != at_middle:
+            brackets.append((low, at_low, middle, at_middle))
+
+
+Coming = Callable[[BlockName], Iterable[WorkerId]]
+"""Workers that are about to hold a block."""
+Depth = TypeVar("Depth")
+
+_UPWARDS = tuple(reversed(Tier))
+
+
+class Applied(enum.Enum):
+    APPLIED = "applied"
+    """The index equals the worker's set as of this batch: size and digest agree."""
+    OLD = "old"
+    """Already applied, or of an earlier life of the worker: nothing changed."""
+    GAP = "gap"
+    """Batches are missing before this one; nothing was applied. Ask for a replay from `next_sequence`."""
+    DIVERGED = "diverged"
+    """Size or digest do not agree. Only a snapshot helps; until then batches are answered with GAP."""
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """What one life of one worker holds."""
+
+    bit: Mask
+    epoch: Epoch
+    sequence: int | None = None
+    """Of the last batch applied; None: only a snapshot helps."""
+    blocks: dict[BlockName, int] = field(default_factory=dict)
+    """Name -> tiers, one bit each. A dict, not a set: it is never less than a third full, a set is down to a seventh;
+    and the numbers are among those that Python keeps anyway."""
+    counts: list[int] = field(default_factory=lambda: [0] * len(Tier))
+    """Per tier."""
+    xor: int = 0
+
+    @property
+    def block_count(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def lowest(self) -> Tier:
+        """The lowest tier that holds anything."""
+        return next((tier for tier in _UPWARDS if self.counts[tier]), Tier.DEVICE)
+
+
+class _Crowd:
+    """Masks to workers, eight bits at a time: with dozens of workers that beats going bit by bit."""
+
+    def __init__(self) -> None:
+        self._by_bit: dict[Mask, WorkerId] = {}
+        self._by_byte: dict[tuple[int, int], tuple[WorkerId, ...]] = {}
+        """(position of the byte, its value); filled as masks come up."""
+
+    def put(self, bit: Mask, worker: WorkerId | None) -> None:
+        """Whose bit it is from now on."""
+        if worker is None:
+            del self._by_bit[bit]
+        else:
+            self._by_bit[bit] = worker
+        self._by_byte.clear()
+
+    def of(self, mask: Mask) -> list[WorkerId]:
+        workers: list[WorkerId] = []
+        for place, byte in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+            if byte:
+                workers.extend(self._by_byte.get((place, byte)) or self._spell_out(place, byte))
+        return workers
+
+    def _spell_out(self, place: int, byte: int) -> tuple[WorkerId, ...]:
+        bits = [1 << (8 * place + number) for number in range(8) if byte >> number & 1]
+        found = self._by_byte[place, byte] = tuple(self._by_bit[bit] for bit in bits)
+        return found
+
+
+class PrefixIndex:
+    def __init__(self) -> None:
+        self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
+        self._shelves: dict[WorkerId, _Shelf] = {}
+        self._bits: dict[Mask, Mask] = {}
+        """Each worker's bit to itself: the one object that all names which only that worker holds share."""
+        self._crowd = _Crowd()
+        self.regret = EvictionRegret()
+        """Of blocks that nobody holds any more; told by whoever asks for them."""
+
+    def __len__(self) -> int:
+        """Different names, counted once for each tier that somebody has them on."""
+        return sum(len(holders) for holders in self._holders)
+
+    @property
+    def workers(self) -> list[WorkerId]:
+        return list(self._shelves)
+
+    def block_count(self, worker: WorkerId) -> int:
+        """Of (name, tier) that the worker holds."""
+        shelf = self._shelves.get(worker)
+        return shelf.block_count if shelf is not None else 0
+
+    def apply(self, worker: WorkerId, epoch: Epoch, batch: EventBatch) -> Applied:
+        shelf = self._shelf(worker, epoch)
+        if shelf.epoch != epoch:
+            return Applied.OLD
+        if not batch.snapshot:
+            if shelf.sequence is None or batch.sequence > shelf.sequence + 1:
+                return Applied.GAP
+            if batch.sequence <= shelf.sequence:
+                return Applied.OLD
+        if batch.snapshot or batch.cleared:
+            self._clear(shelf)
+        for change in batch.changes:
+            self._remove(shelf, change)
+            self._store(shelf, change)
+        for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
+            self.regret.evicted(name for name in change.removed if not self._is_held(name))
+        shelf.sequence = batch.sequence
+        if shelf.block_count != batch.block_count or shelf.xor != int.from_bytes(batch.digest, "big"):
+            shelf.sequence = None
+            return Applied.DIVERGED
+        return Applied.APPLIED
+
+    def epoch_of(self, worker: WorkerId) -> Epoch | None:
+        shelf = self._shelves.get(worker)
+        return shelf.epoch if shelf is not None else None
+
+    def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
+        """The batch that would follow; None where only a snapshot helps."""
+        shelf = self._shelves.get(worker)
+        if shelf is None or shelf.epoch != epoch or shelf.sequence is None:
+            return None
+        return shelf.sequence + 1
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is gone: nobody else's blocks are touched."""
+        shelf = self._shelves.pop(worker, None)
+        if shelf is not None:
+            self._clear(shelf)
+            del self._bits[shelf.bit]
+            self._crowd.put(shelf.bit, None)
+
+    def snapshot(self, worker: WorkerId) -> EventBatch | None:
+        """The worker's set as of the last batch applied, or None while that is not known to be true."""
+        shelf = self._shelves.get(worker)
+        if shelf is None or shelf.sequence is None:
+            return None
+        changes = [TierChange(tier, tuple(_on(shelf, tier)), ()) for tier in Tier]
+        return batch_of(shelf.sequence, changes, shelf.block_count, shelf.xor, snapshot=True)
+
+    def names_of(self, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockName]:
+        shelf = self._shelves.get(worker)
+        return frozenset(_on(shelf, tier)) if shelf is not None else frozenset()
+
+    def leading_blocks(self, names: Sequence[BlockName], also: Coming | None = None) -> dict[WorkerId, tuple[int, ...]]:
+        """How many of the first blocks each worker holds; workers that hold none are left out.
+
+        One number for each tier down to the lowest on which the worker holds anything: of blocks on the device, of
+        those there or in host memory, of those there, in host memory or on disk. `also` names workers that are about
+        to hold a block on the device.
+
+        Gallops: exact where the blocks down to a tier, taken together, are closed under prefixes, as leaf-first
+        eviction and spilling downwards keep them. A worker with a hole gets a number at the hole or past it, so the
+        worst is one that is too high: the worker computes the hole, and predicted reuse is seen to have been wrong.
+        """
+        lowest = next((tier for tier in _UPWARDS if self._holders[tier]), Tier.DEVICE)
+        if lowest is Tier.DEVICE:
+            return self._reach(lowest, names, also, lambda depth: (depth,))
+        reaches = [self._reach(tier, names, also, int) for tier in Tier if tier <= lowest]
+        return {worker: self._depths(worker, reaches) for worker in reaches[-1]}
+
+    def _reach(
+        self, lowest: Tier, names: Sequence[BlockName], also: Coming | None, form: Callable[[int], Depth]
+    ) -> dict[WorkerId, Depth]:
+        """How far down the sequence each worker holds blocks on some tier down to `lowest`."""
+        reach: dict[WorkerId, Depth] = {}
+        for depth, mask in gallop(self._looking_down_to(lowest, names, also), len(names)):
+            reach.update(dict.fromkeys(self._crowd.of(mask), form(depth)))
+        return reach
+
+    def _depths(self, worker: WorkerId, reaches: Sequence[dict[WorkerId, int]]) -> tuple[int, ...]:
+        tiers = self._shelves[worker].lowest + 1
+        return tuple(accumulate((reach.get(worker, 0) for reach in reaches[:tiers]), max))
+
+    def _looking_down_to(self, lowest: Tier, names: Sequence[BlockName], also: Coming | None) -> Callable[[int], Mask]:
+        tiers = [holders for holders in self._holders[: lowest + 1] if holders]
+        if len(tiers) == 1 and also is None:
+            find = tiers[0].get
+            return lambda position: find(names[position], 0)
+
+        def holders(position: int) -> Mask:
+            name, mask = names[position], 0
+            for on_tier in tiers:
+                mask |= on_tier.get(name, 0)
+            if also is not None:
+                for worker in also(name):
+                    shelf = self._shelves.get(worker)
+                    if shelf is not None:
+                        mask |= shelf.bit
+            return mask
+
+        return holders
+
+    def _shelf(self, worker: WorkerId, epoch: Epoch) -> _Shelf:
+        """The shelf of this life, begun empty if it is later than the one known."""
+        shelf = self._shelves.get(worker)
+        if shelf is not None and shelf.epoch < epoch:
+            self.forget(worker)
+            shelf = None
+        if shelf is None:
+            bit = 1
+            while bit in self._bits:
+                bit <<= 1
+            self._bits[bit] = bit
+            self._crowd.put(bit, worker)
+            shelf = self._shelves[worker] = _Shelf(bit, epoch)
+        return shelf
+
+    def _store(self, shelf: _Shelf, change: TierChange) -> None:
+        tier, bit, blocks, holders = change.tier, shelf.bit, shelf.blocks, self._holders[change.tier]
+        here, xor, count = 1 << tier, shelf.xor, 0
+        for name in change.stored:
+            tiers = blocks.get(name, 0)
+            if tiers & here:
+                continue
+            blocks[name] = tiers | here
+            others = holders.get(name)
+            holders[name] = bit if others is None else others | bit
+            xor ^= digest_term(name, tier)
+            count += 1
+        shelf.xor = xor
+        shelf.counts[tier] += count
+
+    def _remove(self, shelf: _Shelf, change: TierChange) -> None:
+        tier, blocks = change.tier, shelf.blocks
+        here = 1 << tier
+        for name in change.removed:
+            tiers = blocks.get(name, 0)
+            if not tiers & here:
+                continue
+            if tiers == here:
+                del blocks[name]
+            else:
+                blocks[name] = tiers ^ here
+            self._drop_holder(shelf, name, tier)
+            shelf.counts[tier] -= 1
+            shelf.xor ^= digest_term(name, tier)
+
+    def _clear(self, shelf: _Shelf) -> None:
+        for tier in Tier:
+            for name in _on(shelf, tier):
+                self._drop_holder(shelf, name, tier)
+        shelf.blocks = {}
+        shelf.counts = [0] * len(Tier)
+        shelf.xor = 0
+
+    def _is_held(self, name: BlockName) -> bool:
+        return any(name in holders for holders in self._holders)
+
+    def _drop_holder(self, shelf: _Shelf, name: BlockName, tier: Tier) -> None:
+        holders = self._holders[tier]
+        rest = holders[name] & ~shelf.bit
+        if rest:
+            holders[name] = self._bits.get(rest, rest)
+        else:
+            del holders[name]
+
+
+def _on(shelf: _Shelf, tier: Tier) -> Iterable[BlockName]:
+    here = 1 << tier
+    return (name for name, tiers in shelf.blocks.items() if tiers & here)
+
+
+REMEMBERED = 200_000
+"""Evicted names: hours of a busy worker."""
+WINDOW = 50_000
+"""Evictions after which older ones count half."""
+
+
+class EvictionRegret:
+    def __init__(self) -> None:
+        self._gone: OrderedDict[BlockName, None] = OrderedDict()
+        """Evicted somewhere, the longest ago first."""
+        self._evicted = 0.0
+        self._asked_again = 0.0
+
+    @property
+    def share(self) -> float:
+        """Of evicted blocks, those that were asked for when nobody had them any more."""
+        return min(1.0, self._asked_again / self._evicted) if self._evicted else 0.0
+
+    def evicted(self, names: Iterable[BlockName]) -> None:
+        for name in names:
+            self._gone[name] = None
+            self._gone.move_to_end(name)
+            self._evicted += 1
+        while len(self._gone) > REMEMBERED:
+            self._gone.popitem(last=False)
+        if self._evicted > WINDOW:
+            self._evicted /= 2
+            self._asked_again /= 2
+
+    def asked(self, lacking: Sequence[BlockName]) -> None:
+        """Blocks that a request needs and nobody holds."""
+        if not self._gone:
+            return
+        for name in lacking:
+            if name in self._gone:
+                del self._gone[name]
+                self._asked_again += 1

@@ -1,0 +1,207 @@
+"""Follows every other router of the fleet: what they have placed counts here too."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, NoReturn
+
+import grpc.aio
+
+from router.routing.reservations import Batch, Reservation, Reservations, Share
+from twostroke.errors import InternalError, PeerLost, ServeError
+from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
+from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.silence import listening
+from twostroke.rpc.v1 import fleet_pb2, routing_pb2, routing_pb2_grpc
+from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 3.0
+"""Several heartbeats of the other router's stream."""
+RETRY_PAUSE_S = 0.25
+"""Between two attempts to reach a router; well within the grace for what a lost one had placed."""
+
+
+class ReservationFeed:
+    """One task per other router, for as long as the supervisor lists it or its stream flows.
+
+    A supervisor that starts again lists no router until each has found it: streams that flow know better.
+    """
+
+    def __init__(self, router_id: str, us: Membership, reservations: Reservations) -> None:
+        self._router_id = RouterId(router_id)
+        self._us = us
+        self._reservations = reservations
+        self._listed: set[RouterId] = set()
+        self._followed: dict[RouterId, asyncio.Task[None]] = {}
+        self._flowing: set[RouterId] = set()
+
+    @property
+    def flowing(self) -> int:
+        """Routers whose placements come in."""
+        return len(self._flowing)
+
+    def take(self, listed: Iterable[fleet_pb2.RouterMember], tasks: asyncio.TaskGroup) -> None:
+        """Follow whom the supervisor lists."""
+        addresses = {RouterId(said.router_id): said.address for said in listed if said.address}
+        self._listed = addresses.keys() - {self._router_id}
+        for router in self._listed - self._followed.keys():
+            follow = self._follow(router, addresses[router])
+            self._followed[router] = tasks.create_task(follow, name=f"reservations of {router}")
+
+    async def _follow(self, router: RouterId, address: str) -> None:
+        """Until the router is gone."""
+        has_failed = False
+        try:
+            while router in self._listed:
+                error = await self._until_it_breaks(router, address)
+                if router in self._flowing or not has_failed:
+                    log.warning("router lost router=%s address=%s error=%s", router, address, error)
+                has_failed = True
+                self._flowing.discard(router)
+                self._reservations.lost(router, time.monotonic())
+                await asyncio.sleep(RETRY_PAUSE_S)
+        finally:
+            del self._followed[router]
+
+    async def _until_it_breaks(self, router: RouterId, address: str) -> ServeError:
+        try:
+            await self._apply_all(router, address)
+        except grpc.aio.AioRpcError as error:
+            return error_of(error, address)
+        except ServeError as error:
+            return error
+        except Exception as error:
+            log.exception("reservation feed failed router=%s", router)
+            return InternalError(f"{type(error).__name__}: {error}")
+
+    async def _apply_all(self, router: RouterId, address: str) -> NoReturn:
+        """What it says, until the stream breaks; that raises."""
+        channel = PeerChannel(address, self._us)
+        try:
+            call = RoutingStub(channel.channel).WatchReservations(
+                routing_pb2.WatchReservationsRequest(router_id=self._router_id), metadata=channel.metadata
+            )
+            async with listening(SILENCE_S) as heard:
+                while isinstance(message := await call.read(), routing_pb2.ReservationBatch):
+                    heard()
+                    self._reservations.apply(
+                        router, batch_from(message), time.monotonic(), whole=router not in self._flowing
+                    )
+                    if router not in self._flowing:
+                        self._flowing.add(router)
+                        log.info("router joins router=%s address=%s", router, address)
+            raise PeerLost(f"{address} ended its stream of reservations")
+        except TimeoutError:
+            raise PeerLost(f"{address} said nothing of its reservations for {SILENCE_S} s") from None
+        finally:
+            await channel.close()
+
+
+MESSAGE_BLOCKS = 1 << 16
+"""Block names in one message, about: a mebibyte, far below what a message may hold."""
+
+
+def messages_of(batch: Batch) -> Iterator[routing_pb2.ReservationBatch]:
+    """At least one; several where all that is open at a router would not fit into one."""
+    message = routing_pb2.ReservationBatch(opened=batch.opened, ended=batch.ended)
+    blocks = 0
+    for reservation in batch.placed:
+        if blocks > MESSAGE_BLOCKS:
+            yield message
+            message, blocks = routing_pb2.ReservationBatch(), 0
+        message.placed.append(_message_of(reservation))
+        blocks += len(reservation.names)
+    yield message
+
+
+def batch_from(message: routing_pb2.ReservationBatch) -> Batch:
+    return Batch(
+        placed=tuple(_reservation_from(each) for each in message.placed),
+        opened=tuple(RequestId(each) for each in message.opened),
+        ended=tuple(RequestId(each) for each in message.ended),
+    )
+
+
+def _message_of(reservation: Reservation) -> routing_pb2.Reservation:
+    return routing_pb2.Reservation(
+        request_id=reservation.request_id,
+        shares=[
+            routing_pb2.WorkerShare(
+                worker_id=worker,
+                tokens=share.tokens,
+                seconds=share.seconds,
+                pages=share.pages,
+                streams=share.streams,
+            )
+            for worker, share in reservation.shares.items()
+        ],
+        names=b"".join(reservation.names),
+        opened=reservation.is_opened,
+    )
+
+
+def _reservation_from(message: routing_pb2.Reservation) -> Reservation:
+    names = message.names
+    return Reservation(
+        request_id=RequestId(message.request_id),
+        shares={
+            WorkerId(share.worker_id): Share(share.tokens, share.seconds, share.pages, share.streams)
+            for share in message.shares
+        },
+        names=[BlockName(names[start : start + NAME_BYTES]) for start in range(0, len(names), NAME_BYTES)],
+        is_opened=message.opened,
+    )
+
+
+COALESCE_S = 0.002
+"""Between two messages to one router: under load one message carries many placements, and costs little per request."""
+HEARTBEAT_S = 1.0
+"""Longest silence: whoever hears nothing for longer knows that the stream is dead."""
+
+
+class RoutingService(routing_pb2_grpc.RoutingServicer):
+    def __init__(self, reservations: Reservations) -> None:
+        self._reservations = reservations
+        self._wakers: set[asyncio.Event] = set()
+        self._is_closed = False
+
+    def close(self) -> None:
+        """End every stream: nothing more will be placed here."""
+        self._is_closed = True
+        for has_news in self._wakers:
+            has_news.set()
+
+    async def WatchReservations(  # noqa: N802  # the name in the .proto
+        self, request: routing_pb2.WatchReservationsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[routing_pb2.ReservationBatch]:
+        del context
+        has_news = asyncio.Event()
+        self._wakers.add(has_news)
+        watch = self._reservations.watch(has_news.set)
+        log.info("reservations watched router=%s", request.router_id)
+        try:
+            while not self._is_closed:
+                for message in messages_of(self._reservations.take(watch)):
+                    yield message
+                await asyncio.sleep(COALESCE_S)
+                await _wait(has_news)
+                has_news.clear()
+        finally:
+            self._reservations.unwatch(watch)
+            self._wakers.discard(has_news)
+            log.info("reservations no longer watched router=%s", request.router_id)
+
+
+async def _wait(has_news: asyncio.Event) -> None:
+    try:
+        async with asyncio.timeout(HEARTBEAT_S):
+            await has_news.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,137 @@
+"""What routing knows: which worker holds which blocks, and what routers have placed. The fleet feeds it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from router.metrics import ROLE, RouterMetrics
+from router.routing.event_relay import EventRelay
+from router.routing.prefix_index import Applied, PrefixIndex
+from router.routing.reservation_exchange import ReservationFeed
+from router.routing.reservations import Reservations
+from twostroke.ids import Epoch, WorkerId
+from twostroke.rpc.events import batch_from_message
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.v1.control_pb2 import KvEventBatch
+from twostroke.rpc.v1.fleet_pb2 import RouterMember
+
+log = logging.getLogger(__name__)
+
+LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""From a batch in the same machine room to one that had to be asked for again."""
+
+
+class RoutingState:
+    """Implements the fleet's `EventSink`."""
+
+    def __init__(self, router_id: str, us: Membership, metrics: RouterMetrics) -> None:
+        self.index = PrefixIndex()
+        self.relay = EventRelay(self.index)
+        self.reservations = Reservations()
+        self._feed = ReservationFeed(router_id, us, self.reservations)
+        self._metrics = IndexMetrics(metrics.registry)
+        self._metrics.watch(self.index)
+        metrics.other_routers.set_function(lambda: self._feed.flowing)
+        metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
+        metrics.reservations.set_function(lambda: len(self.reservations))
+
+    def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
+        return self.index.next_sequence(worker, epoch)
+
+    def apply(self, worker: WorkerId, epoch: Epoch, message: KvEventBatch) -> bool:
+        verdict = self.index.apply(worker, epoch, batch_from_message(message))
+        if verdict is Applied.APPLIED:
+            self._metrics.observe_lag(message.published_s, time.time())
+            if message.snapshot:
+                self._metrics.count_snapshot(worker)
+            self.relay.publish(message)
+            return True
+        self._metrics.count_trouble(verdict, worker)
+        if verdict is Applied.GAP:
+            log.warning("events missing worker=%s before=%d", worker, message.sequence)
+        elif verdict is Applied.DIVERGED:
+            log.error("index diverged worker=%s sequence=%d: taking a snapshot", worker, message.sequence)
+        return verdict is Applied.OLD
+
+    def reported(self, worker: WorkerId, now_s: float) -> None:
+        self.reservations.reported(worker, now_s)
+
+    def forget(self, worker: WorkerId) -> None:
+        self.relay.left(worker)
+        self.index.forget(worker)
+
+    def block_count(self, worker: WorkerId) -> int:
+        return self.index.block_count(worker)
+
+    def follow_routers(self, listed: Iterable[RouterMember], tasks: asyncio.TaskGroup) -> None:
+        self._feed.take(listed, tasks)
+
+
+class IndexMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._blocks = Gauge(
+            "twostroke_index_blocks",
+            "Different block names in the prefix index, counted once per tier.",
+            ("role",),
+            registry=registry,
+        ).labels(role=ROLE)
+        self._holdings = Gauge(
+            "twostroke_index_holdings",
+            "Blocks in the prefix index, counted once per tier and worker that holds them.",
+            ("role",),
+            registry=registry,
+        ).labels(role=ROLE)
+        self._lag_s = Histogram(
+            "twostroke_event_lag_seconds",
+            "A worker published a batch until it was in the index, by both wall clocks; replayed batches too.",
+            ("role",),
+            registry=registry,
+            buckets=LAG_BUCKETS_S,
+        ).labels(role=ROLE)
+        self._snapshots = Counter(
+            "twostroke_event_snapshots", "Snapshots taken over.", ("role", "worker"), registry=registry
+        )
+        self._troubles = {
+            Applied.OLD: Counter(
+                "twostroke_event_repeats",
+                "Event batches that were in the index already.",
+                ("role", "worker"),
+                registry=registry,
+            ),
+            Applied.GAP: Counter(
+                "twostroke_event_gaps",
+                "Event batches that did not follow on the last one.",
+                ("role", "worker"),
+                registry=registry,
+            ),
+            Applied.DIVERGED: Counter(
+                "twostroke_event_divergences",
+                "Batches whose count or digest did not match the index.",
+                ("role", "worker"),
+                registry=registry,
+            ),
+        }
+
+    def watch(self, index: PrefixIndex) -> None:
+        """Show its size at every scrape."""
+        self._blocks.set_function(lambda: len(index))
+        self._holdings.set_function(lambda: sum(index.block_count(worker) for worker in index.workers))
+
+    def count_snapshot(self, worker: WorkerId) -> None:
+        self._snapshots.labels(ROLE, worker).inc()
+        for trouble in self._troubles.values():  # from 0 on: what is counted from its first time on has no rate then
+            trouble.labels(ROLE, worker)
+
+    def count_trouble(self, verdict: Applied, worker: WorkerId) -> None:
+        """A batch that was not applied, or not rightly."""
+        self._troubles[verdict].labels(ROLE, worker).inc()
+
+    def observe_lag(self, published_s: float, now_s: float) -> None:
+        """Clocks of two machines may disagree: what seems to come from the future came at once."""
+        if published_s > 0:
+            self._lag_s.observe(max(0.0, now_s - published_s))

@@ -1,0 +1,157 @@
+"""Writes the request log: one thread, so that neither tokens nor new requests ever wait for a disk.
+
+What cannot be written (a full disk, a disk that hangs) is dropped and counted: serving goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Protocol
+
+from router.fleet.worker import Member
+from router.metrics import RouterMetrics
+from twostroke.errors import ConfigError
+from twostroke.rpc.v1.control_pb2 import Tier
+from twostroke.simulate.request_log import LinkRecord, Record, WorkerRecord, line_of
+
+log = logging.getLogger(__name__)
+
+MAX_PENDING = 10_000
+"""Records that wait for the disk."""
+MAX_BATCH = 512
+"""Records in one write."""
+CLOSE_S = 2.0
+"""For what is pending when the router ends: a disk that hangs must not keep it."""
+MODE = 0o640
+"""It names tenants and clients' request ids."""
+
+Make = Callable[[], Record]
+
+
+class RecordSink(Protocol):
+    def put(self, make: Make) -> None:
+        """Write what `make` returns, some time later and on another thread. Never blocks."""
+
+    def close(self) -> None:
+        """Everything is written, or given up."""
+
+
+class NoLog:
+    def put(self, make: Make) -> None:
+        """Nobody asked for a log."""
+
+    def close(self) -> None:
+        """Nothing to write."""
+
+
+class RequestLog:
+    """Appends to a file, whole lines at a time, so that the routers of a cluster may share one."""
+
+    def __init__(self, path: str, metrics: RouterMetrics) -> None:
+        try:
+            # Non-blocking: a pipe that nobody reads is refused instead of waited for.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+            self._file = os.open(path, flags, MODE)
+        except OSError as error:
+            raise ConfigError(f"--request-log {path}: {error.strerror}", field="request_log") from error
+        self._path = path
+        self._metrics = metrics
+        self._pending: queue.Queue[Make | None] = queue.Queue(MAX_PENDING)
+        self._is_failing = False
+        self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
+        self._thread.start()
+
+    def put(self, make: Make) -> None:
+        try:
+            self._pending.put_nowait(make)
+        except queue.Full:
+            self._metrics.request_log_dropped_total.inc()
+
+    def close(self) -> None:
+        with contextlib.suppress(queue.Full):
+            self._pending.put(None, timeout=CLOSE_S)
+        self._thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            batch = [self._pending.get()]
+            with contextlib.suppress(queue.Empty):
+                while len(batch) < MAX_BATCH:
+                    batch.append(self._pending.get_nowait())
+            is_open = None not in batch
+            self._write([line for make in batch if make is not None and (line := self._line(make))])
+        os.close(self._file)
+
+    def _line(self, make: Make) -> bytes:
+        try:
+            return line_of(make()).encode()
+        except Exception:
+            log.exception("a record of the request log could not be made")
+            self._metrics.request_log_dropped_total.inc()
+            return b""
+
+    def _write(self, lines: list[bytes]) -> None:
+        data = b"".join(lines)
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError as error:
+            whole = data.rfind(b"\n", 0, written) + 1
+            with contextlib.suppress(OSError):  # a pipe cannot take back what was half written
+                os.ftruncate(self._file, os.fstat(self._file).st_size - (written - whole))
+            lost = len(lines) - data.count(b"\n", 0, whole)
+            self._metrics.request_log_dropped_total.inc(lost)
+            if not self._is_failing:
+                log.error("request log not written path=%s error=%s: serving goes on without it", self._path, error)
+            self._is_failing = True
+            return
+        if self._is_failing and data:
+            log.info("request log written again path=%s", self._path)
+            self._is_failing = False
+
+
+def request_log(path: str | None, metrics: RouterMetrics) -> RecordSink:
+    return NoLog() if path is None else RequestLog(path, metrics)
+
+
+def ready_made(record: Record) -> Make:
+    return lambda: record
+
+
+def worker_record(member: Member) -> WorkerRecord | None:
+    """None before it has introduced itself and reported."""
+    load, model = member.load, member.model
+    if model is None or member.reported_at_s is None:
+        return None
+    return WorkerRecord(
+        at_s=time.time(),
+        worker=member.worker,
+        role=member.role.value,
+        epoch=str(member.epoch),
+        standing=member.standing.value,
+        block_size=model.block_size,
+        page_bytes=model.page_bytes,
+        pages_total=load.pages_total,
+        step_tokens=load.costs.step_tokens,
+        step_target_s=load.costs.step_target_s,
+        costs=asdict(member.cost),
+        links=tuple(
+            LinkRecord(worker=worker, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+            for worker, link in member.links.items()
+        ),
+        tiers={Tier.Name(rate.tier).removeprefix("TIER_").lower(): rate.page_s for rate in load.tiers},
+        running=load.running,
+        waiting=load.waiting,
+        queued_tokens=load.queued_tokens,
+        queued_s=load.queued_s,
+        prefill_busy_s=load.prefill_busy_s,
+    )
