@@ -19,7 +19,8 @@ from collections.abc import Callable
 from importlib import import_module
 
 from cluster.bench import options
-from cluster.bench.options import options_from
+from cluster.bench.options import IGNORED, options_from
+from cluster.flags.ignored import refuse_ignored
 
 __all__ = ["add_arguments", "run"]
 
@@ -65,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_once(args: argparse.Namespace) -> int:
     """1 if every request failed."""
+    refuse_ignored(args, IGNORED)
     chosen = options_from(args)
     from cluster.bench.session import run_session
 

@@ -14,6 +14,7 @@ from cluster.clients import api_key as own_key
 from cluster.clients.own_server import own_server
 from cluster.flags import client_tls, pid
 from cluster.flags.client_tls import ClientTls
+from cluster.flags.ignored import Ignored
 from router.addresses import reachable
 from twostroke.errors import ConfigError
 
@@ -144,6 +145,34 @@ class Options:
                 "--rate and --concurrency exclude each other: an open loop never waits for answers", field="rate"
             )
         file_can_be_made("--json", self.json_path)
+
+
+IGNORED = (
+    Ignored(("--url",), lambda args: args.grpc is not None, "--grpc replaces it"),
+    Ignored(
+        ("--pid",),
+        lambda args: bool(args.grpc) or (args.url is not None and args.grpc is None),
+        "it names this user's own server, and an address is given",
+    ),
+    Ignored(
+        ("--num-requests", "--prompt-tokens", "--prompt-spread", "--output-tokens"),
+        lambda args: args.trace is not None,
+        "--trace replaces it",
+    ),
+    Ignored(("--shared-prefix-tokens", "--prefix-groups"), lambda args: args.trace is not None, "--trace replaces it"),
+    Ignored(("--prefix-groups",), lambda args: not args.shared_prefix_tokens, "it needs --shared-prefix-tokens"),
+    Ignored(
+        ("--trace-scale", "--trace-length-scale", "--trace-jitter", "--trace-limit"),
+        lambda args: args.trace is None,
+        "it needs --trace",
+    ),
+    Ignored(
+        ("--trace-scale", "--trace-jitter"),
+        lambda args: args.rate is not None or args.concurrency is not None,
+        "--rate and --concurrency replace the trace's times",
+    ),
+    Ignored(("--arrivals",), lambda args: args.rate is None, "it needs --rate"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
+from cluster.flags.ignored import refuse_ignored
 from cluster.simulate import session
 from cluster.simulate.fitting import add_fit_arguments, run_fit
+from cluster.simulate.ignored import IGNORED
 from cluster.simulate.options import add_fleet, add_output, add_source
 
 EPILOG = """examples:
@@ -24,21 +26,19 @@ EPILOG = """examples:
 
 class Subcommand(NamedTuple):
     module: str
-    takes_source: bool
     help: str
 
 
 COMMANDS = {
     "sweep": Subcommand(
         "cluster.simulate.sweep",
-        False,
         "prompt length x load x bandwidth: who should compute, and do we choose as well",
     ),
     "plan": Subcommand(
-        "cluster.simulate.plan", True, "how many workers of each role a load needs, and where splitting them pays"
+        "cluster.simulate.plan", "how many workers of each role a load needs, and where splitting them pays"
     ),
     "scale": Subcommand(
-        "cluster.simulate.scale", True, "let the planner scale the fleet, and hold it against fleets that stay"
+        "cluster.simulate.scale", "let the planner scale the fleet, and hold it against fleets that stay"
     ),
 }
 
@@ -55,21 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(
         title="other questions", metavar="COMMAND", required=False, description="each has flags of its own and --help"
     )
-    for name, (path, takes_source, summary) in COMMANDS.items():
+    for name, (path, summary) in COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         module = import_module(path)
         module.add_arguments(subparser)
-        if takes_source:
-            add_source(subparser)
-        else:
-            subparser.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
-        add_fleet(subparser)
-        add_output(subparser)
         subparser.set_defaults(simulate_command=module.run_session)
 
 
 def run(args: argparse.Namespace) -> int:
     """Raises ServeError for bad flags and files."""
+    refuse_ignored(args, IGNORED)
     command: Callable[[argparse.Namespace], int] = args.simulate_command
     return command(args)
 

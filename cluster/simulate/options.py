@@ -94,7 +94,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
 
 
-def add_fleet(parser: argparse.ArgumentParser) -> None:
+def add_fleet(parser: argparse.ArgumentParser, *, has_bandwidth: bool = True) -> None:
     """Whatever is not said is as in --profile, or as in `FleetShape`."""
     group = parser.add_argument_group("which fleet")
     group.add_argument("--profile", type=Path, metavar="FILE", help="measured costs, links and delays, made by --fit")
@@ -102,7 +102,10 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--decode", type=int, metavar="N", help="decode workers")
     group.add_argument("--pool-tokens", type=int, metavar="N", help="that fit into a prefill worker's pages")
     group.add_argument("--decode-pool-tokens", type=int, metavar="N", help="that fit into a decode worker's pages")
-    group.add_argument("--bandwidth", type=float, metavar="GB/S", help="of each worker's network, in and out")
+    if has_bandwidth:
+        group.add_argument("--bandwidth", type=float, metavar="GB/S", help="of each worker's network, in and out")
+    else:
+        parser.set_defaults(bandwidth=None)
     group.add_argument("--routers", type=int, metavar="N", help="replicas, which share their reservations")
     group.add_argument("--event-delay", type=float, metavar="S", help="until a router hears of a worker's events")
     group.add_argument(
@@ -113,9 +116,13 @@ def add_fleet(parser: argparse.ArgumentParser) -> None:
 
 def add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
-    group.add_argument("--json", metavar="FILE", help='also as JSON; "-" for standard output')
+    add_json(group)
     group.add_argument("--html", metavar="FILE", help="also as a page with figures")
     group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
+
+
+def add_json(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--json", metavar="FILE", help='also as JSON; "-" for standard output')
 
 
 def source_from(args: argparse.Namespace) -> Source:

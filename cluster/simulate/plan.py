@@ -15,7 +15,16 @@ from cluster.figures.charts import Line, Words, line_figure
 from cluster.output import write_json, write_text
 from cluster.planner import Counts, Promise
 from cluster.simulate.demand import check_objectives
-from cluster.simulate.options import Output, fleet_from, numbers, output_from, source_from
+from cluster.simulate.options import (
+    Output,
+    add_fleet,
+    add_output,
+    add_source,
+    fleet_from,
+    numbers,
+    output_from,
+    source_from,
+)
 from cluster.simulate.report import console_for, percent, seconds
 from cluster.simulate.runs import runner
 from cluster.simulate.sections import Figure, Grid, Head, Row, Section, render
@@ -38,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X[,X]",
         help="times the trace's pace, at which splits are compared with as many workers that do both (%(default)s)",
     )
+    add_source(parser)
+    add_fleet(parser)
+    add_output(parser)
 
 
 def run_session(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from cluster.checks import at_least_zero
+from cluster.checks import at_least_zero, file_can_be_made
 from cluster.output import write_json
 from cluster.planner import Counts, Demand, Promise
 from cluster.scaling.pilot import seen_from
@@ -17,7 +17,7 @@ from cluster.scaling.planner import Outlook, Planner
 from cluster.simulate.arms import OURS, policy_of
 from cluster.simulate.brain import Brains
 from cluster.simulate.demand import check_objectives
-from cluster.simulate.options import fleet_from, output_from, source_from
+from cluster.simulate.options import add_fleet, add_json, add_source, fleet_from, source_from
 from cluster.simulate.report import console_for, percent
 from twostroke.config import Role
 from twostroke.errors import ConfigError
@@ -93,12 +93,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--surge", type=float, default=1.0, metavar="X", help="the middle third comes X times as fast (default: 1)"
     )
+    add_source(parser)
+    add_fleet(parser)
+    add_json(parser.add_argument_group("output"))
 
 
 def run_session(args: argparse.Namespace) -> int:
     promise = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
     at_least_zero("--start", args.start)
-    source, output = source_from(args), output_from(args)
+    source = source_from(args)
+    file_can_be_made("--json", args.json)
     trace = surged(source.read(), args.surge)
     shape = fleet_from(args, trace.block_tokens)
     pace = ScalingConfig(
@@ -109,14 +113,14 @@ def run_session(args: argparse.Namespace) -> int:
     )
     check_objectives(trace, shape, promise)
     planned, fared = compared(trace, shape, promise, pace, args.start)
-    console = console_for(output.json_path)
+    console = console_for(args.json)
     console.print(f"{source.label}: {len(trace.rows)} requests, the middle third x{args.surge:g}", markup=False)
     console.print(_table(fared))
     for at_s, outlook in planned.history:
         console.print(f"{at_s:8.1f} s  {outlook}", markup=False, soft_wrap=True)
     history = [{"at_s": at_s, **dataclasses.asdict(outlook)} for at_s, outlook in planned.history]
     write_json({"schema_version": 1, "fleets": list(map(dataclasses.asdict, fared)), "changes": history},
-               output.json_path)  # fmt: skip
+               args.json)  # fmt: skip
     return 0
 
 

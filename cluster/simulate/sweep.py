@@ -23,7 +23,7 @@ from cluster.output import write_json, write_text
 from cluster.planner import Promise, first_tokens_alone_s
 from cluster.simulate.arms import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS
 from cluster.simulate.demand import ability_of, check_objectives, load_of
-from cluster.simulate.options import GIGABYTE, Output, fleet_from, numbers, output_from
+from cluster.simulate.options import GIGABYTE, Output, add_fleet, add_output, fleet_from, numbers, output_from
 from cluster.simulate.report import console_for
 from cluster.simulate.runs import Trial, runner
 from cluster.simulate.sections import Figure, Grid, Head, Row, Section, render
@@ -105,6 +105,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--requests", type=int, default=300, metavar="N", help="of each run (default: %(default)s)")
     group.add_argument("--slo-ttft", type=float, metavar="S", help=f"default: {SLACK:g} times an empty fleet's")
     group.add_argument("--slo-itl", type=float, metavar="S", help=f"default: a step's with {STREAMS} streams, twice")
+    group.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
+    add_fleet(parser, has_bandwidth=False)
+    add_output(parser)
 
 
 def run_session(args: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from starlette.routing import Route
 
 from cluster.bench import add_arguments
 from cluster.bench.options import Options, options_from
+from cluster.flags.parser import Parser
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 STEP_S = 0.002
@@ -33,7 +34,7 @@ Parse = Callable[..., Options]
 @pytest.fixture
 def arguments() -> Callable[..., argparse.Namespace]:
     def parse(*flags: str) -> argparse.Namespace:
-        parser = argparse.ArgumentParser()
+        parser = Parser()
         add_arguments(parser)
         return parser.parse_args(flags)
 
