@@ -8,7 +8,7 @@ import time
 import pytest
 
 from router.serving.generate_request import GenerationRequest
-from tests.unit.router.dispatch.asking import Ask
+from tests.unit.router.serving.asking import Ask
 from twostroke.errors import Overloaded
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import control_pb2

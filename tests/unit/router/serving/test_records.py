@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.unit.router.dispatch.asking import eventually
-from tests.unit.router.dispatch.conftest import BLOCK
+from tests.unit.router.serving.asking import eventually
+from tests.unit.router.serving.conftest import BLOCK
 from twostroke.errors import ServeError
 from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
 

@@ -13,7 +13,7 @@ from router.metrics import RouterMetrics
 from router.serving.attempts import Attempts
 from router.serving.dispatcher import RouterCore
 from router.serving.generate_request import GenerationRequest
-from tests.unit.router.dispatch.asking import Ask, eventually, found_answer, next_token
+from tests.unit.router.serving.asking import Ask, eventually, found_answer, next_token
 from twostroke.config import RouterConfig
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId

@@ -16,7 +16,7 @@ from router.routing.reservation_exchange import batch_from, messages_of
 from router.routing.reservations import NOTHING, Batch, Reservation, Reservations, Share
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
-from tests.unit.router.dispatch.asking import eventually
+from tests.unit.router.serving.asking import eventually
 from twostroke.config import RouterConfig
 from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
 from twostroke.rpc.channel import PeerChannel
