@@ -9,6 +9,7 @@ ARGS   ?=
 
 CLIENTS      := $(VENV)/clients
 GATE_CLIENTS := openai litellm
+BENCHES      := bench-kernels bench-index bench-decisions bench-determinism bench-policies
 ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai guidellm aiperf vllm
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
@@ -19,7 +20,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
+.PHONY: help serve test $(BENCHES) image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -34,6 +35,7 @@ help:
 	@echo "make faults            break a cluster in every way under load, write docs/faults.md (ARGS=...)"
 	@echo "make hosts             the same for hosts and cables: four hosts out of namespaces, needs root; docs/multi-host.md"
 	@echo "make soak              load and random faults for an hour, into docs/faults.md (ARGS=\"--for 10m\")"
+	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies (ARGS=--help)"
 	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
@@ -98,7 +100,7 @@ manifests: .tools
 	$(BIN)/python -m pytest tests/deploy/test_manifests.py
 
 pods: .needs-root .needs-ip .needs-unshare .needs-nsenter .needs-setpriv .tools
-	$(BIN)/python -m tests.pods.play dev-cpu
+	$(BIN)/python -m tests.chaos.pods.run dev-cpu
 
 # The rest of ray[default] in a venv over ours: the gate must not change with it.
 $(VENV)/nodes/.installed: $(VENV)/.dev
@@ -108,7 +110,7 @@ $(VENV)/nodes/.installed: $(VENV)/.dev
 	touch $@
 
 rayup: .needs-root .needs-ip .needs-unshare .needs-sshd .needs-rsync $(VENV)/nodes/.installed
-	$(BIN)/python -m pytest tests/rayup -m slow
+	$(BIN)/python -m pytest tests/chaos/rayup -m slow
 
 # Clients of the field, each in an environment of its own: what they need must not change ours, nor ours theirs.
 $(CLIENTS)/node/.installed: | $(VENV)/.dev
@@ -133,11 +135,11 @@ test: lint proto-check .tools .clients
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 faults: $(VENV)/.dev
-	$(BIN)/twostroke faults --write docs/faults.md $(ARGS)
-	$(BIN)/twostroke faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
+	$(BIN)/python -m tests.chaos.faults --write docs/faults.md $(ARGS)
+	$(BIN)/python -m tests.chaos.faults --write docs/faults.md --model smollm2-135m --dtype float32 --sample 12 $(ARGS)
 
 hosts: .needs-root .needs-ip .needs-unshare $(VENV)/.dev
-	$(BIN)/python -P -m cluster.hosts --runs 2 --write docs/multi-host.md $(ARGS)
+	$(BIN)/python -m tests.chaos.hosts --runs 2 --write docs/multi-host.md $(ARGS)
 
 rolling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/test_rolling.py -m slow
@@ -146,7 +148,7 @@ scaling: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/cluster/test_scaling.py -m slow -s
 
 soak: $(VENV)/.dev
-	$(BIN)/twostroke soak --write docs/faults.md $(ARGS)
+	$(BIN)/python -m tests.chaos.soak --write docs/faults.md $(ARGS)
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py
@@ -165,7 +167,10 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 	touch $@
 
 fuzz: $(VENV)/fuzz/.installed
-	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.fuzz $(ARGS)
+	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.chaos.fuzz $(ARGS)
+
+$(BENCHES): bench-%: $(VENV)/.dev
+	$(BIN)/python -m tests.bench $* $(ARGS)
 
 neighbours: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.neighbours $(ARGS)

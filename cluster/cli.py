@@ -1,11 +1,15 @@
-"""`twostroke COMMAND`: see `COMMANDS`."""
+"""The command line of a program that has commands: `PROGRAM` has those that run and operate a cluster.
+
+`tools.cli` adds those that measure and simulate, and is what `twostroke` runs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from typing import NamedTuple
 
@@ -27,12 +31,7 @@ COMMANDS = {
     "router": Command("cluster.commands.router", "serve as one more router of a fleet that runs elsewhere"),
     "status": Command("cluster.commands.status", "show a running server's workers, load and pages"),
     "chat": Command("cluster.commands.chat", "talk to a running server"),
-    "doctor": Command("cluster.commands.doctor", "send a chat twice and say why its prompt was reused, or was not"),
     "trace": Command("cluster.commands.trace", "show where the time of one request went, by its id"),
-    "simulate": Command("cluster.commands.simulate", "play a trace against policies and fleets in virtual time"),
-    "bench": Command("cluster.bench", "load a server and measure latency and throughput"),
-    "faults": Command("cluster.faults", "break a cluster in every way under load: no client may notice"),
-    "soak": Command("cluster.soak", "load and random faults for as long as it is told: nothing may be lost or grow"),
     "keys": Command("cluster.commands.keys", "add, list and revoke the API keys of clients"),
     "model": Command("cluster.commands.model", "fetch models ahead of time, and list those that are here"),
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
@@ -43,15 +42,46 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Program:
+    name: str
+    description: str
+    commands: Mapping[str, Command]
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run the command that `arguments` name, and return its exit status (see `status_of`)."""
+        arguments = sys.argv[1:] if arguments is None else list(arguments)
+
+        def run() -> int:
+            args = self.parser(arguments).parse_args(arguments)
+            command: Callable[[argparse.Namespace], int] = args.run
+            return command(args)
+
+        return status_of(run, self.name)
+
+    def parser(self, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
+        """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
+        parser = Parser(prog=self.name, description=self.description)
+        parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+        commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+        asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+        for name, command in self.commands.items():
+            subparser = commands.add_parser(
+                name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}."
+            )
+            if name == asked:
+                module = import_module(command.module)
+                module.add_arguments(subparser)
+                subparser.set_defaults(run=module.run)
+        return parser
+
+
+def status_of(run: Callable[[], int], name: str) -> int:
     """Exit status: 0 done, 1 not so good (says the command), 2 wrong flags, files or servers, 130 interrupted."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        args = build_parser(arguments).parse_args(arguments)
-        run: Callable[[argparse.Namespace], int] = args.run
-        return run(args)
+        return run()
     except ServeError as error:
-        print(f"twostroke: {error}", file=sys.stderr)
+        print(f"{name}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -61,24 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def build_parser(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
-    parser = Parser(
-        prog="twostroke", description="Serve a language model with prefill and decode on different workers."
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name, command in COMMANDS.items():
-        subparser = commands.add_parser(
-            name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}."
-        )
-        if name == asked:
-            module = import_module(command.module)
-            module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run)
-    return parser
+DESCRIPTION = "Serve a language model with prefill and decode on different workers."
+PROGRAM = Program("twostroke", DESCRIPTION, COMMANDS)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(PROGRAM.main())

@@ -282,7 +282,7 @@ class RouterConfig:
     owns_log_file: bool = False
     """Standard error is a file for this router alone, which it begins anew when it is large."""
     request_log: str | None = None
-    """File to which a line is appended for every answer (twostroke.simulate.request_log). None: no log."""
+    """File to which a line is appended for every answer (twostroke.request_log). None: no log."""
     event_faults: str = ""
     """For tests: "drop:0.01,duplicate:0.01,reorder:0.01,seed:1" spoils that share of the event batches that come in."""
 

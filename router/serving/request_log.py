@@ -18,8 +18,8 @@ from typing import Protocol
 from router.fleet.worker import Member
 from router.metrics import RouterMetrics
 from twostroke.errors import ConfigError
+from twostroke.request_log import LinkRecord, Record, WorkerRecord, line_of
 from twostroke.rpc.v1.control_pb2 import Tier
-from twostroke.simulate.request_log import LinkRecord, Record, WorkerRecord, line_of
 
 log = logging.getLogger(__name__)
 

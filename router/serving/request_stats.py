@@ -10,7 +10,7 @@ from router.metrics import Comparison
 from router.routing.policy import Decision
 from twostroke.ids import BlockName
 from twostroke.lifetime import Instant, Lifetime
-from twostroke.simulate.request_log import AnswerRecord, blocks_of
+from twostroke.request_log import AnswerRecord, blocks_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`twostroke bench policies` on real clusters: one utilisation, one round, one policy."""
+"""`python -m tests.bench policies` on real clusters: one utilisation, one round, one policy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.cli import main
+from tests.bench.__main__ import PROGRAM
 
 SMALL = ("--workload", "conversation", "--limit", "20", "--rate", "2", "--length-scale", "0.03125", "--seed", "5")
 
@@ -17,7 +17,7 @@ def test_a_real_cluster_is_measured_simulated_and_gone(tmp_path: Path) -> None:
     paced = "paced:prefill_tokens_per_s=4000,step_ms=4,page_bytes=1024,max_model_len=65536"
     cluster = ("--prefill", "1", "--decode", "1", "--kv-cache-memory", "4M", "--model", paced, "--warmup", "2")
     once = ("--policies", "round-robin", "--rounds", "1", "--utilisations", "0.5", "--simulate", "--json", str(out))
-    assert main(["bench", "policies", *SMALL, *cluster, *once, "--log-dir", str(tmp_path)]) == 0
+    assert PROGRAM.main(["policies", *SMALL, *cluster, *once, "--log-dir", str(tmp_path)]) == 0
     assert not [child for child in psutil.Process().children(recursive=True) if "serve" in child.cmdline()]
     said = json.loads(out.read_text())
     (measured,) = said["trials"]

@@ -15,9 +15,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.cli import USAGE_ERROR, main
+from cluster.flags.parser import USAGE_ERROR
 from cluster.router_process import is_ready
 from tests.cluster.processes import PATIENCE_S, TOKEN, Client, running_cluster
+from tools.cli import main
 from twostroke.config import CacheConfig, ModelConfig
 
 PACED = ModelConfig(model="paced:step_ms=10,max_model_len=2048")

@@ -34,10 +34,11 @@ from tests.cluster.served import (
     wait_until,
 )
 from tests.deploy.documents import commands_in
+from tools.simulate.traces.request_log import record_of
+from tools.simulate.traces.trace import read_trace
 from twostroke.event_log import MOST_FILE_BYTES
+from twostroke.request_log import AnswerRecord, WorkerRecord
 from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
-from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
-from twostroke.simulate.traces import read_trace
 
 README = CHECKOUT / "README.md"
 LOG = "requests.jsonl"

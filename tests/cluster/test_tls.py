@@ -15,14 +15,14 @@ import grpc.aio
 import psutil
 import pytest
 
-from cluster.cli import main
 from cluster.clients.resuming import ResumingClient
 from cluster.clients.tls import door_of
 from cluster.flags.client_tls import ClientTls
 from tests.certificates import DAY, Authority, Issued
+from tests.chaos.fuzz.mutate import frame
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess, port_of, running_cluster
-from tests.fuzz.mutate import frame
 from tests.unit.worker.rig import paced, prompt_of
+from tools.cli import main
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc

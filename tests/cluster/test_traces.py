@@ -13,10 +13,10 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from cluster.cli import main
 from cluster.flags.token import VARIABLE
 from tests.cluster.collector import Collector, collecting, values_of
 from tests.cluster.processes import PATIENCE_S, SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
+from tools.cli import main
 from twostroke.config import ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 from twostroke.tracing.config import TracingConfig

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import COMMANDS, build_parser
 from cluster.file import keys
 from tests.certificates import Authority
 from tests.deploy.documents import Command, codes, commands
 from tests.deploy.tools import ROOT, tool
+from tools.cli import COMMANDS, PROGRAM
 
 READMES = ("README.md", "deploy/README.md")
 DOCUMENTS = (*READMES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -30,11 +30,11 @@ GATE = "the gate"
 """`.ci/run` is `make test`; what that makes first is run by it, too."""
 SERVE = "tests/cluster/test_serve.py"
 JOIN = "tests/cluster/test_join.py"
-START = "tests/hosts/test_start_scripts.py"
+START = "tests/chaos/hosts/test_start_scripts.py"
 CHECK = "tests/deploy/test_manifests.py"
 KEEP = f"{JOIN}::test_what_a_killed_launcher_left_is_taken_over_with_its_file_and_with_nothing_else"
 JOINED = f"{JOIN}::test_it_serves_on_the_joined_cluster_and_takes_only_its_own_actors_away"
-THREE = "tests/hosts/test_hosts.py"
+THREE = "tests/chaos/hosts/test_hosts.py"
 HOSTS = f"{THREE}::test_three_hosts_serve_across_and_neither_a_pulled_cable_nor_rays_heads_death_loses_anything"
 MADE = f"{SERVE}::test_down_ends_the_server_that_make_serve_started"
 PASTED = f"{SERVE}::test_the_printed_commands_and_those_of_the_readme_can_be_pasted"
@@ -51,11 +51,11 @@ RUN_BY: dict[str, tuple[str, str]] = {
     """"stream": true}'""": (PASTED, "curl"),
     ".venv/bin/twostroke chat --grpc 127.0.0.1:50051 'Why is the sky blue?'": (PASTED, "chat"),
     "twostroke simulate": (
-        "tests/unit/cluster/simulate/test_commands.py::test_policies_are_compared_at_every_pace_with_round_robin",
+        "tests/unit/tools/simulate/test_commands.py::test_policies_are_compared_at_every_pace_with_round_robin",
         "simulated(",
     ),
     "twostroke bench compare": (
-        "tests/unit/bench/test_compare_session.py::test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios",
+        "tests/unit/tools/bench/test_compare_session.py::test_two_endpoints_get_the_same_prompts_in_turns_and_end_in_ratios",
         "compare",
     ),
     "twostroke serve": (f"{SERVE}::server", "SMALL"),
@@ -89,7 +89,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
         "tests/deploy/test_ray_up.py::test_a_job_brings_its_file_and_goes_on_with_the_fleet",
         "job.sh",
     ),
-    "ray start": (HOSTS, "cluster.hosts"),
+    "ray start": (HOSTS, "tests.chaos.hosts"),
     "systemd-analyze verify": (
         f"{START}::test_systemd_takes_the_units_and_they_start_the_scripts_again",
         '"systemd-analyze", "verify"',
@@ -113,7 +113,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
 }
 """Command -> (FILE::FUNCTION that runs it, or one like it at another port, on another folder or with a smaller model;
 words of that function that do)."""
-RAYUP = "tests/rayup/test_rayup.py::test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it"
+RAYUP = "tests/chaos/rayup/test_rayup.py::test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it"
 LOCAL = "deploy/ray/cluster.local.yaml"
 RUN_BY_HAND: dict[str, tuple[str, str, str]] = {
     f"ray up {LOCAL}": ("rayup", RAYUP, "ray up --yes {CLUSTER}"),
@@ -278,7 +278,10 @@ def unknown_of(text: str, root: Path) -> Iterator[str]:
     elif (key := re.fullmatch(r"([a-z]+)\.([a-z_]+)", text)) is not None and key[1] in keys.known():
         if key[2] not in {*keys.known(key[1]), *SUFFIXES}:
             yield f"key {text}"
-    elif re.fullmatch(r"(tests|deploy|docs|cluster|router|twostroke)/[\w./-]+", text) and not (root / text).exists():
+    elif (
+        re.fullmatch(r"(tests|deploy|docs|tools|cluster|router|twostroke)/[\w./-]+", text)
+        and not (root / text).exists()
+    ):
         yield text
 
 
@@ -299,7 +302,7 @@ def words_of_ours(text: str) -> list[str] | None:
 @functools.cache
 def flags_of(command: str) -> frozenset[str]:
     """Of all its subcommands, too: `bench compare` has flags that `bench` has not."""
-    parser = build_parser([command])
+    parser = PROGRAM.parser([command])
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return frozenset(_flags_below(subparsers.choices[command]))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.pods.pod import Image, mounts_of
 from tests.deploy.tools import ROOT
-from tests.pods.pod import Image, mounts_of
 
 MAKEFILE = ROOT / "Makefile"
 BY_ROOT = ("pods", "hosts", "rayup", "image")

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.cli import build_parser
 from cluster.commands.up import run as up
 from cluster.file.cluster import read
 from tests.deploy.tools import ROOT
+from tools.cli import PROGRAM
 
 RAY_FILES = sorted((ROOT / "deploy" / "ray").glob("cluster.*.yaml"))
 EXAMPLES = sorted((ROOT / "deploy" / "examples").glob("*.yaml"))
@@ -71,7 +71,7 @@ def test_groups_of_nodes_are_labelled_with_the_roles_of_workers() -> None:
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.name)
 def test_examples_are_cluster_files(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["up", "-f", str(file), "--check"]
-    assert up(build_parser(arguments).parse_args(arguments)) == 0
+    assert up(PROGRAM.parser(arguments).parse_args(arguments)) == 0
     assert "smollm2-135m" in capsys.readouterr().out
     assert read(file).config.routers == 1
 
@@ -105,5 +105,5 @@ def test_a_job_brings_its_file_and_goes_on_with_the_fleet(tmp_path: Path) -> Non
     asked, _, brought = done.stdout.partition("\n")
     assert asked.startswith("job submit --no-wait --submission-id twostroke --working-dir ")
     (arguments,) = re.findall(r" -- twostroke (.*)$", asked)
-    assert build_parser(["up"]).parse_args(arguments.split()).keep
+    assert PROGRAM.parser(["up"]).parse_args(arguments.split()).keep
     assert brought == (ROOT / "deploy/examples/hosts.yaml").read_text()

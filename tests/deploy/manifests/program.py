@@ -10,11 +10,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cluster.cli import build_parser
 from cluster.flags import security, tls, tracing
 from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
 from tests.deploy.manifests.words import is_image
+from tools import cli
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
 
@@ -209,7 +209,7 @@ def parsed(words: tuple[str, ...]) -> tuple[argparse.Namespace | None, str]:
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-            args = build_parser(words).parse_args(words)
+            args = cli.PROGRAM.parser(words).parse_args(words)
         for config_from in _CONFIGS if hasattr(args, "cluster_tls_cert") else ():
             config_from(args)
         return args, ""

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import USAGE_ERROR, build_parser, main
 from cluster.commands import serve
 from cluster.file import keys
 from cluster.file.cluster import load
 from cluster.file.text import parse
+from cluster.flags.parser import USAGE_ERROR
 from cluster.flags.token import VARIABLE, read
 from cluster.placement import Misfit, Node, first_misfit
 from tests.certificates import DAY, Authority
+from tools.cli import PROGRAM, main
 from twostroke.config import ClusterConfig, Role
 from twostroke.errors import ConfigError
 from twostroke.placement_config import RoleConfig
@@ -64,7 +65,7 @@ def config_of(text: str) -> ClusterConfig:
 
 def test_a_file_says_what_flags_say_and_what_roles_ask_of_nodes() -> None:
     flags = ["serve", *FLAGS]
-    by_flags = serve.config_from(build_parser(flags).parse_args(flags))
+    by_flags = serve.config_from(PROGRAM.parser(flags).parse_args(flags))
     config = config_of(WHOLE)
     prefill, decode = config.role(Role.PREFILL), config.role(Role.DECODE)
     assert (prefill.threads, prefill.num_cpus, prefill.num_gpus, prefill.memory_bytes) == (8, 4.0, 1.0, 2 << 30)

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cluster import state_file
-from cluster.bench.options import options_from
-from cluster.cli import COMMANDS, build_parser, main
 from router.addresses import Addresses
+from tools.bench.options import options_from
+from tools.cli import COMMANDS, PROGRAM, main
 from twostroke import __version__
 from twostroke.errors import ConfigError
 from twostroke.models.catalog import hub_marker
@@ -39,7 +39,9 @@ def parsers() -> dict[tuple[str, ...], argparse.ArgumentParser]:
 
     found = {}
     for command in COMMANDS:
-        found |= {words: parser for words, parser in walk((), build_parser([command])) if words[:1] in ((), (command,))}
+        found |= {
+            words: parser for words, parser in walk((), PROGRAM.parser([command])) if words[:1] in ((), (command,))
+        }
     return found
 
 
@@ -112,7 +114,7 @@ def test_bench_finds_the_running_server(
 ) -> None:
     def target(*words: str) -> tuple[str, str | None]:
         arguments = ["bench", *words]
-        chosen = options_from(build_parser(arguments).parse_args(arguments)).target
+        chosen = options_from(PROGRAM.parser(arguments).parse_args(arguments)).target
         return chosen.url, chosen.grpc
 
     pid = str(two_servers[1])
@@ -128,7 +130,7 @@ def test_bench_says_what_it_needs_of_a_server_with_tls(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     state_file.write(state_file.own((Addresses("h:1", "h:2", "h:3", "h:1"),), "m", "log", has_tls=True))
     with pytest.raises(ConfigError, match="--tls-ca"):
-        options_from(build_parser(["bench"]).parse_args(["bench"]))
+        options_from(PROGRAM.parser(["bench"]).parse_args(["bench"]))
 
 
 def test_cached_models_are_listed_with_dtype_size_and_folder(

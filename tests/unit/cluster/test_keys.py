@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli import main
 from router.frontend.auth.api_keys import find_key, parse_keys
+from tools.cli import main
 from twostroke.errors import InvalidApiKey
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from cluster import start_checks
-from cluster.cli import COMMANDS, USAGE_ERROR, build_parser, main
 from cluster.commands.serve import config_from
 from cluster.flags.memory import memory_bytes, size_text
+from cluster.flags.parser import USAGE_ERROR
 from cluster.spec import RouterPorts, fleet_spec, router_configs, router_ports
+from tools.cli import COMMANDS, PROGRAM, main
 from twostroke.config import DEVICE_SHARE, ClusterConfig
 from twostroke.doors_config import DoorsConfig
 from twostroke.errors import ConfigError
@@ -24,7 +25,7 @@ CLUSTER_FILES = {"cert": "w.crt", "key": "w.key", "ca": "ca"}
 
 def config_of(*flags: str) -> ClusterConfig:
     arguments = ["serve", *flags]
-    return config_from(build_parser(arguments).parse_args(arguments))
+    return config_from(PROGRAM.parser(arguments).parse_args(arguments))
 
 
 def test_no_flags_mean_the_defaults_of_the_config() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from tests.fuzz.wire import Wire
+from tests.chaos.fuzz.wire import Wire
 from tests.unit.transfer.fenced_lives import SOURCE_PAGES, Bytes, Call, Life, StillLoop, metrics
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError, TransferFailed

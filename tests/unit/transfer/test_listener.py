@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.mutate import frame
+from tests.chaos.fuzz.mutate import frame
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer import listener

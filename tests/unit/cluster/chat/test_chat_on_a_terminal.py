@@ -23,7 +23,7 @@ import pytest
 from aiohttp import web
 
 from cluster.chat.server import GrpcServer, Sampling
-from cluster.cli import main
+from tools.cli import main
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 PATIENCE_S = 60.0

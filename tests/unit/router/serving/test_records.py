@@ -9,8 +9,9 @@ import pytest
 
 from tests.unit.router.serving.asking import eventually
 from tests.unit.router.serving.conftest import BLOCK
+from tools.simulate.traces.request_log import record_of
 from twostroke.errors import ServeError
-from twostroke.simulate.request_log import AnswerRecord, WorkerRecord, record_of
+from twostroke.request_log import AnswerRecord, WorkerRecord
 
 
 def records(path) -> tuple[list[AnswerRecord], list[WorkerRecord]]:

@@ -12,8 +12,9 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.serving.request_log import MAX_PENDING, NoLog, RequestLog, ready_made, request_log
+from tools.simulate.traces.request_log import record_of
 from twostroke.errors import ConfigError
-from twostroke.simulate.request_log import AnswerRecord, line_of, record_of
+from twostroke.request_log import AnswerRecord, line_of
 
 
 def answer(number: int) -> AnswerRecord:

@@ -1,0 +1,31 @@
+"""`python -m tests.bench NAME`: see `COMMANDS`."""
+
+from __future__ import annotations
+
+import sys
+
+from cluster.cli import Command, Program
+
+COMMANDS = {
+    "kernels": Command(
+        "tests.bench.kernels",
+        "attention, matrix products and whole steps on this machine's CPU, over what it can do at most",
+    ),
+    "determinism": Command(
+        "tests.bench.determinism",
+        "shares of streams that are the same wherever they are computed, and what --deterministic costs",
+    ),
+    "policies": Command(
+        "tests.bench.policies",
+        "routing policies on real clusters in turns, under the same requests; the simulator beside them",
+    ),
+    "index": Command(
+        "tests.bench.index",
+        "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",
+    ),
+    "decisions": Command("tests.bench.decisions", "how long the router thinks about one request, in a large fleet"),
+}
+PROGRAM = Program("python -m tests.bench", "Measure the product's parts.", COMMANDS)
+
+if __name__ == "__main__":
+    sys.exit(PROGRAM.main())

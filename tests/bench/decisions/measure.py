@@ -1,0 +1,135 @@
+"""Fills an index, draws a fleet's loads, and times decisions in it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+
+from cluster.checks import STDOUT
+from cluster.output import write_json
+from router.fleet.worker import Member
+from router.routing.policies import policy_named
+from router.routing.reservations import Reservations
+from router.routing.selector import Ask, Selector, Shape
+from tests.bench.decisions.options import DecisionOptions
+from tests.bench.index.content import DEEP_BLOCKS, SHALLOW_BLOCKS, Content
+from tests.bench.index.subjects import subject_named
+from tests.bench.index.subjects.our_index import EPOCH, OurIndex
+from twostroke.config import Role
+from twostroke.ids import BlockName, RequestId
+from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, LinkRate, Load, StepCosts
+
+BLOCK_TOKENS = 16
+IN_FLIGHT = 256
+"""Requests placed and without a first token while the next one is."""
+WARM_UP = 50
+COSTS = StepCosts(
+    step_s=0.015, stream_s=1.5e-4, context_token_s=2e-8, prompt_token_s=1e-4, prompt_pair_s=1.3e-9,
+    step_tokens=4096, step_target_s=0.04,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """Milliseconds of one decision."""
+
+    blocks: int
+    """Of the request's prompt."""
+    p50_ms: float
+    p99_ms: float
+    cpu_p99_ms: float
+
+
+def run_session(options: DecisionOptions) -> int:
+    taken = measure(options)
+    console = Console(stderr=options.json_path == STDOUT)
+    console.print(f"policy {options.policy}, {options.workers} workers, {options.blocks} blocks, {IN_FLIGHT} in flight")
+    for row in taken:
+        console.print(
+            f"prompt of {row.blocks} blocks: p50 {row.p50_ms:.2f} ms, p99 {row.p99_ms:.2f} ms "
+            f"(of CPU time {row.cpu_p99_ms:.2f} ms)"
+        )
+    rows = [asdict(row) for row in taken]
+    write_json({"schema_version": 1, "options": asdict(options), "decisions": rows}, options.json_path)
+    return 0
+
+
+def measure(options: DecisionOptions) -> list[Taken]:
+    """One row for short prompts and one for long ones."""
+    content = Content(workers=options.workers, blocks=options.blocks, seed=options.seed)
+    subject = subject_named("twostroke", options.workers)
+    assert isinstance(subject, OurIndex)
+    for stored in content.stored():
+        subject.learn(stored.worker, subject.message(stored))
+    return [_taken(options, content, subject, depth) for depth in (SHALLOW_BLOCKS, DEEP_BLOCKS)]
+
+
+def _taken(options: DecisionOptions, content: Content, subject: OurIndex, depth: int) -> Taken:
+    draws = random.Random(f"loads {options.seed}")
+    reservations = Reservations()
+    selector = Selector(policy_named(options.policy), subject.index, reservations, seed=options.seed)
+    decode, prefill = _members(subject, draws)
+    shape = Shape(block_size=BLOCK_TOKENS, page_bytes=1 << 20)
+    wall_s: list[float] = []
+    cpu_s: list[float] = []
+    in_flight: deque[RequestId] = deque()
+    for number, ask in enumerate(_asks(content, depth, WARM_UP + options.decisions)):
+        started_s, started_cpu_s = time.perf_counter(), time.thread_time()
+        selector.select(ask, shape, decode, prefill, number / 1000)
+        wall_s.append(time.perf_counter() - started_s)
+        cpu_s.append(time.thread_time() - started_cpu_s)
+        in_flight.append(ask.request_id)
+        if len(in_flight) > IN_FLIGHT:
+            reservations.end(in_flight.popleft())
+    return Taken(
+        blocks=depth,
+        p50_ms=1e3 * statistics.median(wall_s[WARM_UP:]),
+        p99_ms=1e3 * _p99(wall_s[WARM_UP:]),
+        cpu_p99_ms=1e3 * _p99(cpu_s[WARM_UP:]),
+    )
+
+
+def _asks(content: Content, depth: int, count: int) -> Iterator[Ask]:
+    for number, question in enumerate(content.questions(depth, count, popular=False)):
+        names = tuple(BlockName(name) for name in question.names)
+        tokens = len(names) * BLOCK_TOKENS + 5
+        request_id = RequestId(f"{depth}-{number}")
+        yield Ask(request_id=request_id, known_tokens=tokens, names=names, most_answer_tokens=300)
+
+
+def _members(subject: OurIndex, draws: random.Random) -> tuple[list[Member], list[Member]]:
+    """Decode workers and prefill workers: every other one, so that both hold of everything."""
+    workers = subject.workers
+    members = []
+    for number, worker in enumerate(workers):
+        role = Role.DECODE if number % 2 else Role.PREFILL
+        member = Member(worker, role, "", EPOCH, WORKER_STATE_SERVING)
+        links = [
+            LinkRate(worker_id=peer, latency_s=0.002, bytes_per_s=draws.uniform(1e9, 1e10))
+            for peer in workers[::2]
+            if peer != worker
+        ]
+        load = Load(
+            running=draws.randrange(30),
+            queued_s=draws.expovariate(2.0),
+            queued_tokens=draws.randrange(20_000),
+            pages_free=draws.choice((0, 2000)),
+            pages_cached=20_000,
+            pages_active=draws.randrange(3000),
+            prefill_busy_s=0.0,
+            costs=COSTS,
+            links=links,
+        )
+        member.report(load, 0.0)
+        members.append(member)
+    return members[1::2], members[::2]
+
+
+def _p99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]

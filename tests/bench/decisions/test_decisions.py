@@ -1,0 +1,35 @@
+"""The benchmark of decisions decides for real, in a fleet of the size that was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.flags.parser import USAGE_ERROR
+from tests.bench.__main__ import PROGRAM
+
+SMALL = ["decisions", "--blocks", "8000", "--workers", "8", "--decisions", "120"]
+
+
+def test_both_lengths_of_prompts_are_timed(tmp_path: Path) -> None:
+    told = tmp_path / "decisions.json"
+    assert PROGRAM.main([*SMALL, "--json", str(told)]) == 0
+    short, long = json.loads(told.read_text())["decisions"]
+    assert (short["blocks"], long["blocks"]) == (24, 750)
+    for row in (short, long):
+        assert 0 < row["p50_ms"] <= row["p99_ms"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--workers", "3"], "--workers must be at least 4"),
+        (["--blocks", "10"], "--blocks must be at least"),
+        (["--decisions", "1"], "--decisions must be at least 2"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert PROGRAM.main([*SMALL, *flags]) == USAGE_ERROR
+    assert complaint in capsys.readouterr().err

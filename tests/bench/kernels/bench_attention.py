@@ -1,0 +1,87 @@
+"""Attention over pages that lie scattered, as in a pool that has been used: all layers of a decode or prefill step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tests.bench.kernels.setting import Setting
+from tests.bench.kernels.timing import Result, Work, timed
+from twostroke.kernels.attention import RaggedBatch
+from twostroke.kernels.choice import choose_attention
+from twostroke.models.spec import DTYPE_BYTES
+
+BLOCK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sequences that all have so many new tokens at the end of so long a context."""
+
+    sequences: int
+    new: int
+    context: int
+
+
+DECODE = (Span(1, 1, 1024), Span(4, 1, 1024), Span(16, 1, 128), Span(16, 1, 1024), Span(4, 1, 4096))
+PREFILL = (Span(1, 512, 512), Span(1, 512, 2048))
+
+
+def bench_decode(setting: Setting, spans: Sequence[Span] = DECODE) -> Iterator[Result]:
+    for span in spans:
+        yield _timed_span(setting, "decode", span, f"{span.sequences} x {span.context} context")
+
+
+def bench_prefill(setting: Setting, spans: Sequence[Span] = PREFILL) -> Iterator[Result]:
+    for span in spans:
+        yield _timed_span(setting, "prefill", span, f"{span.new} tokens at the end of {span.context}")
+
+
+def attention_work(setting: Setting, span: Span) -> Work:
+    """Of all layers: every key and value is read once; a query and a key, or weights and values, are 2 * dim."""
+    spec = setting.spec
+    token_bytes = 2 * spec.kv_heads * spec.head_dim * DTYPE_BYTES[setting.model.dtype]
+    pairs = span.sequences * sum(range(span.context - span.new + 1, span.context + 1))
+    return Work(
+        bytes=float(spec.layers * span.sequences * span.context * token_bytes),
+        operations=float(spec.layers * pairs * spec.heads * spec.head_dim * 4),
+    )
+
+
+@torch.inference_mode()
+def _timed_span(setting: Setting, part: str, span: Span, what: str) -> Result:
+    spec = setting.spec
+    blocks = -(-span.context // BLOCK)
+    pool = torch.empty(span.sequences * blocks, *spec.page_shape(BLOCK), dtype=setting.dtype).normal_()
+    backend = choose_attention(
+        pool, heads=spec.heads, scale=spec.head_dim**-0.5, kernels=setting.kernels, team=setting.team
+    )
+    batch = _batch(span, blocks, spec.head_dim)
+    q = torch.randn(span.sequences * span.new, spec.heads, spec.head_dim).to(setting.dtype)
+
+    def all_layers() -> None:
+        with setting.step():
+            step = backend.begin(batch)
+            for layer in range(spec.layers):
+                step.attend(layer, q)
+
+    return setting.result(part, what, attention_work(setting, span), timed(all_layers, setting.repeats))
+
+
+def _batch(span: Span, blocks: int, head_dim: int) -> RaggedBatch:
+    pages = torch.randperm(span.sequences * blocks, dtype=torch.int32).view(span.sequences, blocks)
+    positions = torch.arange(span.context - span.new, span.context, dtype=torch.int32).repeat(span.sequences)
+    rows = torch.arange(span.sequences).repeat_interleave(span.new)
+    slots = pages[rows, positions.long() // BLOCK].long() * BLOCK + positions.long() % BLOCK
+    angles = torch.zeros(len(positions), head_dim // 2)
+    return RaggedBatch(
+        positions=positions,
+        query_starts=tuple(range(0, len(positions) + 1, span.new)),
+        context_lens=(span.context,) * span.sequences,
+        block_tables=pages,
+        write_slots=slots,
+        cosines=angles.cos(),
+        sines=angles.sin(),
+    )

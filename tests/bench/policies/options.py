@@ -1,0 +1,133 @@
+"""The flags of `tests.bench policies`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.checks import file_can_be_made, positive
+from router.routing.policies import POLICIES
+from tools.simulate.options import Source, add_source, source_from
+from tools.simulate.variants import BASELINE, arms_from
+from twostroke.errors import ConfigError
+
+DEFAULT_POLICIES = "kv,round-robin,least-requests"
+DEFAULT_UTILISATIONS = (0.6, 0.85, 1.15)
+OWN_FLAGS = frozenset({"--policy", "--request-log", "--http-port", "--grpc-port", "--prefill", "--decode", "--seed"})
+"""Of `serve`: said for every trial. A second value would silently win, and the table would name the wrong thing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How clusters are started."""
+
+    model: str
+    prefill: int
+    decode: int
+    kv_cache_memory: str | None
+    seed: int
+    flags: tuple[str, ...]
+    """Others of `twostroke serve`, as they are."""
+
+    def __post_init__(self) -> None:
+        positive("--prefill", self.prefill)
+        positive("--decode", self.decode)
+        for flag in self.flags:
+            if flag.partition("=")[0] in OWN_FLAGS:
+                raise ConfigError(f"--serve-flags: {flag} is for `tests.bench policies` to say", field="serve_flags")
+
+    def arguments(self, policy: str, log: Path) -> list[str]:
+        memory = [] if self.kv_cache_memory is None else ["--kv-cache-memory", self.kv_cache_memory]
+        counts = ["--prefill", str(self.prefill), "--decode", str(self.decode)]
+        ports = ["--http-port", "0", "--grpc-port", "0"]
+        own = ["--policy", policy, "--seed", str(self.seed), "--request-log", str(log)]
+        return ["--model", self.model, *memory, *counts, *ports, *own, *self.flags]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoliciesOptions:
+    source: Source
+    served: Served
+    policies: tuple[str, ...]
+    """The baseline is one of them."""
+    utilisations: tuple[float, ...]
+    rounds: int
+    warmup: int
+    simulates: bool
+    log_dir: Path | None
+    """Where request logs stay; None: nowhere."""
+    json_path: str | None
+
+    def __post_init__(self) -> None:
+        for value in self.utilisations:
+            positive("--utilisations", value)
+        positive("--rounds", self.rounds)
+        positive("--warmup", self.warmup)
+        file_can_be_made("--json", self.json_path)
+        if self.log_dir is not None and not self.log_dir.is_dir():
+            raise ConfigError(f"--log-dir {self.log_dir}: is no directory", field="log_dir")
+        unknown = [policy for policy in self.policies if policy not in POLICIES]
+        if unknown:
+            raise ConfigError(f"--policies: `twostroke serve` has no {', '.join(unknown)}", field="policies")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_source(parser)
+    group = parser.add_argument_group("which clusters")
+    group.add_argument("--model", default="paced:", help="as `serve --model` (default: %(default)s)")
+    group.add_argument("--prefill", type=int, default=4, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--decode", type=int, default=4, metavar="N", help="(default: %(default)s)")
+    group.add_argument("--kv-cache-memory", metavar="SIZE", help="as `serve --kv-cache-memory`")
+    group.add_argument(
+        "--serve-flags",
+        default="",
+        metavar="FLAGS",
+        help='others of `twostroke serve`: --serve-flags="--threads 2 --no-takeover"',
+    )
+    group = parser.add_argument_group("what is compared")
+    group.add_argument(
+        "--policies", default=DEFAULT_POLICIES, help=f"round-robin is always among them (default: {DEFAULT_POLICIES})"
+    )
+    group.add_argument(
+        "--utilisations",
+        type=float,
+        nargs="+",
+        default=DEFAULT_UTILISATIONS,
+        metavar="U",
+        help="of prefill workers under round-robin (default: %(default)s)",
+    )
+    group.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    group.add_argument(
+        "--warmup", type=int, default=32, metavar="N", help="short requests before each trial (default: %(default)s)"
+    )
+    group = parser.add_argument_group("results")
+    group.add_argument(
+        "--simulate",
+        action="store_true",
+        help="also play the same rows against a simulated fleet that is fitted to the request logs",
+    )
+    group.add_argument("--log-dir", type=Path, metavar="DIR", help="keep the request logs there")
+    group.add_argument("--json", metavar="FILE", help='"-": to standard output')
+
+
+def options_from(args: argparse.Namespace) -> PoliciesOptions:
+    return PoliciesOptions(
+        source=source_from(args),
+        served=Served(
+            model=args.model,
+            prefill=args.prefill,
+            decode=args.decode,
+            kv_cache_memory=args.kv_cache_memory,
+            seed=args.seed,
+            flags=tuple(shlex.split(args.serve_flags)),
+        ),
+        policies=tuple(dict.fromkeys((*arms_from(args.policies), BASELINE))),
+        utilisations=tuple(dict.fromkeys(args.utilisations)),
+        rounds=args.rounds,
+        warmup=args.warmup,
+        simulates=args.simulate,
+        log_dir=args.log_dir,
+        json_path=args.json,
+    )

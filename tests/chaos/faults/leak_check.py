@@ -1,0 +1,87 @@
+"""Whether anything is left of requests that are over: on any worker, in any router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+
+from tests.chaos.faults.outcome import MISMATCHES
+from tests.chaos.faults.testbed import POLL_S, Bed
+from tools.doctor.scrape import Samples, scrape
+from twostroke.errors import ServeError
+from twostroke.rpc.v1.control_pb2 import Load
+
+ROUTER_GAUGES = (
+    "twostroke_open_requests",
+    "twostroke_held_requests",
+    "twostroke_reservations",
+    "twostroke_foreign_reservations",
+)
+"""Of a router that nobody asks anything, all 0."""
+REFUSALS = (
+    "twostroke_stale_epochs_total",
+    "twostroke_stale_epochs_refused_total",
+    "twostroke_stale_token_entries_total",
+    "twostroke_stale_attempts_total",
+    MISMATCHES,
+)
+"""What those that came back, and bytes that were spoilt, met."""
+
+
+async def at_rest_within(bed: Bed, seconds: float) -> str | None:
+    """None as soon as nothing is left; what still is after so long."""
+    left: str | None = "nobody has answered"
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while (left := await _left(bed)) is not None:  # other processes have no events here
+                await asyncio.sleep(POLL_S)
+    return left
+
+
+async def _left(bed: Bed) -> str | None:
+    try:
+        view = await bed.view()
+        for member in view.members:
+            held = held_by((await bed.load(member.address)).load)
+            if held is not None:
+                return f"{member.worker_id}: {held}"
+    except ServeError as error:
+        return error.message
+    for router in bed.routers:
+        samples = await asyncio.to_thread(scrape, router.metrics)
+        for name in ROUTER_GAUGES:
+            total = _total(samples, name)
+            if total or not samples:
+                return f"router {router.http}: {name} {total:g}"
+    return None
+
+
+def held_by(load: Load) -> str | None:
+    """What a worker's pool and queues hold; None: nothing but its cache, and no page is missing."""
+    busy = {
+        "active": load.pages_active,
+        "arriving": load.pages_arriving,
+        "quarantined": load.pages_quarantined,
+        "running": load.running,
+        "waiting": load.waiting,
+    }
+    held = ", ".join(f"{count} {what}" for what, count in busy.items() if count)
+    if not held and load.pages_free + load.pages_cached != load.pages_total:
+        held = f"{load.pages_free} free and {load.pages_cached} cached of {load.pages_total} pages"
+    return held or None
+
+
+async def refusals(bed: Bed) -> Counter[str]:
+    """Of all processes that answer, since they began."""
+    counted: Counter[str] = Counter()
+    view = await bed.view()
+    workers = [member.metrics_address for member in view.members if member.metrics_address]
+    for address in (*workers, *(router.metrics for router in bed.routers)):
+        samples = await asyncio.to_thread(scrape, address)
+        counted.update({name: int(_total(samples, name)) for name in REFUSALS if name in samples})
+    return counted
+
+
+def _total(samples: Samples, name: str) -> float:
+    return sum(value for _, value in samples.get(name, ()))

@@ -1,0 +1,149 @@
+"""Clusters one after the other, each broken many times; progress, verdict, JSON and tables."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.output import write_json
+from tests.chaos import page_section
+from tests.chaos.faults.answer import Transcript
+from tests.chaos.faults.bounds import overruns
+from tests.chaos.faults.client import Clients
+from tests.chaos.faults.load import Load
+from tests.chaos.faults.options import FaultsOptions
+from tests.chaos.faults.outcome import Outcome, stale
+from tests.chaos.faults.report import Facts, summary, written
+from tests.chaos.faults.run import Player
+from tests.chaos.faults.testbed import testbed
+from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
+from twostroke.faults.plan import BREAK
+
+SCHEMA_VERSION = 1
+"""Of the JSON; raised when a key changes its meaning."""
+SLOW_S = 3.0
+"""Until the next token: longer is no miss, but worth a look."""
+PART_OF_DEFAULT = 5
+"""One fault of so many is tried on the second cluster."""
+PACED_LOAD = Load(tokens=60, prompt_letters=320, long_tokens=900)
+REAL_LOAD = Load(tokens=40, prompt_letters=600, long_tokens=300)
+
+
+def run_session(options: FaultsOptions) -> int:
+    """Exit status: 1 on any miss."""
+    began_s = time.time()
+    outcomes: list[Outcome] = []
+    try:
+        asyncio.run(_Session(options, outcomes).run())
+    finally:
+        facts = Facts.now(options, time.time() - began_s)
+        write_json(_as_json(facts, outcomes), options.json_path)
+        print(summary(outcomes, facts), file=sys.stderr, flush=True)
+    if options.write is not None:
+        page_section.put(options.write, options.section, written(outcomes, facts))
+    return 1 if any(outcome.is_miss for outcome in outcomes) or overruns(outcomes)[0] else 0
+
+
+def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
+    """The trials of each cluster: most of them on the first one. Pure."""
+    only = options.only or (QUICK if options.quick else ())
+    draws = random.Random(f"share {options.seed}")
+    first, *others = options.transports
+    wanted = trials(_transport_of(first), options.seed, only)
+    if options.sample is not None:
+        wanted = in_turns(draws.sample(wanted, min(options.sample, len(wanted))), draws)
+    shares: list[tuple[str, list[Trial]]] = [(first, wanted)]
+    for other in others:
+        can = set(trials(_transport_of(other), options.seed, only))
+        drawn = {trial for trial in wanted if trial in can and draws.random() * PART_OF_DEFAULT < 1}
+        shares[0] = (first, [trial for trial in shares[0][1] if trial not in drawn])
+        shares.append((other, [trial for trial in wanted if trial in drawn]))
+    return [share for share in shares if share[1]]
+
+
+def _transport_of(transports: str) -> str:
+    """The one that workers of one host take."""
+    return transports.partition(",")[0] or "shm"
+
+
+class _Session:
+    def __init__(self, options: FaultsOptions, outcomes: list[Outcome]) -> None:
+        self._options = options
+        self._outcomes = outcomes
+        """Grows: whoever interrupts gets what there is."""
+        self._expected: dict[str, Transcript] = {}
+        self._total = 0
+
+    async def run(self) -> None:
+        shares = shared_out(self._options)
+        self._total = sum(len(wanted) for _, wanted in shares)
+        for transports, wanted in shares:
+            left = wanted
+            while left:
+                left = await self._one_cluster(transports, left)
+
+    async def _one_cluster(self, transports: str, wanted: Sequence[Trial]) -> list[Trial]:
+        """What it did not come to: a cluster in which something is left or missing is given up."""
+        options = self._options
+        environment = {} if options.breaks is None else {BREAK: options.breaks}
+        with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
+            async with testbed(Path(folder), options.flags(transports), environment) as (bed, logs):
+                clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
+                player = Player(bed, clients, load_of(options), QUICK_SECONDS if options.quick else SECONDS)
+                try:
+                    self._expected = await player.prepare(self._expected)
+                    for at, trial in enumerate(wanted):
+                        outcome = await player.play(trial, transports=transports, model=options.model)
+                        self._tell(outcome)
+                        if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
+                            kept_logs(logs, options.logs, outcome)
+                        if outcome.left or outcome.missing:
+                            return list(wanted[at + 1 :])
+                finally:
+                    await player.close()
+        return []
+
+    def _tell(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        waited = "" if outcome.recovery_s is None else f", {outcome.slowest} waited {outcome.recovery_s:.2f} s"
+        met = "" if outcome.met is None else f", {outcome.met} met it again: {stale(outcome.refused)}"
+        print(
+            f"faults: {len(self._outcomes)}/{self._total} {outcome.trial} in {outcome.broken or 'nobody'}: "
+            f"{outcome.streams} streams{waited}{met}, {outcome.took_s:.1f} s: {outcome.verdict}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def load_of(options: FaultsOptions) -> Load:
+    return (PACED_LOAD if options.is_paced else REAL_LOAD).with_seed(options.seed)
+
+
+def kept_logs(logs: Path, folder: Path | None, outcome: Outcome) -> None:
+    """A copy, where one is wanted: a cluster's own logs end with it."""
+    if folder is None:
+        return
+    name = str(outcome.trial).replace("/", "-")
+    with contextlib.suppress(shutil.Error):  # sockets are no files
+        shutil.copytree(logs, folder / name, dirs_exist_ok=True, symlinks=True)
+
+
+def _as_json(facts: Facts, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **dataclasses.asdict(facts),
+        "overruns": overruns(outcomes)[0],
+        "outcomes": [
+            {**dataclasses.asdict(outcome), "trial": str(outcome.trial), "verdict": outcome.verdict}
+            for outcome in outcomes
+        ],
+    }

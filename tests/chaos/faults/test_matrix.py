@@ -1,0 +1,61 @@
+"""The matrix's own machinery on a small cluster: no client notices a fault, and with a guard off the matrix does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.faults.client import Clients
+from tests.chaos.faults.load import Load
+from tests.chaos.faults.outcome import Outcome
+from tests.chaos.faults.run import Player
+from tests.chaos.faults.small_cluster import kept_cluster
+from tests.chaos.faults.testbed import Bed
+from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, Trial
+from twostroke.faults.plan import Guard, Kind
+
+LOAD = Load(tokens=50, prompt_letters=320, long_tokens=600, seed=3)
+PATIENCE_S = 1.5
+"""Of clients: half as long as a router is frozen, so that another one has their streams when it wakes up."""
+TRIES = 3
+NOTICED = (
+    (Guard.RESUME, "router/router.token/kill"),
+    (Guard.ATTEMPTS, "router/router.token/stop"),
+    (Guard.DIGESTS, "decode/pull.asking/corrupt"),
+    (Guard.FENCING, "decode/pull.announced/stop"),
+)
+
+
+async def played(player: Player, bed: Bed, text: str) -> Outcome:
+    process, point, kind = text.split("/")
+    return await player.play(Trial(process, point, Kind(kind)), transports="", model=bed.model)
+
+
+async def is_noticed(player: Player, bed: Bed, text: str) -> bool:
+    """Not each time that nothing prevents it does a fault do harm."""
+    for _ in range(TRIES):
+        outcome = await played(player, bed, text)
+        assert outcome.has_happened
+        if outcome.is_lossy:
+            return True
+    return False
+
+
+async def test_no_client_notices_a_fault_and_with_a_guard_off_the_matrix_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One cluster for all: to start it takes longer than to break it."""
+    async with kept_cluster(monkeypatch, tmp_path, decode=2) as bed:
+        player = Player(bed, Clients(routers=bed.routers, model=bed.model, patience_s=PATIENCE_S), LOAD, QUICK_SECONDS)
+        await player.prepare({})
+        for name in QUICK:
+            outcome = await played(player, bed, name)
+            assert outcome.verdict == "ok", outcome
+        for guard, name in NOTICED:
+            await bed.forget_cached()
+            _, wrong = await player.undisturbed(0.0001)
+            assert wrong == [], f"before {guard}, with all guards on"
+            await bed.switch_off(guard)
+            assert await is_noticed(player, bed, name), guard
+            await bed.switch_off(None)

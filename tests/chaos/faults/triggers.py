@@ -1,0 +1,92 @@
+"""What has to happen, besides requests, for some points to be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+from tests.chaos.faults.testbed import ANSWER_S, POLL_S, Bed, Target
+from twostroke.faults.plan import Fault, Kind
+from twostroke.faults.points import Process
+from twostroke.lifetime import Point
+from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
+
+DRAIN_S = 5.0
+CACHED_S = 1.0
+"""For the first of a family to leave something in a cache."""
+RETURN_S = 15.0
+"""For a worker to be there again; longer than its supervisor is frozen."""
+
+Stimulus = Callable[[Bed, Target, Fault, random.Random], Awaitable[None]]
+
+
+async def worker_dies(bed: Bed, draws: random.Random, kind: str = Process.PREFILL) -> None:
+    """And is started again."""
+    workers = [target for target in await bed.targets() if target.kind == kind]
+    worker, epochs = draws.choice(workers), await bed.epochs()
+    await bed.arm(worker, Fault(Point.WORKER_EVENTS, Kind.KILL))
+    await bed.whole_within(RETURN_S, over={worker.name: epochs[worker.name]})
+
+
+async def supervisor_has_to_act(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    del broken, fault
+    await worker_dies(bed, draws)
+
+
+async def somebody_watches(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    del broken, fault, draws
+    await bed.view()
+
+
+async def worker_is_drained(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    """The broken one, if it is a worker."""
+    del fault
+    workers = [target for target in await bed.targets() if target.kind in (Process.PREFILL, Process.DECODE)]
+    await _drain(bed, broken if broken.kind in (Process.PREFILL, Process.DECODE) else draws.choice(workers))
+
+
+async def peer_leaves(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    """To others of its kind, which fetch what it holds: the one that holds most, as soon as any holds something."""
+    del fault
+    give_up_s = time.monotonic() + CACHED_S
+    while True:
+        workers = [target for target in await bed.targets() if target.kind == broken.kind]
+        held = {worker: (await bed.load(worker.address)).load.pages_cached for worker in workers}
+        if any(held.values()) or time.monotonic() > give_up_s:
+            break
+        await asyncio.sleep(POLL_S)
+    draws.shuffle(workers)
+    await _drain(bed, max(workers, key=held.__getitem__))
+
+
+async def _drain(bed: Bed, worker: Target) -> None:
+    request = fleet_pb2.DrainWorkerRequest(worker_id=worker.name, deadline_s=DRAIN_S, restart=True)
+    async with bed.channel(await bed.fleet_address()) as channel:
+        await fleet_pb2_grpc.FleetStub(channel.channel).DrainWorker(
+            request, metadata=channel.metadata, timeout=DRAIN_S + ANSWER_S
+        )
+
+
+async def supervisor_begins_again(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
+    """With its fault from the start: it has come to the point before it can be called."""
+    del draws
+    bed.arm_next_life(broken, fault)
+    await bed.arm(broken, Fault(Point.SUPERVISOR_WATCHED, Kind.KILL))
+    await bed.view()
+
+
+STIMULI: dict[Point, Stimulus] = {
+    Point.SUPERVISOR_STARTING: supervisor_has_to_act,
+    Point.SUPERVISOR_ANNOUNCING: supervisor_has_to_act,
+    Point.SUPERVISOR_MOURNING: supervisor_has_to_act,
+    Point.SUPERVISOR_WATCHED: somebody_watches,
+    Point.SUPERVISOR_DRAINING: worker_is_drained,
+    Point.WORKER_DRAINING: worker_is_drained,
+    Point.SUPERVISOR_CREATING: supervisor_begins_again,
+}
+ON_NEW_CONNECTIONS = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_GREETED})
+"""Workers keep the connections that they have: it takes a new life of one for new ones."""
+CROWDED = frozenset({Point.DECODE_PREEMPTED})
+"""Reached where more sequences grow than a pool has pages for."""

@@ -1,0 +1,348 @@
+"""The parsers behind the doors, each driven by nothing but bytes: what a stranger, a peer or a client may send."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
+
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from router.frontend.http.app import build_http_app
+from router.frontend.preparation.preparer import InlinePreparer
+from router.frontend.request_handler import Front
+from router.frontend.resume import Progress, StreamPoint
+from router.frontend.text.tokenizer import ByteText
+from router.metrics import RouterMetrics
+from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
+from tests.chaos.fuzz.target import Target, Try
+from tests.chaos.fuzz.wire import Wire
+from tests.unit.router.conftest import ScriptedDispatcher
+from twostroke.errors import ServeError
+from twostroke.faults.plan import Fault
+from twostroke.ids import Epoch, PageId, RequestId
+from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.memory import PageMemory, Place
+from twostroke.request import Request, SampledToken, SamplingParams
+from twostroke.rpc import convert, events
+from twostroke.rpc.v1 import control_pb2, worker_pb2
+from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.frames import Deadline
+from twostroke.transfer.hello import PROTOCOL, Gate, introduce
+from twostroke.transfer.nixl import NixlConnection
+from twostroke.transfer.nixl_agent import Agent, RemotePages
+from twostroke.transfer.nixl_owner import serve_writes
+from twostroke.transfer.pulls import Tally, check_copies
+from twostroke.transfer.seal import PLAIN
+from twostroke.transfer.tcp_owner import serve_pages
+from twostroke.transfer.tcp_reader import TcpConnection
+
+PAGES, PAGE_BYTES = 4, 64
+RESUMED = "r-1~0123456789abcdef:0:3"
+"""A resume token."""
+OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
+READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
+ENDPOINT = Endpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
+CONTENT = 0xEE
+"""Of every byte of the owner's pages: no welcome or refusal has a page full of it."""
+HELLO = frame([PROTOCOL, "secret", "reader", str(READER.epoch), "fingerprint", str(OWNER.epoch)])
+WELCOME = frame(["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES])
+IDS, COUNTS = np.array([2, 0], "<u4").tobytes(), np.array([0, 0], "<u8").tobytes()
+HARMLESS = (ServeError, EOFError, OSError)
+"""What ends a connection, and nothing else."""
+
+
+class Untouched:
+    """Pages that nobody may change."""
+
+    def __init__(self) -> None:
+        self.memory = PageMemory(PAGES, PAGE_BYTES)
+        self.memory.data[:] = CONTENT
+        self.memory.generations[3] = 5
+
+    def check(self) -> None:
+        assert (self.memory.data == CONTENT).all()
+        assert self.memory.generations.tolist() == [0, 0, 0, 5]
+
+
+class NoAgent:
+    """Stands in for NIXL's: notes what it is asked to write."""
+
+    def __init__(self) -> None:
+        self.open = 0
+
+    def add(self, metadata: bytes, place: Place, pages: int, page_bytes: int) -> RemotePages:
+        assert isinstance(metadata, bytes)
+        assert 0 <= place.address < 1 << 64
+        self.open += 1
+        return RemotePages("agent", pages)
+
+    def remove(self, remote: RemotePages) -> None:
+        self.open -= 1
+
+    def write(self, pages: Any, remote: RemotePages, remote_pages: Any, deadline: Any, is_wanted: Any) -> None:
+        assert pages.max() < PAGES
+        assert remote_pages.max() < remote.handle
+
+
+@contextlib.contextmanager
+def tcp_owner() -> Iterator[Try]:
+    pages = Untouched()
+
+    def attempt(data: bytes) -> None:
+        wire = Wire(data)
+        with contextlib.suppress(*HARMLESS):
+            Gate(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            serve_pages(wire.sock, pages.memory)
+        pages.check()
+        assert bytes([CONTENT]) * PAGE_BYTES not in wire.sent or b"secret" in data, "pages for somebody unknown"
+
+    yield attempt
+    pages.memory.close()
+
+
+@contextlib.contextmanager
+def nixl_owner() -> Iterator[Try]:
+    pages = Untouched()
+
+    def attempt(data: bytes) -> None:
+        agent = NoAgent()
+        with contextlib.suppress(*HARMLESS):
+            wire = Wire(data)
+            Gate(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            serve_writes(wire.sock, pages.memory, cast(Agent, agent))
+        pages.check()
+        assert not agent.open
+
+    yield attempt
+    pages.memory.close()
+
+
+@contextlib.contextmanager
+def page_reader() -> Iterator[Try]:
+    """Owners may be anybody, too: what they answer goes into the wanted pages or nowhere."""
+    memory = PageMemory(PAGES, PAGE_BYTES)
+    tcp, nixl = TcpConnection(ENDPOINT, READER, memory, PLAIN), NixlConnection(ENDPOINT, READER, memory, PLAIN)
+    copies = (PageCopy(PageId(2), PageId(1), 0), PageCopy(PageId(0), PageId(3), 0))
+
+    def attempt(data: bytes) -> None:
+        memory.data[:] = 0
+        connection = tcp if not data or data[0] % 2 == 0 else nixl
+        wire = Wire(data[1:])
+        with contextlib.suppress(*HARMLESS):
+            introduce(wire.sock, READER, ENDPOINT, Deadline.after(9))
+            connection.copy_part(wire.sock, copies, Deadline.after(9), Tally())
+        assert not memory.data[[0, 2, PAGES]].any(), "bytes in a page that was not pulled into"
+
+    yield attempt
+    tcp.release()
+    memory.close()
+
+
+@contextlib.contextmanager
+def endpoint() -> Iterator[Try]:
+    memory = PageMemory(PAGES, PAGE_BYTES)
+
+    def attempt(data: bytes) -> None:
+        with contextlib.suppress(ServeError):
+            read = Endpoint.unpack(data)
+            assert Endpoint.unpack(read.pack()) == read
+            assert all(type(text) is str for text in (read.transport, read.address, read.host_id, read.fingerprint))
+            assert min(read.pages, read.page_bytes) >= 0
+            check_copies([PageCopy(PageId(3), PageId(0), 0)], read, memory)
+
+    yield attempt
+    memory.close()
+
+
+@contextlib.contextmanager
+def words() -> Iterator[Try]:
+    """Epochs and faults, as text."""
+
+    def attempt(data: bytes) -> None:
+        text = data.decode(errors="replace")
+        with contextlib.suppress(ServeError):
+            fault = Fault.parse(text)
+            assert Fault.parse(str(fault)).point is fault.point
+        with contextlib.suppress(ValueError):
+            epoch = Epoch.parse(text)
+            assert Epoch.parse(str(epoch)) == epoch
+            assert epoch.incarnation >= 0
+
+    yield attempt
+
+
+@contextlib.contextmanager
+def resume_token() -> Iterator[Try]:
+    def attempt(data: bytes) -> None:
+        for choices in (1, 4):
+            with contextlib.suppress(ServeError):
+                point = StreamPoint.after(data.decode(errors="replace"), choices, "resume_from")
+                assert len(point.sent) == choices
+                assert StreamPoint.after(Progress(point).ended(), choices, "resume_from").is_complete
+
+    yield attempt
+
+
+def message(kind: type[Message], convert: Callable[[Any], object]) -> Callable[[], Any]:
+    @contextlib.contextmanager
+    def opened() -> Iterator[Try]:
+        def attempt(data: bytes) -> None:
+            try:
+                read = kind.FromString(data)
+            except DecodeError:
+                return
+            with contextlib.suppress(ServeError):
+                convert(read)
+
+        yield attempt
+
+    return opened
+
+
+def open_and_back(read: worker_pb2.OpenRequest) -> None:
+    request = convert.request_from_message(read)
+    again = convert.request_to_message(request, fingerprint="f", worker_epoch="1.1", source=None)
+    assert repr(convert.request_from_message(again)) == repr(request)
+
+
+def batch_and_back(read: control_pb2.KvEventBatch) -> None:
+    events.batch_to_message(read.worker_id, Epoch(1, 1), events.batch_from_message(read))  # type: ignore[arg-type]
+
+
+def script(request: Any, choice: int) -> list[SampledToken]:
+    """Every choice goes on to a worker as one message."""
+    for params in request.sampling:
+        convert.sampling_to_message(params)
+    return [SampledToken(byte) for byte in b"hi"]
+
+
+@contextlib.contextmanager
+def http() -> Iterator[Try]:
+    """[method, path, headers, body]: the application, without a socket around it."""
+    dispatcher = ScriptedDispatcher(script=script)
+    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    app = build_http_app(front, max_body_bytes=1 << 16)
+
+    async def call(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> int:
+        said = [{"type": "http.request", "body": body, "more_body": False}]
+        statuses: list[int] = []
+        ended = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if said:
+                return said.pop()
+            await ended.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(answer: Any) -> None:
+            statuses.extend([answer["status"]] if "status" in answer else [])
+
+        scope = {
+            "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
+            "headers": headers, "http_version": "1.1", "scheme": "http", "client": ("c", 1), "server": ("s", 1),
+        }  # fmt: skip
+        await app(scope, receive, send)  # type: ignore[arg-type]
+        ended.set()
+        return statuses[0]
+
+    with asyncio.Runner() as runner:
+
+        def attempt(data: bytes) -> None:
+            try:
+                method, path, headers, body = json.loads(data)
+                raw = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+                sent = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+                path, method = "/" + str(path).lstrip("/"), str(method)
+                path.encode()
+                method.encode("ascii")
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                return
+            dispatcher.requests.clear()
+            dispatcher._aborted.clear()
+            dispatcher.early.clear()
+            status = runner.run(call(method, path, raw, sent))
+            assert status != 500, "an internal error"
+            assert not dispatcher.open_ids
+
+        yield attempt
+
+
+def _http_seeds() -> Sequence[bytes]:
+    chat = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True,
+            "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 2, "seed": 5}  # fmt: skip
+    text = {"prompt": ["a", "b"], "n": 2, "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 5,
+            "min_p": 0.1, "stop": ["x"], "logit_bias": {"7": -3.5}, "stop_token_ids": [1], "presence_penalty": 1,
+            "user": "u", "frequency_penalty": 1, "repetition_penalty": 1.2, "priority": 1, "timeout": 9.0,
+            "min_tokens": 1}  # fmt: skip
+    resumed = {"last-event-id": RESUMED, "x-request-timeout-s": "5", "x-tenant-id": "t", "x-request-id": "r-1"}
+    return [
+        json.dumps(row).encode()
+        for row in (
+            ["POST", "/v1/chat/completions", {"content-type": "application/json"}, chat],
+            ["POST", "/v1/chat/completions", resumed, chat],
+            ["POST", "/v1/completions", {"x-request-timeout-s": "5"}, text],
+            ["POST", "/v1/completions", resumed, {"prompt": [1, 2, 3], "max_tokens": 5, "stream": True}],
+            ["POST", "/tokenize", {}, {"prompt": "abc", "return_token_strs": True}],
+            ["POST", "/tokenize", {}, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}],
+            ["POST", "/detokenize", {}, {"tokens": [1, 2, 3], "model": "toy"}],
+            ["GET", "/v1/models/toy", {}, ""],
+            ["GET", "/metrics", {}, ""],
+            ["POST", "/v1/chat/completions", {}, '{"messages": [{"role": "user", "content": "hi"}]}'],
+        )
+    ]
+
+
+PROMPT = tuple(range(40))
+SAMPLING = SamplingParams(seed=3, max_tokens=9, top_k=4, logit_bias=((3, 1.5),), logprobs=2, stop_token_ids=(7,))
+OPEN = convert.request_to_message(
+    Request(
+        request_id=RequestId("r#0"), attempt=1, prompt=PROMPT, emitted=(SampledToken(1), SampledToken(2)),
+        names=tuple(name_blocks(PROMPT, 16)),
+        sampling=SAMPLING, deadline_s=2e9, router_id="router-0",
+    ),
+    fingerprint="fingerprint", worker_epoch="1.0000000000000007",
+    source=worker_pb2.PageSource(worker_id="p", address="127.0.0.1:9", epoch="1.0000000000000008"),
+)  # fmt: skip
+BATCH = control_pb2.KvEventBatch(
+    worker_id="w", epoch="1.0000000000000007", sequence=4, stored=bytes(32), removed=bytes(16), block_count=1,
+    digest=bytes(16), lower_tiers=[control_pb2.TierChange(tier=control_pb2.TIER_HOST, stored=bytes(16))],
+)  # fmt: skip
+TOKEN = worker_pb2.Token(id=5, logprob=-0.5, top=[worker_pb2.TopLogprob(id=5, logprob=-0.5)])
+ERROR = worker_pb2.ErrorInfo(kind="Overloaded", message="m", field="f")
+
+DOORS = [
+    Target("tcp-owner", [HELLO + frame([5.0, IDS, COUNTS]) * 2], mutate_frames, tcp_owner),
+    Target(
+        "nixl-owner",
+        [HELLO + frame([b"metadata", 4096, 1, 3]) + frame([5.0, IDS, IDS, COUNTS])],
+        mutate_frames,
+        nixl_owner,
+    ),
+    Target(
+        "page-reader",
+        [
+            b"\0" + WELCOME + b"\0" + bytes(2 * PAGE_BYTES) + b"\0",
+            b"\0" + WELCOME + b"\1" + frame(["page 2 has generation 1"]),
+            b"\1" + WELCOME + frame([""]),
+            b"\1" + frame(["refused", "StaleEpoch", "another life"]),
+        ],
+        mutate_bytes,
+        page_reader,
+    ),
+    Target("endpoint", [ENDPOINT.pack()], mutate_msgpack, endpoint),
+    Target("words", [b"1.0000000000000007", b"pull.copied:stop:2:1.5", b"router.token:kill:1"], mutate_bytes, words),
+    Target("resume-token", [RESUMED.encode(), b"r~0123456789abcdef:3:-,17e,3x2"], mutate_bytes, resume_token),
+    Target("open-message", [OPEN.SerializeToString()], mutate_message(worker_pb2.OpenRequest),
+           message(worker_pb2.OpenRequest, open_and_back)),
+    Target("events-message", [BATCH.SerializeToString()], mutate_message(control_pb2.KvEventBatch),
+           message(control_pb2.KvEventBatch, batch_and_back)),
+    Target("token-message", [TOKEN.SerializeToString()], mutate_message(worker_pb2.Token),
+           message(worker_pb2.Token, convert.token_from_message)),
+    Target("error-message", [ERROR.SerializeToString()], mutate_message(worker_pb2.ErrorInfo),
+           message(worker_pb2.ErrorInfo, convert.error_from_message)),
+    Target("http", _http_seeds(), mutate_json, http),
+]  # fmt: skip

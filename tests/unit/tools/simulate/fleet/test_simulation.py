@@ -1,0 +1,178 @@
+"""A simulated fleet: times that can be worked out by hand, nothing lost, the same again with the same seed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from tests.unit.tools.simulate.fleet.fleets import BLOCK, COST, SMALL, chats, row, run, trace
+from tools.simulate.fleet.results import Run, Status, percentile, token_hit_rate, ttfts, utilisation
+from tools.simulate.fleet.shape import Delays, Faults, FleetShape, HostTier
+from twostroke.config import Role
+from twostroke.errors import ConfigError
+from twostroke.schedule.scheduler import Scheduler
+
+PAIR = dataclasses.replace(SMALL, prefill=1, decode=1)
+DELAYS = Delays()
+
+
+def page_s(shape: FleetShape = PAIR) -> float:
+    return shape.page_bytes / shape.link_bytes_per_s
+
+
+def way_s() -> float:
+    """Of a request and its first token, without computing or copying anything."""
+    return DELAYS.door_s + DELAYS.open_s + 2 * DELAYS.pull_s + DELAYS.token_s
+
+
+def tail_s(context_tokens: int, tail_tokens: int) -> float:
+    return COST.of_streams(1, context_tokens) + COST.of_prompt(tail_tokens - 1, context_tokens - tail_tokens, 64)
+
+
+def test_a_first_token_comes_after_prefill_copy_and_tail() -> None:
+    done = run(trace([row(0.0, 3 * BLOCK + 5, 4, 0)]), PAIR, "round-robin").outcomes[0]
+    expected_s = way_s() + COST.of_prompt(3 * BLOCK, 0, 64) + 3 * page_s() + tail_s(3 * BLOCK + 5, 5)
+    assert done.status is Status.DONE
+    assert done.ttft_s == pytest.approx(expected_s)
+    assert (done.cached_tokens, done.source, done.decode) == (0, "prefill-0", "decode-0")
+    assert done.predicted_ttft_s == pytest.approx(expected_s, rel=0.25)
+
+
+def test_tokens_come_one_step_apart() -> None:
+    done = run(trace([row(0.0, 3 * BLOCK + 5, 30, 0)]), PAIR, "round-robin").outcomes[0]
+    assert done.ttft_s is not None
+    contexts = [3 * BLOCK + 5 + answered for answered in range(1, 30)]
+    steps = [COST.of_streams(1, context) for context in contexts]
+    assert done.finished_s == pytest.approx(done.arrived_s + done.ttft_s + sum(steps))
+    assert done.itl_mean_s == pytest.approx(sum(steps) / 29)
+    assert done.itl_max_s == pytest.approx(steps[-1])
+
+
+def test_prompts_wait_for_those_that_came_before_them() -> None:
+    """Two prompts of one full step each."""
+    rows = [row(0.0, 64 + 3, 1, 0), row(0.0, 64 + 3, 1, 1)]
+    first, second = run(trace(rows), PAIR, "round-robin").outcomes
+    assert first.ttft_s is not None
+    assert second.ttft_s == pytest.approx(first.ttft_s + COST.of_prompt(64, 0, 64), rel=0.02)
+
+
+def test_a_prompt_seen_before_is_found_where_it_is_kept() -> None:
+    rows = [row(0.0, 4 * BLOCK + 2, 2, 0), row(5.0, 4 * BLOCK + 2, 2, 0)]
+    first, again = run(trace(rows), PAIR, "round-robin").outcomes
+    assert first.ttft_s is not None
+    assert again.cached_tokens == 4 * BLOCK
+    expected_s = DELAYS.door_s + DELAYS.open_s + DELAYS.token_s + tail_s(4 * BLOCK + 2, 2)
+    assert again.ttft_s == pytest.approx(expected_s)
+
+
+def test_a_prefix_on_another_worker_is_pulled_from_there() -> None:
+    shape = dataclasses.replace(SMALL, page_bytes=10)
+    burst = [row(3 + index * 0.001, 20 * BLOCK + 2, 2, index % 2, shared=18) for index in range(12)]
+    done = run(trace([row(0.0, 20 * BLOCK + 2, 2, 9, shared=18), *burst]), shape)
+    assert any(outcome.peer is not None and outcome.pulled_tokens for outcome in done.outcomes)
+    assert all(outcome.pulled_tokens <= outcome.cached_tokens for outcome in done.outcomes)
+
+
+@pytest.mark.parametrize("policy", ["round-robin", "kv"])
+def test_every_prompt_token_is_computed_or_found(policy: str) -> None:
+    """And each answer's last prompt token runs with its first sample."""
+    done = run(chats(), SMALL, policy)
+    assert {outcome.status for outcome in done.outcomes} == {Status.DONE}
+    missed = sum(outcome.prompt_tokens - outcome.cached_tokens for outcome in done.outcomes)
+    assert sum(use.prompt_tokens for use in done.workers) + len(done.outcomes) == missed
+    assert sum(use.output_tokens for use in done.workers) == sum(outcome.output_tokens for outcome in done.outcomes)
+    assert done.gaps.tokens == sum(outcome.output_tokens - 1 for outcome in done.outcomes)
+    assert sum(use.served_pages for use in done.workers) == sum(use.pulled_pages for use in done.workers) > 0
+    assert done.unequal_indexes == ()
+    assert 0.05 < utilisation(done) + utilisation(done, Role.DECODE) < 2
+
+
+def test_knowing_what_is_cached_helps() -> None:
+    blind, knowing = run(chats(300), SMALL, "round-robin"), run(chats(300), SMALL, "kv")
+    assert 1 - token_hit_rate(knowing) < 0.65 * (1 - token_hit_rate(blind))
+    assert _p90(knowing) < _p90(blind)
+
+
+def test_a_seed_is_a_run() -> None:
+    shape = dataclasses.replace(SMALL, noise=0.3, delays=Delays(event_jitter_s=0.01), seed=4)
+    assert run(chats(), shape).outcomes == run(chats(), shape).outcomes
+    assert run(chats(), shape).outcomes != run(chats(), dataclasses.replace(shape, seed=5)).outcomes
+
+
+def test_steps_taken_at_once_are_steps_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = run(chats(200))
+    monkeypatch.setattr(Scheduler, "repeats", lambda scheduler, step: 0)
+    one_by_one = run(chats(200))
+    assert sum(use.steps for use in at_once.workers) == sum(use.steps for use in one_by_one.workers)
+    for fast, slow in zip(at_once.outcomes, one_by_one.outcomes, strict=True):
+        assert (fast.decode, fast.source, fast.cached_tokens) == (slow.decode, slow.source, slow.cached_tokens)
+        assert fast.ttft_s == pytest.approx(slow.ttft_s)
+        assert fast.finished_s == pytest.approx(slow.finished_s)
+        assert fast.itl_max_s == pytest.approx(slow.itl_max_s)
+    assert at_once.gaps.percentile(0.99) == pytest.approx(one_by_one.gaps.percentile(0.99), rel=0.03)
+
+
+def test_host_memory_keeps_what_the_device_forgets() -> None:
+    small = dataclasses.replace(SMALL, prefill_pages=60, decode_pages=60)
+    tiered = dataclasses.replace(small, host_tier=HostTier(pages=400, bytes_per_s=1e7))
+    without, with_tier = run(chats(300), small), run(chats(300), tiered)
+    assert token_hit_rate(with_tier) > token_hit_rate(without) + 0.05
+    assert with_tier.unequal_indexes == ()
+
+
+def test_an_idle_decode_worker_takes_prompts_over_from_a_busy_source() -> None:
+    burst = trace([row(0.001 * index, 20 * BLOCK + 3, 1, index) for index in range(8)])
+    waits, shares = run(burst, PAIR, "round-robin"), run(burst, dataclasses.replace(PAIR, takeover=True), "round-robin")
+    assert {use.worker: use.prompt_tokens for use in waits.workers}["decode-0"] == 8 * 2
+    assert {use.worker: use.prompt_tokens for use in shares.workers}["decode-0"] >= 2 * 20 * BLOCK
+    assert max(ttfts(shares)) < 0.8 * max(ttfts(waits))
+
+
+def test_takeovers_lose_nothing() -> None:
+    done = run(chats(150, every_s=0.03), dataclasses.replace(SMALL, takeover=True, noise=0.2), "round-robin")
+    assert {outcome.status for outcome in done.outcomes} == {Status.DONE}
+    assert done.unequal_indexes == ()
+
+
+def test_answers_that_outgrow_the_pool_are_preempted_and_finish() -> None:
+    tight = dataclasses.replace(PAIR, decode_pages=14)
+    done = run(trace([row(0.01 * index, 4 * BLOCK + 1, 60, index) for index in range(3)]), tight, "round-robin")
+    assert [outcome.output_tokens for outcome in done.outcomes] == [60, 60, 60]
+    assert sum(use.preemptions for use in done.workers) > 0
+
+
+def test_who_would_be_too_late_is_refused_and_told_when_to_come_back() -> None:
+    slo = dataclasses.replace(SMALL, slo_ttft_s=1.0)
+    done = run(chats(400, every_s=0.02), slo)
+    refused = done.of_status(Status.REFUSED)
+    assert refused
+    assert len(refused) + len(done.of_status(Status.DONE)) == 400
+    assert all(outcome.retry_after_s is not None and outcome.retry_after_s > 0 for outcome in refused)
+    assert _p90(done) < 1.2
+
+
+def test_a_trace_with_other_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="blocks of 16 tokens"):
+        run(chats(), dataclasses.replace(SMALL, block_size=32))
+
+
+def test_a_fleet_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="decode of 1 or more"):
+        FleetShape(decode=0)
+    with pytest.raises(ConfigError, match="routers of 1 or more"):
+        FleetShape(routers=0)
+    with pytest.raises(ConfigError, match="slo_ttft_s must be positive"):
+        FleetShape(slo_ttft_s=0.0)
+    with pytest.raises(ConfigError, match="link_bytes_per_s must be positive"):
+        FleetShape(link_bytes_per_s=float("nan"))
+    with pytest.raises(ConfigError, match="noise of 0 or more"):
+        FleetShape(noise=-1.0)
+    with pytest.raises(ConfigError, match="event_drop must be a share"):
+        Faults(event_drop=1.0)
+
+
+def _p90(done: Run) -> float:
+    value = percentile(ttfts(done), 0.9)
+    assert value is not None
+    return value

@@ -1,0 +1,141 @@
+"""A fleet from a request log: every number of the profile has its line in the log."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from tools.simulate.fit import Log, fitted, parse_log
+from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.host import Host, Tally
+from twostroke.config import Role
+from twostroke.errors import ConfigError
+from twostroke.ids import Epoch, WorkerId
+from twostroke.lifetime import Instant
+from twostroke.request_log import AnswerRecord, LinkRecord, WorkerRecord, line_of
+from twostroke.schedule.cost import StepCost
+
+PREFILL_COST = StepCost(prompt_token_s=1e-4, prompt_pair_s=1e-9, step_s=9.0)
+DECODE_COST = StepCost(prompt_token_s=5e-4, step_s=0.02, stream_s=1e-3, context_token_s=1e-7)
+
+
+def worker(name: str, role: str, cost: StepCost, **said: Any) -> WorkerRecord:
+    link = LinkRecord(worker="prefill-0", latency_s=0.001, bytes_per_s=2e9)
+    known = {
+        "at_s": 100.0,
+        "epoch": "1:a",
+        "standing": "serving",
+        "block_size": 16,
+        "page_bytes": 1_000_000,
+        "pages_total": 500 if role == "decode" else 900,
+        "step_tokens": 256,
+        "step_target_s": 0.05,
+        "links": (link,) if role == "decode" else (),
+    }
+    return WorkerRecord(worker=name, role=role, costs=asdict(cost), **{**known, **said})
+
+
+def answer(number: int, **said: Any) -> AnswerRecord:
+    """An idle source: 160 tokens computed in 16 ms and a bit, a page over the wire in 0.5 ms, the rest is calls."""
+    begin_s = 100.0 + number
+    computing_s = PREFILL_COST.of_prompt(160, 0, 256)
+    admitted_s = begin_s + 0.009
+    first_page_s = admitted_s + 0.004 + computing_s + 0.0005
+    known = {
+        "outcome": "length",
+        "prompt_tokens": 160,
+        "output_tokens": 5,
+        "block_size": 16,
+        "blocks": "0" * 160,
+        "policy": "kv",
+        "attempts": 1,
+        "decode": "decode-0",
+        "source": "prefill-0",
+        "forecast": {"queue_s": 0.0, "computed_tokens": 160},
+        "ttft_s": 0.503,
+        "instants": {
+            Instant.RECEIVED: begin_s,
+            Instant.ROUTED: begin_s + 0.003,
+            Instant.OPENED: begin_s + 0.008,
+            Instant.ADMITTED: admitted_s,
+            Instant.FIRST_PAGE: first_page_s,
+            Instant.FIRST_TOKEN: begin_s + 0.5,
+        },
+    }
+    return AnswerRecord(request_id=f"r{number}#0", arrival_s=begin_s, **{**known, **said})
+
+
+WORKERS = (
+    worker("prefill-0", "prefill", PREFILL_COST),
+    worker("prefill-1", "prefill", PREFILL_COST),
+    worker("decode-0", "decode", DECODE_COST),
+)
+
+
+def test_costs_links_pools_and_counts_are_those_of_the_workers() -> None:
+    shape = fitted(Log("a log", tuple(map(answer, range(5))), WORKERS))
+    assert (shape.prefill, shape.decode) == (2, 1)
+    assert (shape.prefill_pages, shape.decode_pages, shape.block_size, shape.page_bytes) == (900, 500, 16, 1_000_000)
+    assert (shape.step_tokens, shape.step_target_s, shape.link_bytes_per_s) == (256, 0.05, 2e9)
+    assert shape.cost == replace(DECODE_COST, prompt_token_s=1e-4, prompt_pair_s=1e-9)
+
+
+def test_delays_are_what_predicted_work_does_not_explain() -> None:
+    busy = answer(9, forecast={"queue_s": 3.0, "computed_tokens": 160}, instants={})
+    delays = fitted(Log("a log", (*map(answer, range(5)), busy), WORKERS)).delays
+    assert delays.door_s == pytest.approx(0.003)
+    assert delays.open_s == pytest.approx(0.0025), "there and back"
+    assert delays.pull_s == pytest.approx(0.002), "there and back"
+    assert delays.token_s == pytest.approx(0.006), "from the worker's clock to the router's"
+
+
+def test_only_the_last_line_of_a_worker_counts_and_the_dead_do_not() -> None:
+    early = worker("decode-0", "decode", replace(DECODE_COST, step_s=7.0), at_s=50.0)
+    gone = worker("prefill-7", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), at_s=10.0)
+    draining = worker("prefill-8", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), standing="draining")
+    assert fitted(Log("a log", (), (early, gone, draining, *WORKERS))) == fitted(Log("a log", (), WORKERS))
+
+
+def test_several_runs_of_one_fleet_make_one_fleet() -> None:
+    runs = [
+        Log(f"run {step_s}", (), (*WORKERS[:2], worker("decode-0", "decode", replace(DECODE_COST, step_s=step_s))))
+        for step_s in (0.02, 0.021, 0.9)
+    ]
+    shape = fitted(*runs)
+    assert (shape.prefill, shape.decode) == (2, 1)
+    assert shape.cost.step_s == 0.021
+
+
+@pytest.mark.parametrize("step_tokens", [32, 128, 256])
+def test_a_fitted_worker_runs_steps_as_long_as_the_real_one(step_tokens: int) -> None:
+    workers = tuple(replace(each, step_tokens=step_tokens) for each in WORKERS)
+    shape = fitted(Log("a log", (), workers))
+    host = Host(Agenda(), shape, WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), Tally())
+    assert host.scheduler.step_tokens == step_tokens
+    assert shape.takeover
+
+
+def test_without_prefill_workers_decode_workers_say_what_a_prompt_costs() -> None:
+    shape = fitted(Log("a log", (), WORKERS[2:]))
+    assert (shape.prefill, shape.cost) == (0, DECODE_COST)
+
+
+def test_a_log_that_says_too_little_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no line of a worker"):
+        fitted(Log("a log", (answer(0),), ()))
+    with pytest.raises(ConfigError, match="no line of a decode worker that serves"):
+        fitted(Log("a log", (), WORKERS[:2]))
+    silent = worker("decode-0", "decode", StepCost())
+    with pytest.raises(ConfigError, match="what a prompt token costs"):
+        fitted(Log("a log", (), (silent,)))
+    with pytest.raises(ConfigError, match="what a step costs"):
+        fitted(Log("a log", (), (*WORKERS[:2], silent)))
+
+
+def test_a_log_is_read_line_by_line_and_errors_name_theirs() -> None:
+    lines = [line_of(answer(0)), "\n", line_of(WORKERS[0])]
+    assert parse_log(lines, "a log") == Log("a log", (answer(0),), WORKERS[:1])
+    with pytest.raises(ConfigError, match=r"a log:4: record must be one of"):
+        parse_log([*lines, '{"record": "thing"}'], "a log")

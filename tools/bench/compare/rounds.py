@@ -1,0 +1,91 @@
+"""Who is asked when, with which prompts; and asking. One server is under load at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tools.bench.compare.options import CompareOptions
+from tools.bench.compare.scenario import Load, Scenario
+from tools.bench.connect import connect
+from tools.bench.drive import fixed_concurrency, run_plan
+from tools.bench.endpoints import Endpoint
+from tools.bench.load import PlannedRequest, Segment, Stream, poisson_arrivals
+from tools.bench.measure import Record, Report, summarise
+from tools.bench.turns import in_turns
+
+WARMUP_OUTPUT_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    round: int
+    """From 0 on."""
+    number: int
+    """Of its prompts: the same for all endpoints in a round."""
+    scenario: Scenario
+    endpoint: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    round: int
+    load: Load
+    endpoint: str
+    records: tuple[Record, ...]
+    report: Report
+
+
+OnRun = Callable[[Run], None]
+
+
+def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[Turn]:
+    return [Turn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
+
+
+def plan_of(load: Load, seed: int) -> list[PlannedRequest]:
+    arrivals: Sequence[float | None] = [None] * load.requests
+    if load.rate is not None:
+        arrivals = poisson_arrivals(load.rate, load.requests, seed)
+    prefix = (Segment(Stream.PREFIX, 0, load.shared_tokens),) if load.shared_tokens else ()
+    own_tokens = load.prompt_tokens - load.shared_tokens
+    return [
+        PlannedRequest(
+            index, (*prefix, Segment(Stream.OWN, load.first + index, own_tokens)), load.output_tokens, arrivals[index]
+        )
+        for index in range(load.requests)
+    ]
+
+
+def warmup_of(load: Load, count: int) -> list[PlannedRequest]:
+    """As long as the load's prompts, with short answers; none of its tokens gets cached."""
+    return [
+        PlannedRequest(
+            index,
+            (Segment(Stream.WARMUP, load.first + index, load.prompt_tokens),),
+            min(load.output_tokens, WARMUP_OUTPUT_TOKENS),
+            due_s=None,
+        )
+        for index in range(count)
+    ]
+
+
+async def take_turns(options: CompareOptions, on_run: OnRun) -> list[Run]:
+    runs = []
+    for turn in turns_of(options.rounds, options.scenarios, options.endpoints.all):
+        for load in turn.scenario.loads:
+            runs.append(await _run(options, turn, load))
+            on_run(runs[-1])
+    return runs
+
+
+async def _run(options: CompareOptions, turn: Turn, load: Load) -> Run:
+    endpoints, endpoint = options.endpoints, turn.endpoint
+    client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, turn.number), endpoints.vocab_size)
+    try:
+        lanes = load.concurrency or 1
+        await fixed_concurrency(client, warmup_of(load, options.warmup), lanes, lambda record: None)
+        measured = await run_plan(client, plan_of(load, turn.number), load.concurrency, lambda record: None)
+    finally:
+        await client.close()
+    return Run(turn.round, load, endpoint.name, measured.records, summarise(measured.records, measured.client_cpu_s))

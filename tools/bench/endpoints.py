@@ -1,0 +1,176 @@
+"""Several servers side by side: which they are, what they are called, and how each wants to be asked."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cluster.checks import at_least_zero, positive
+from cluster.flags import client_tls, pid
+from cluster.flags.client_tls import ClientTls
+from tools.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, own_url, read_key
+from twostroke.errors import ConfigError
+
+GRPC_SCHEME, SEALED_GRPC_SCHEME = "grpc://", "grpcs://"
+SWITCHES = ("text", "chat", "no-ignore-eos")
+SETTINGS = ("model", "name", "api-key", "api-key-file")
+FORM = f"URL[,{'][,'.join(SWITCHES)}][,{'=...][,'.join(SETTINGS)}=...]"
+DRAWN_SEEDS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    name: str
+    target: Target
+    twin: int
+    """How many endpoints before it have the same address: those get prompts of their own, or would find them cached."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoints:
+    """The servers of one comparison, and what holds for all of them."""
+
+    all: tuple[Endpoint, ...]
+    baseline: str
+    seed: int
+    vocab_size: int
+    wait_s: float
+
+    def __post_init__(self) -> None:
+        names = [endpoint.name for endpoint in self.all]
+        twice = {name for name in names if names.count(name) > 1}
+        if twice:
+            raise ConfigError(f"--names: {', '.join(sorted(twice))} is given twice", field="names")
+        if self.baseline not in names:
+            raise ConfigError(
+                f"--baseline {self.baseline} is none of the endpoints ({', '.join(names)})", field="baseline"
+            )
+        at_least_zero("--seed", self.seed)
+        at_least_zero("--wait", self.wait_s)
+        if self.vocab_size < 16:
+            raise ConfigError(f"--vocab-size must be at least 16, got {self.vocab_size}", field="vocab_size")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(endpoint.name for endpoint in self.all)
+
+    def prompt_seed(self, endpoint: Endpoint, number: int) -> int:
+        """Equal for all endpoints, different for every `number` of a session, below a million."""
+        return (self.seed * 1_000_000 + number) * 16 + endpoint.twin
+
+
+def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "urls",
+        nargs="*",
+        metavar="URL",
+        help=f"an OpenAI-compatible server, or grpc://HOST:PORT (grpcs:// over TLS) of ours; in another way by {FORM} "
+        f"(default: this user's local server, else {DEFAULT_URL})",
+    )
+    pid.add(parser)
+    group = parser.add_argument_group("endpoints")
+    group.add_argument("--names", metavar="A,B,...", help="what to call them (default: their addresses)")
+    group.add_argument("--baseline", metavar="NAME", help="ratios are over this one (default: the first)")
+    group.add_argument(
+        "--wait",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="for servers that are still starting (default %(default)s)",
+    )
+    group.add_argument("--temperature", type=float, default=0.0, help="(default %(default)s)")
+    group.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="of one request (default %(default)s)"
+    )
+    group.add_argument(
+        "--seed", type=int, help="of prompts and arrivals (default: drawn and reported, so that nothing is cached)"
+    )
+    group.add_argument(
+        "--vocab-size",
+        type=int,
+        default=DEFAULT_VOCAB_SIZE,
+        metavar="N",
+        help="token ids are drawn below this (default %(default)s)",
+    )
+    client_tls.add(parser.add_argument_group("TLS", "for https:// and grpcs://"))
+
+
+def endpoints_from(args: argparse.Namespace) -> Endpoints:
+    positive("--timeout", args.timeout)
+    tls = client_tls.tls_from(args)
+    specs = [_Spec.parse(text) for text in args.urls or [own_url(args.pid, tls)]]
+    names = _names(specs, args.names)
+    addresses = [spec.address for spec in specs]
+    found = tuple(
+        Endpoint(name, spec.target(args.temperature, args.timeout, tls), addresses[:index].count(spec.address))
+        for index, (name, spec) in enumerate(zip(names, specs, strict=True))
+    )
+    return Endpoints(
+        all=found,
+        baseline=args.baseline or found[0].name,
+        seed=secrets.randbelow(DRAWN_SEEDS) if args.seed is None else args.seed,
+        vocab_size=args.vocab_size,
+        wait_s=args.wait,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """One URL argument, taken apart."""
+
+    address: str
+    switches: frozenset[str]
+    settings: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> _Spec:
+        address, *parts = text.split(",")
+        pairs = [part.partition("=") for part in parts]
+        switches = frozenset(key for key, equals, _ in pairs if not equals)
+        settings = {key: value for key, equals, value in pairs if equals}
+        for unknown in sorted((switches - set(SWITCHES)) | (settings.keys() - set(SETTINGS))):
+            raise ConfigError(f"{text}: {unknown!r} is no way to ask a server; the form is {FORM}", field="urls")
+        return cls(address.rstrip("/").removesuffix("/v1"), switches, settings)
+
+    def target(self, temperature: float, timeout_s: float, tls: ClientTls | None) -> Target:
+        is_grpc = self.address.startswith((GRPC_SCHEME, SEALED_GRPC_SCHEME))
+        is_sealed = self.address.startswith((SEALED_GRPC_SCHEME, "https://"))
+        return Target(
+            url=DEFAULT_URL if is_grpc else self.address,
+            grpc=self.address.partition("://")[2] if is_grpc else None,
+            model=self.settings.get("model"),
+            chat="chat" in self.switches,
+            text="text" in self.switches,
+            stream=True,
+            ignore_eos="no-ignore-eos" not in self.switches,
+            temperature=temperature,
+            timeout_s=timeout_s,
+            api_key=self._api_key(),
+            tls=(tls or ClientTls()) if is_sealed else None,
+        )
+
+    def _api_key(self) -> str | None:
+        """Raises ConfigError."""
+        if (file := self.settings.get("api-key-file")) is not None:
+            return read_key("api-key-file", Path(file))
+        return self.settings.get("api-key") or os.environ.get(API_KEY_VARIABLE)
+
+
+def _names(specs: Sequence[_Spec], given: str | None) -> list[str]:
+    """As given by --names, by `name=`, or made from the addresses."""
+    if given is not None:
+        names = [name.strip() for name in given.split(",")]
+        if len(names) != len(specs) or not all(names):
+            raise ConfigError(f"--names {given}: {len(specs)} endpoints need as many names", field="names")
+        return names
+    names = []
+    for spec in specs:
+        plain = spec.settings.get("name") or urlsplit(spec.address).netloc or spec.address
+        count = sum(name.partition("#")[0] == plain for name in names)
+        names.append(f"{plain}#{count + 1}" if count else plain)
+    return names

@@ -1,0 +1,147 @@
+"""The search at several servers in turns, and what came out: a table, JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from cluster.checks import STDOUT
+from cluster.output import write_json
+from tools.bench.connect import allow_many_sockets, wait_until_ready
+from tools.bench.endpoints import Endpoint
+from tools.bench.goodput.options import GoodputOptions
+from tools.bench.goodput.trial import Trial, try_rate
+from tools.rate_search import Bracket, Tried, bracket_of, decided, next_rate
+
+SCHEMA_VERSION = 1
+"""Of the JSON; raised when a key changes its meaning."""
+
+Trials = dict[str, list[Trial]]
+"""By endpoint, in the order in which they were made."""
+
+
+def run_session(options: GoodputOptions) -> int:
+    """Exit code: 1 if some endpoint keeps the promise at no rate that was tried."""
+    trials = asyncio.run(find(options))
+    console = Console(stderr=options.json_path == STDOUT)
+    console.print(_table(trials, options))
+    console.print(f"[dim]{_explanation(options)}[/dim]", highlight=False)
+    write_json(as_json(trials, options), options.json_path)
+    return 0 if all(found(made, options.votes).passing is not None for made in trials.values()) else 1
+
+
+async def find(options: GoodputOptions) -> Trials:
+    """One trial at each server in turn, so that a slow minute of the machine does not meet one server alone."""
+    allow_many_sockets()
+    endpoints = options.endpoints
+    for endpoint in endpoints.all:
+        await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
+    trials: Trials = {endpoint.name: [] for endpoint in endpoints.all}
+    searching = list(endpoints.all)
+    number = 0
+    while searching:
+        for endpoint in tuple(searching):
+            made = trials[endpoint.name]
+            rate = next_rate(_tried(made, options.votes), options.limits)
+            if rate is None:
+                searching.remove(endpoint)
+                continue
+            vote = sum(trial.rate == rate for trial in made)
+            trial = await try_rate(options, endpoint, rate, number, vote)
+            made.append(trial)
+            _say(endpoint, trial)
+            number += 1
+    return trials
+
+
+def found(trials: list[Trial], votes: int) -> Bracket:
+    return bracket_of(_tried(trials, votes))
+
+
+def ratio_of(own: Bracket, base: Bracket) -> dict[str, float | None] | None:
+    """Over the baseline, and how far the brackets let it be from that. None where either passed nowhere."""
+    if own.passing is None or base.passing is None:
+        return None
+    return {
+        "ratio": own.passing / base.passing,
+        "min": None if base.failing is None else own.passing / base.failing,
+        "max": None if own.failing is None else own.failing / base.passing,
+    }
+
+
+def as_json(trials: Trials, options: GoodputOptions) -> dict[str, Any]:
+    base = found(trials[options.endpoints.baseline], options.votes)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "promise": dataclasses.asdict(options.promise),
+        "prompt_tokens": options.prompt_tokens,
+        "output_tokens": options.output_tokens,
+        "arrivals": options.arrivals,
+        "duration_s": options.duration_s,
+        "votes": options.votes,
+        "seed": options.endpoints.seed,
+        "baseline": options.endpoints.baseline,
+        "endpoints": {
+            endpoint.name: {
+                "endpoint": endpoint.target.name,
+                "goodput_per_s": own.passing,
+                "failing_per_s": own.failing,
+                "over_baseline": ratio_of(own, base),
+                "trials": [dataclasses.asdict(trial) for trial in trials[endpoint.name]],
+            }
+            for endpoint in options.endpoints.all
+            for own in [found(trials[endpoint.name], options.votes)]
+        },
+    }
+
+
+def _tried(trials: list[Trial], votes: int) -> list[Tried]:
+    return decided([Tried(trial.rate, trial.passed) for trial in trials], votes)
+
+
+def _say(endpoint: Endpoint, trial: Trial) -> None:
+    print(
+        f"bench: {trial.rate:.3g} requests/s, {endpoint.name}: {'passes' if trial.passed else 'fails'} "
+        f"({trial.ended} of {trial.requests} ended: {trial.met} met, {trial.missed_ttft} missed by first token, "
+        f"{trial.missed_inter_token} by inter-token, {trial.failed} failed)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _table(trials: Trials, options: GoodputOptions) -> Table:
+    table = Table(title="goodput, requests/s", title_justify="left")
+    base = found(trials[options.endpoints.baseline], options.votes)
+    for column in ("", "passes at", "fails at", f"over {escape(options.endpoints.baseline)}", "trials"):
+        table.add_column(column, justify="right" if column else "left")
+    for name, made in trials.items():
+        own = found(made, options.votes)
+        over = None if name == options.endpoints.baseline else ratio_of(own, base)
+        table.add_row(
+            escape(name),
+            "nowhere" if own.passing is None else f"{own.passing:.3g}",
+            "nowhere" if own.failing is None else f"{own.failing:.3g}",
+            "" if over is None else _shown(over),
+            str(len(made)),
+        )
+    return table
+
+
+def _shown(over: dict[str, float | None]) -> str:
+    low, high = ("?" if over[end] is None else f"{over[end]:.2f}" for end in ("min", "max"))
+    return f"{over['ratio']:.2f}x ({low}..{high})"
+
+
+def _explanation(options: GoodputOptions) -> str:
+    promise = options.promise
+    return (
+        f"Highest rate ({options.arrivals}, {options.prompt_tokens} -> {options.output_tokens} tokens) at which "
+        f"{promise.share:.0%} of requests have their first token within {promise.ttft_s:g} s and an inter-token p99 "
+        f"within {promise.inter_token_s * 1e3:g} ms. Seed {options.endpoints.seed}."
+    )

@@ -1,0 +1,104 @@
+"""One rate at one server, until its verdict is certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.bench.client import Client
+from tools.bench.connect import connect, wait_until_ready
+from tools.bench.drive import run_plan
+from tools.bench.endpoints import Endpoint
+from tools.bench.goodput.options import GoodputOptions
+from tools.bench.goodput.verdict import Verdict
+from tools.bench.load import PlannedRequest, Segment, Stream, constant_arrivals
+from tools.bench.measure import Record
+
+SETTLE_S = 60.0
+"""For a server to answer again after it was overloaded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    rate: float
+    passed: bool
+    requests: int
+    ended: int
+    """Requests that had ended when the verdict was certain."""
+    met: int
+    missed_ttft: int
+    missed_inter_token: int
+    failed: int
+
+
+def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
+    """`count` arrivals within count/rate seconds. A Poisson process that is known to have so many in that time spreads
+    them uniformly: the rate is exactly the one asked for, however few they are."""
+    if kind == "constant":
+        return constant_arrivals(rate, count)
+    places = np.sort(np.random.default_rng((seed, Stream.ARRIVALS)).uniform(0, count / rate, count))
+    arrivals: list[float] = places.tolist()
+    return arrivals
+
+
+async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> Trial:
+    """`number` keeps the prompts of this trial apart from all others of the session; `vote` draws the arrivals."""
+    endpoints = options.endpoints
+    count = options.requests_at(rate)
+    arrivals = arrivals_at(rate, count, options.arrivals, endpoints.seed + vote)
+    plan = [
+        PlannedRequest(
+            index, (Segment(Stream.OWN, index, options.prompt_tokens),), options.output_tokens, arrivals[index]
+        )
+        for index in range(count)
+    ]
+    verdict = Verdict(options.promise, count)
+    seed = endpoints.prompt_seed(endpoint, number)
+    client = await connect(endpoint.target, seed, endpoints.vocab_size)
+    try:
+        ended = await _run_until_certain(client, plan, verdict)
+    finally:
+        await client.close()
+    if ended < count:
+        # What was cut off must not burden the next trial.
+        await wait_until_ready(endpoint.target, seed, endpoints.vocab_size, SETTLE_S)
+    return Trial(
+        rate=rate,
+        passed=bool(verdict.passed),
+        requests=count,
+        ended=ended,
+        met=verdict.met,
+        missed_ttft=verdict.missed_ttft,
+        missed_inter_token=verdict.missed_inter_token,
+        failed=verdict.failed,
+    )
+
+
+async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], verdict: Verdict) -> int:
+    """How many requests have ended."""
+    certain = asyncio.Event()
+    ended = 0
+
+    def on_record(record: Record) -> None:
+        nonlocal ended
+        if not certain.is_set():
+            ended += 1
+            verdict.add(record.answer)
+            if verdict.passed is not None:
+                certain.set()
+
+    running = asyncio.create_task(run_plan(client, plan, None, on_record))
+    waiting = asyncio.create_task(certain.wait())
+    try:
+        await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (running, waiting):
+            task.cancel()
+        results = await asyncio.gather(running, waiting, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return ended

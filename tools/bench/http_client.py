@@ -1,0 +1,140 @@
+"""OpenAI-compatible servers over HTTP: /v1/completions or /v1/chat/completions, streamed as SSE or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Any
+
+import aiohttp
+
+from cluster.clients.http import connector
+from tools.bench.client import Client, Clock, Recorder, Send
+from tools.bench.load import PlannedRequest, Speller
+from tools.bench.measure import Answer
+from tools.bench.openai_stream import DONE, SseLines, error_message, parse_event
+from tools.bench.options import Target
+from twostroke.errors import ConfigError, PeerLost
+
+
+class HttpClient(Client):
+    def __init__(
+        self, target: Target, speller: Speller, model: str, session: aiohttp.ClientSession, clock: Clock
+    ) -> None:
+        self._target = target
+        self._speller = speller
+        self._model = model
+        self._session = session
+        self._clock = clock
+
+    @classmethod
+    async def connect(cls, target: Target, speller: Speller, clock: Clock) -> HttpClient:
+        """Asks for the model's name where none is given. Raises PeerLost or ConfigError."""
+        # As a gRPC call's deadline goes along: ours computes nothing that would come too late.
+        headers = {"Content-Type": "application/json", "x-request-timeout-s": str(target.timeout_s)}
+        if target.api_key:
+            headers["Authorization"] = f"Bearer {target.api_key}"
+        session = aiohttp.ClientSession(
+            connector=connector(target.tls),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers=headers,
+        )
+        try:
+            model = target.model or await _first_model(session, target)
+        except BaseException:
+            await session.close()
+            raise
+        return cls(target, speller, model, session, clock)
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def prepare(self, planned: PlannedRequest) -> Send:
+        return partial(self._send, json.dumps(self._body(planned), separators=(",", ":")).encode())
+
+    def _body(self, planned: PlannedRequest) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": planned.output_tokens,
+            "temperature": self._target.temperature,
+            "stream": self._target.stream,
+        }
+        if self._target.stream:
+            body["stream_options"] = {"include_usage": True}
+        if self._target.ignore_eos:
+            body["ignore_eos"] = True
+        if self._target.chat:
+            body["messages"] = [{"role": "user", "content": self._speller.text(planned.prompt)}]
+        elif self._target.text:
+            body["prompt"] = self._speller.text(planned.prompt)
+        else:
+            body["prompt"] = self._speller.token_ids(planned.prompt)
+        return body
+
+    async def _send(self, body: bytes) -> Answer:
+        recorder = Recorder(self._clock)
+        try:
+            async with (
+                asyncio.timeout(self._target.timeout_s),
+                self._session.post(self._target.name, data=body) as response,
+            ):
+                if response.status != 200:
+                    return recorder.failed(f"http {response.status}", error_message(await response.read()))
+                if self._target.stream:
+                    return await self._read_stream(response, recorder)
+                return _read_whole(await response.read(), recorder)
+        except TimeoutError:
+            return recorder.failed("timeout", f"no complete answer after {self._target.timeout_s:g} s")
+        except aiohttp.ClientError as error:
+            return recorder.failed("connection", str(error) or type(error).__name__)
+        except (ValueError, AttributeError, TypeError, KeyError) as error:
+            return recorder.failed("malformed answer", str(error))
+
+    async def _read_stream(self, response: aiohttp.ClientResponse, recorder: Recorder) -> Answer:
+        """What has arrived together gets one clock reading. Reads to the end, to free the connection."""
+        lines = SseLines()
+        ended = False
+        async for chunk in response.content.iter_any():
+            at_s = self._clock()
+            for payload in lines.feed(chunk):
+                if payload == DONE:
+                    ended = True
+                    continue
+                event = parse_event(payload)
+                if event.error is not None:
+                    return recorder.failed(f"stream {event.error.kind}", event.error.message)
+                if event.carries_tokens:
+                    recorder.token_event(at_s, event.id_count)
+                if event.usage is not None:
+                    recorder.usage(event.usage.prompt_tokens, event.usage.completion_tokens, event.usage.cached_tokens)
+                ended = ended or event.is_last
+        if not ended:
+            return recorder.failed("incomplete", "the stream ended without a finish reason")
+        return recorder.completed()
+
+
+def _read_whole(body: bytes, recorder: Recorder) -> Answer:
+    event = parse_event(body)
+    if event.error is not None:
+        return recorder.failed(f"answer {event.error.kind}", event.error.message)
+    if event.usage is not None:
+        recorder.usage(event.usage.prompt_tokens, event.usage.completion_tokens, event.usage.cached_tokens)
+    return recorder.completed()
+
+
+async def _first_model(session: aiohttp.ClientSession, target: Target) -> str:
+    url = f"{target.base_url}/v1/models"
+    try:
+        async with session.get(url, timeout=aiohttp.ClientTimeout(total=10)) as response:
+            body = await response.read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise PeerLost(f"no server at {target.base_url}: {str(error) or type(error).__name__}", field="url") from error
+    if response.status != 200:
+        raise ConfigError(
+            f"{url} answered {response.status}: {error_message(body)}; name the model with --model", field="model"
+        )
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ConfigError(f"{url} lists no model; name it with --model", field="model") from error

@@ -1,0 +1,148 @@
+"""Which requests at which times: a pure, seeded function of the workload. No clock, no socket.
+
+A prompt is planned as segments and spelled into token ids only when it is sent: a trace of 10^8 tokens stays small.
+Equal segments spell equal tokens. Different ones of a stream differ from their first token on, which is the segment's
+number, so prompts share exactly what was asked for (as long as the vocabulary is larger than the number of segments).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.bench.options import Workload
+from tools.simulate.traces.trace import Trace, TraceRow
+
+RESERVED_IDS = 100
+"""Lowest ids of most vocabularies are special tokens or bytes; prompts are drawn above."""
+_COMMON_WORDS = (
+    "time year people way day man thing woman life child world school state family student group country problem hand "
+    "part place case week company system program question work number night point home water room mother area money "
+    "story fact month lot right study book eye job word business issue side kind head house service friend father "
+    "power hour game line end member law car city name team minute idea body back parent face level office door health "
+    "person art war history party result change morning reason research girl guy moment air teacher force"
+)
+"""One token each in usual vocabularies, with the space before."""
+WORDS = tuple(_COMMON_WORDS.split())
+
+
+class Stream(enum.IntEnum):
+    """What a segment's number counts; also the part of the seed that keeps draws apart."""
+
+    PREFIX = 1
+    OWN = 2
+    BLOCK = 3
+    LENGTHS = 4
+    GROUPS = 5
+    ARRIVALS = 6
+    WARMUP = 7
+    PROBE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    stream: Stream
+    number: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    index: int
+    prompt: tuple[Segment, ...]
+    output_tokens: int
+    due_s: float | None
+    """Since the start of an open loop. None: as soon as a place is free."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(segment.tokens for segment in self.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Speller:
+    """Segments to token ids, or to words for servers that take text."""
+
+    vocab_size: int
+    seed: int
+
+    def token_ids(self, prompt: Sequence[Segment]) -> list[int]:
+        ids: list[int] = []
+        for segment in prompt:
+            ids += self._spell(segment)
+        return ids
+
+    def text(self, prompt: Sequence[Segment]) -> str:
+        return " ".join(WORDS[token % len(WORDS)] for token in self.token_ids(prompt))
+
+    def _spell(self, segment: Segment) -> list[int]:
+        lowest = min(RESERVED_IDS, self.vocab_size // 4)
+        draw = np.random.default_rng((self.seed, segment.stream, segment.number))
+        ids: list[int] = draw.integers(lowest, self.vocab_size, segment.tokens).tolist()
+        ids[:1] = [lowest + segment.number % (self.vocab_size - lowest)]
+        return ids
+
+
+def poisson_arrivals(rate: float, count: int, seed: int) -> list[float]:
+    """Seconds since the start; gaps are exponential with mean 1/rate."""
+    gaps = np.random.default_rng((seed, Stream.ARRIVALS)).exponential(1 / rate, count)
+    arrivals: list[float] = np.cumsum(gaps).tolist()
+    return arrivals
+
+
+def constant_arrivals(rate: float, count: int) -> list[float]:
+    return [index / rate for index in range(count)]
+
+
+def arrivals_of(kind: str, rate: float | None, count: int, seed: int) -> Sequence[float | None]:
+    """Due times at `rate`, or none at all for a fixed concurrency."""
+    if rate is None:
+        return [None] * count
+    return poisson_arrivals(rate, count, seed) if kind == "poisson" else constant_arrivals(rate, count)
+
+
+def synthetic_plan(workload: Workload, due_s: Sequence[float | None]) -> list[PlannedRequest]:
+    """Random prompts; those of one group (drawn per request) begin with the same shared tokens."""
+    count, shared = workload.num_requests, workload.shared_prefix_tokens
+    lengths = np.random.default_rng((workload.seed, Stream.LENGTHS)).integers(
+        workload.shortest_prompt, workload.longest_prompt, count, endpoint=True
+    )
+    groups = np.random.default_rng((workload.seed, Stream.GROUPS)).integers(0, workload.prefix_groups, count)
+    plan = []
+    for index, (length, group) in enumerate(zip(lengths.tolist(), groups.tolist(), strict=True)):
+        prefix = (Segment(Stream.PREFIX, group, shared),) if shared else ()
+        own = Segment(Stream.OWN, index, length - shared)
+        plan.append(PlannedRequest(index, (*prefix, own), workload.output_tokens, due_s[index]))
+    return plan
+
+
+def trace_plan(trace: Trace, due_s: Sequence[float | None]) -> list[PlannedRequest]:
+    """The rows of a replayed trace as requests."""
+    return [
+        PlannedRequest(index, _blocks(row, trace.block_tokens), row.output_tokens, due)
+        for index, (row, due) in enumerate(zip(trace.rows, due_s, strict=True))
+    ]
+
+
+def warmup_plan(plan: Sequence[PlannedRequest], count: int) -> list[PlannedRequest]:
+    """As long as the planned requests, but with tokens that none of these has."""
+    return [
+        PlannedRequest(
+            index,
+            (Segment(Stream.OWN, len(plan) + index, plan[index % len(plan)].prompt_tokens),),
+            plan[index % len(plan)].output_tokens,
+            due_s=None,
+        )
+        for index in range(count)
+    ]
+
+
+def _blocks(row: TraceRow, block_tokens: int) -> tuple[Segment, ...]:
+    *whole, last = row.blocks
+    return (
+        *(Segment(Stream.BLOCK, number, block_tokens) for number in whole),
+        Segment(Stream.BLOCK, last, row.input_tokens - len(whole) * block_tokens),
+    )

@@ -1,0 +1,132 @@
+"""A report for people (a table) and for programs (JSON; times in seconds)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tools.bench.measure import Distribution, Report
+from tools.bench.options import Options, Target
+
+SCHEMA_VERSION = 1
+"""Of the JSON; raised when a key changes its meaning."""
+
+REFUSALS = {"http 400", "http 422"}
+"""How servers answer to a body whose form they do not know."""
+
+
+def print_report(report: Report, title: str, console: Console) -> None:
+    console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+    console.print(_totals(report))
+    console.print(_latencies(report))
+    for error in report.errors:
+        console.print(
+            f"[red]{error.count} failed: {escape(error.kind)}[/red] ({escape(error.example)})", highlight=False
+        )
+    for note in report.notes:
+        console.print(f"note: {note}", highlight=False, markup=False)
+
+
+def describe(options: Options) -> str:
+    """What was sent where, in a line."""
+    work = options.workload
+    if options.concurrency is not None:
+        pace = f"{options.concurrency} open at once"
+    elif options.rate is not None:
+        pace = f"{options.rate:g} requests/s, {options.arrivals}"
+    else:
+        jitter = f"jitter {work.trace_jitter_s:g} s" if work.trace_jitter_s else "raw bursts"
+        pace = f"recorded times x {work.trace_scale:g}, {jitter}"
+    if work.trace is not None:
+        return f"{options.target.name}: {work.trace.name}, lengths x {work.trace_length_scale:g}; {pace}"
+    shared = (
+        f" ({work.shared_prefix_tokens} shared by {_plural(work.prefix_groups)})" if work.shared_prefix_tokens else ""
+    )
+    spread = f" +-{work.prompt_spread:.0%}" if work.prompt_spread else ""
+    return f"{options.target.name}: {work.prompt_tokens}{spread}{shared} -> {work.output_tokens} tokens; {pace}"
+
+
+def advice(report: Report, options: Options) -> str | None:
+    """What to try when nothing worked."""
+    if report.completed or not form_is_refused({error.kind for error in report.errors}, options.target):
+        return None
+    return "a server that takes no token ids as prompt needs --text; one that refuses unknown fields, --no-ignore-eos"
+
+
+def form_is_refused(failures: set[str], target: Target) -> bool:
+    """The server does not know this form of a request, and another is left to try."""
+    return failures <= REFUSALS and target.grpc is None and not target.sends_text
+
+
+def as_json(report: Report, options: Options) -> dict[str, Any]:
+    """Everything in the report and all flags but the key and certificates."""
+    target = {key: value for key, value in dataclasses.asdict(options.target).items() if key not in ("api_key", "tls")}
+    workload = dataclasses.asdict(options.workload)
+    workload["trace"] = None if options.workload.trace is None else str(options.workload.trace)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "endpoint": options.target.name,
+        "load": describe(options),
+        "options": {
+            **target,
+            **workload,
+            "rate": options.rate,
+            "arrivals": options.arrivals,
+            "concurrency": options.concurrency,
+            "warmup": options.warmup,
+        },
+        **dataclasses.asdict(report),
+    }
+
+
+def _plural(groups: int) -> str:
+    return "all" if groups == 1 else f"each of {groups} groups"
+
+
+def _totals(report: Report) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    cached = "not reported"
+    if report.cached_tokens is not None:
+        cached = f"{report.cached_tokens} ({report.cached_tokens / max(1, report.prompt_tokens):.1%})"
+    cpu_us = report.client_cpu_s / max(1, report.output_tokens) * 1e6
+    for name, value in (
+        ("completed / failed", f"{report.completed} / {report.failed}"),
+        ("duration", f"{report.duration_s:.2f} s, at most {report.peak_open_requests} open at once"),
+        ("prompt tokens", f"{report.prompt_tokens}, cached: {cached}"),
+        ("output tokens", f"{report.output_tokens} in {report.token_events} events"),
+        (
+            "per second",
+            f"{report.output_tokens_per_s:.1f} output tokens, {report.total_tokens_per_s:.1f} total tokens, "
+            f"{report.requests_per_s:.2f} requests",
+        ),
+        ("client's own cpu", f"{report.client_cpu_s:.2f} s, {cpu_us:.0f} us per output token"),
+    ):
+        table.add_row(name, value)
+    return table
+
+
+def _latencies(report: Report) -> Table:
+    table = Table(title="milliseconds", title_justify="left")
+    table.add_column("")
+    for column in ("mean", "p50", "p90", "p99", "max"):
+        table.add_column(column, justify="right")
+    for name, found in (
+        ("time to first token", report.ttft_s),
+        ("inter-token latency", report.inter_token_s),
+        ("time per output token", report.tpot_s),
+        ("end to end", report.end_to_end_s),
+        ("sent late by", report.send_lag_s),
+    ):
+        if found is not None:
+            table.add_row(name, *_milliseconds(found))
+    return table
+
+
+def _milliseconds(found: Distribution) -> list[str]:
+    return [f"{seconds * 1000:.1f}" for seconds in (found.mean, found.p50, found.p90, found.p99, found.max)]

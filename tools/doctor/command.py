@@ -1,0 +1,96 @@
+"""`twostroke doctor`: does a prompt that was sent before get reused, and if not, why not?"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+import grpc
+from rich.console import Console
+
+from cluster import admin_access, state_file
+from cluster.admin_access import AdminAccess
+from cluster.clients.tls import door_of
+from cluster.flags import client_tls
+from cluster.flags.client_tls import ClientTls
+from router.addresses import reachable
+from tools.doctor.diagnosis import Verdict, diagnose
+from tools.doctor.endpoints import Door, GrpcDoor, HttpDoor
+from tools.doctor.examine import examine, grpc_address_of
+from tools.doctor.facts import Facts
+from twostroke.errors import ConfigError
+
+_OPTIONS = (("grpc.max_receive_message_length", -1),)
+"""The router's index comes as one message per worker, however much it holds."""
+MAX_SALTS = 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="send the chats here (default: where --admin says)")
+    parser.add_argument("--url", metavar="URL", help="send the chats here, over HTTP (default: over gRPC)")
+    client_tls.add(parser)
+    admin_access.add_arguments(parser)
+    parser.add_argument(
+        "--cache-salt",
+        action="append",
+        default=[],
+        metavar="SALT",
+        help="as your clients send it; given twice, the chats have one each (default: none)",
+    )
+    parser.add_argument("--json", action="store_true", help="verdict and all that was seen, as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status: 0 all that can be reused was, 1 not."""
+    salts = _salts(args.cache_salt)
+    tls = client_tls.tls_from(args)
+    admin = _admin(args)
+    with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
+        address = args.grpc or grpc_address_of(channel, admin)
+        with _channel(reachable(address), tls) as clients:
+            door: Door = HttpDoor(args.url, tls) if args.url is not None else GrpcDoor(clients, address)
+            facts = examine(channel, admin, door, salts)
+    verdict = diagnose(facts)
+    if args.json:
+        print(json.dumps({"verdict": dataclasses.asdict(verdict), "facts": dataclasses.asdict(facts)}))
+    else:
+        _print(verdict, facts)
+    return 0 if verdict.is_fine else 1
+
+
+def _channel(address: str, tls: ClientTls | None) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address)
+    door = door_of(tls)
+    return grpc.secure_channel(address, door.credentials, options=list(door.options))
+
+
+def _salts(given: list[str]) -> tuple[str, str]:
+    if len(given) > MAX_SALTS:
+        raise ConfigError(f"--cache-salt may be given twice, got {len(given)}", field="--cache-salt")
+    return (given[0], given[-1]) if given else ("", "")
+
+
+def _admin(args: argparse.Namespace) -> AdminAccess:
+    """Of the server that the chats go to, where that is one of this user's."""
+    said = args.url or args.grpc
+    if args.admin is not None or args.pid is not None or said is None:
+        return admin_access.access_from(args)
+    for state in state_file.running():
+        access = admin_access.access_to(state)
+        for router, address in zip(state.routers, access.addresses, strict=True):
+            if said.rstrip("/").removesuffix("/v1").endswith((reachable(router.http), reachable(router.grpc))):
+                return AdminAccess((address,), access.metadata)
+    raise ConfigError(f"{said}: say where its admin port is, with --admin HOST:PORT", field="--admin")
+
+
+def _print(verdict: Verdict, facts: Facts) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    for name, canary in (("first", facts.first), ("second", facts.second)):
+        console.print(f"{name} chat: {len(canary.tokens)} tokens, {canary.cached_tokens} reused", markup=False)
+    for worker in facts.workers:
+        console.print(f"{worker.worker}: {worker.state}, holds {worker.held_blocks} blocks of it", markup=False)
+    console.print(f"{verdict.cause}: {verdict.finding}", style="green" if verdict.is_fine else "red", markup=False)
+    if verdict.remedy:
+        console.print(f"try: {verdict.remedy}", markup=False)

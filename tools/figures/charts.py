@@ -1,0 +1,144 @@
+"""Lines, points, bars and percentiles over axes, as inline SVG. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+from tools.figures.axes import Axis, linear_axis, log_axis, tail_axis
+from tools.figures.svg import BOTTOM, LEAST_STEP, LEFT, RIGHT, TOP, grid, label, path, svg
+
+WIDTH, HEIGHT = 470, 240
+LETTER = 6
+"""Pixels: names that would overlap are left out."""
+MOST_POINTS = 1500
+"""Drawn in one figure: more are a file that no browser likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All samples of one thing, in seconds."""
+
+    colour: int
+    """Its number: the page gives it a colour."""
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    colour: int
+    points: tuple[tuple[float, float], ...]
+    dashed: bool = False
+    name: str = ""
+    """Shown where one points at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Beside the axes."""
+
+    title: str
+    x: str
+    y: str
+
+
+def latency_figure(series: Sequence[Series], width: int = WIDTH, height: int = HEIGHT) -> str:
+    """Milliseconds (log) over the share of samples below them, stretched towards the tail."""
+    in_ms = [(each.colour, sorted(1e3 * sample for sample in each.samples)) for each in series]
+    x = tail_axis((LEFT, width - 2 * RIGHT))
+    y = log_axis(*_bounds([values for _, values in in_ms if values]), (height - BOTTOM, TOP))
+    parts = [grid(x, y, width, height), label(LEFT - 44, TOP + 2, "ms", "start")]
+    parts += [f'<path class="line e{colour}" d="{_percentile_path(values, x, y)}"/>' for colour, values in in_ms]
+    return svg(parts, width, height, "latency in milliseconds over percentiles")
+
+
+def line_figure(lines: Sequence[Line], words: Words, *, log_y: bool = False) -> str:
+    """Over a linear axis from 0; heights from 0 too, or as a logarithm."""
+    drawn = [(x, y) for line in lines for x, y in line.points]
+    x = linear_axis(max((x for x, _ in drawn), default=1.0), (LEFT, WIDTH - 2 * RIGHT))
+    y = _height_axis([y for _, y in drawn], log_y)
+    parts = [_line(line, x, y) for line in lines]
+    return _framed(parts, x, y, words)
+
+
+def scatter_figure(clouds: Sequence[Line], words: Words) -> str:
+    """Points over two equal logarithmic axes with their diagonal; of many points, evenly chosen ones."""
+    values = [value for cloud in clouds for point in cloud.points for value in point if value > 0]
+    low, high = min(values, default=0.1), max(values, default=1.0)
+    x, y = log_axis(low, high, (LEFT, WIDTH - 2 * RIGHT)), log_axis(low, high, (HEIGHT - BOTTOM, TOP))
+    diagonal = path([(x.at(low), y.at(low)), (x.at(high), y.at(high))])
+    parts = [f'<path class="grid dashed" d="{diagonal}"/>']
+    stride = max(1, sum(len(cloud.points) for cloud in clouds) // MOST_POINTS)
+    for cloud in clouds:
+        dots = "".join(f"M{x.at(a):.1f} {y.at(b):.1f}h.01" for a, b in cloud.points[::stride])
+        parts.append(f'<path class="dot e{cloud.colour}" d="{dots}"><title>{escape(cloud.name)}</title></path>')
+    return _framed(parts, x, y, words)
+
+
+def bar_figure(
+    groups: Sequence[tuple[str, Sequence[tuple[int, float]]]], words: Words, level: float | None = None
+) -> str:
+    """Groups of coloured bars side by side, over a name each if there is room; a dashed line at `level`."""
+    y = _height_axis([level or 0.0, *(value for _, bars in groups for _, value in bars)], log=False)
+    room = (WIDTH - LEFT - 2 * RIGHT) / max(1, len(groups))
+    parts, ticks = [], []
+    for number, (name, bars) in enumerate(groups):
+        left = LEFT + room * (number + 0.1)
+        wide = 0.8 * room / max(1, len(bars))
+        for at, (colour, value) in enumerate(bars):
+            tall = y.at(0.0) - y.at(value)
+            parts.append(
+                f'<rect class="bar e{colour}" x="{left + wide * at:.1f}" y="{y.at(value):.1f}" '
+                f'width="{max(0.5, wide - 0.5):.1f}" height="{tall:.1f}"><title>{value:.3g}</title></rect>'
+            )
+        ticks.append((LEFT + room * (number + 0.5), name))
+    frame = grid(Axis(float, ()), y, WIDTH, HEIGHT)
+    if level is not None:
+        parts.append(f'<path class="grid dashed" d="M{LEFT} {y.at(level):.1f}H{WIDTH - RIGHT}"/>')
+    fits = all(LETTER * len(name) <= room for _, name in ticks)
+    names = [label(at, HEIGHT - BOTTOM + 14, name, "middle") for at, name in ticks if fits]
+    return svg([frame, *names, *parts, *_beside(words)], WIDTH, HEIGHT, words.title)
+
+
+def _framed(parts: Sequence[str], x: Axis, y: Axis, words: Words) -> str:
+    return svg([grid(x, y, WIDTH, HEIGHT), *parts, *_beside(words)], WIDTH, HEIGHT, words.title)
+
+
+def _beside(words: Words) -> list[str]:
+    return [label(4, TOP, words.y, "start"), label(WIDTH - RIGHT, HEIGHT - 2, words.x, "end")]
+
+
+def _line(line: Line, x: Axis, y: Axis) -> str:
+    places = [(x.at(a), y.at(b)) for a, b in line.points]
+    kind = "line dashed" if line.dashed else "line"
+    marks = "".join(f"M{a:.1f} {b:.1f}h.01" for a, b in places)
+    return (
+        f'<path class="{kind} e{line.colour}" d="{path(places)}"><title>{escape(line.name)}</title></path>'
+        f'<path class="mark e{line.colour}" d="{marks}"/>'
+    )
+
+
+def _height_axis(values: Sequence[float], log: bool) -> Axis:
+    pixels = (HEIGHT - BOTTOM, TOP)
+    positive = [value for value in values if value > 0]
+    if log and positive:
+        return log_axis(min(positive), max(positive), pixels)
+    return linear_axis(1.05 * max(values, default=1.0), pixels)
+
+
+def _bounds(ordered: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """To the highest; from the least that is no accident: events that arrive together are no time apart."""
+    low = min((max(values[len(values) // 50], values[len(values) // 2] / 10) for values in ordered), default=1.0)
+    high = max(1e-3, max((values[-1] for values in ordered), default=1.0))
+    return low or high / 1e3, high
+
+
+def _percentile_path(ordered: Sequence[float], x: Axis, y: Axis) -> str:
+    """Steps would hide in the tail what the few samples there are: sample i of n stands at (i + 1/2) / n."""
+    points: list[tuple[float, float]] = []
+    for index, value in enumerate(ordered):
+        at = x.at(100 * (index + 0.5) / len(ordered))
+        if not points or at - points[-1][0] >= LEAST_STEP or index == len(ordered) - 1:
+            points.append((at, y.at(value)))
+    return path(points)

@@ -1,0 +1,73 @@
+"""`twostroke simulate`: policies and fleets in virtual time, by the router's and the workers' own objects."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+from cluster.flags.ignored import refuse_ignored
+from tools.simulate import session
+from tools.simulate.fitting import add_fit_arguments, run_fit
+from tools.simulate.ignored import IGNORED
+from tools.simulate.options import add_fleet, add_output, add_source
+
+EPILOG = """examples:
+  twostroke simulate --trace conversation.jsonl --jitter 3 --policies all --utilisation 0.87 --html report.html
+  twostroke simulate --workload conversation --find-rate 5 --jobs 2
+  twostroke simulate sweep --jobs 2
+  twostroke simulate plan --trace conversation.jsonl --slo-ttft 5 --slo-itl 0.05 --html plan.html
+  twostroke simulate scale --workload conversation --surge 2 --max-prefill 6 --max-decode 6 --slo-ttft 5 --slo-itl 0.05
+  twostroke simulate --fit requests.log --profile fleet.json
+  twostroke simulate --trace requests.log --profile fleet.json
+"""
+
+
+class Subcommand(NamedTuple):
+    module: str
+    help: str
+
+
+COMMANDS = {
+    "sweep": Subcommand(
+        "tools.simulate.sweep",
+        "prompt length x load x bandwidth: who should compute, and do we choose as well",
+    ),
+    "plan": Subcommand(
+        "tools.simulate.plan", "how many workers of each role a load needs, and where splitting them pays"
+    ),
+    "scale": Subcommand(
+        "tools.simulate.scale", "let the planner scale the fleet, and hold it against fleets that stay"
+    ),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_source(parser)
+    add_fleet(parser)
+    session.add_arguments(parser)
+    add_fit_arguments(parser)
+    add_output(parser)
+    parser.set_defaults(simulate_command=_run)
+    commands = parser.add_subparsers(
+        title="other questions", metavar="COMMAND", required=False, description="each has flags of its own and --help"
+    )
+    for name, (path, summary) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        module = import_module(path)
+        module.add_arguments(subparser)
+        subparser.set_defaults(simulate_command=module.run_session)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Raises ServeError for bad flags and files."""
+    refuse_ignored(args, IGNORED)
+    command: Callable[[argparse.Namespace], int] = args.simulate_command
+    return command(args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    return run_fit(args) if args.fit is not None else session.run_session(args)

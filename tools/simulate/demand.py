@@ -1,0 +1,71 @@
+"""A trace and a fleet's shape in the planner's terms. Pure."""
+
+from __future__ import annotations
+
+from cluster.checks import field_of
+from cluster.planner import Ability, Demand, Load, Promise, check_possible, first_tokens_alone_s
+from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.oracle import LeastRecent, found_in_turns
+from tools.simulate.runs import span_s
+from tools.simulate.traces.trace import Trace
+from twostroke.errors import ConfigError
+
+BURST_S = 10.0
+"""Windows in which arrivals are counted: their variance over their mean says how bursty a trace is."""
+
+
+def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Load:
+    """With the hits of one cache of that many blocks: what good placement comes near to."""
+    if not span_s(trace):
+        raise ConfigError("a load needs requests at more than one instant (try --jitter)", field="trace")
+    found = found_in_turns(trace, [LeastRecent(capacity_blocks)])
+    demands = tuple(
+        Demand(row.input_tokens - cached, cached, row.output_tokens)
+        for row, cached in zip(trace.rows, found, strict=True)
+    )
+    return Load(
+        requests_per_s=rate_scale * len(trace.rows) / span_s(trace),
+        demands=demands,
+        arrival_variation=_dispersion(trace, rate_scale),
+    )
+
+
+def ability_of(shape: FleetShape) -> Ability:
+    delays = shape.delays
+    calls_s = delays.door_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
+    return Ability(
+        cost=shape.cost,
+        step_tokens=shape.step_tokens,
+        decode_pool_tokens=shape.decode_pool_tokens,
+        first_token_overhead_s=calls_s + shape.cost.of_streams(1, 0),
+        token_transfer_s=shape.page_bytes / shape.block_size / shape.link_bytes_per_s,
+    )
+
+
+def check_objectives(trace: Trace, shape: FleetShape, promise: Promise, flag: str = "--slo-ttft") -> None:
+    """Raises ConfigError where not even one request could meet them with the fleet for itself and everything cached
+    that was said before."""
+    if promise.ttft_s is None and promise.itl_s is None:
+        return
+    load, ability = load_of(trace, sum(len(row.blocks) for row in trace.rows)), ability_of(shape)
+    quickest_s = min(first_tokens_alone_s(load, ability))
+    if promise.ttft_s is not None and promise.ttft_s < quickest_s:
+        raise ConfigError(
+            f"{flag} {promise.ttft_s:g} is impossible: on an empty fleet the quickest of these requests takes "
+            f"{quickest_s:.3g} s to its first token",
+            field=field_of(flag),
+        )
+    check_possible(load, ability, Promise(ttft_s=None, itl_s=promise.itl_s))
+
+
+def _dispersion(trace: Trace, rate_scale: float) -> float:
+    """Of counts in windows; 1 where requests come as in a Poisson process."""
+    window_s = BURST_S * rate_scale
+    windows = max(1, int(span_s(trace) / window_s))
+    counts = [0] * (windows + 1)
+    begin_s = trace.rows[0].timestamp_s
+    for row in trace.rows:
+        counts[int((row.timestamp_s - begin_s) / window_s)] += 1
+    whole = counts[:windows]
+    mean = sum(whole) / len(whole)
+    return sum((count - mean) ** 2 for count in whole) / len(whole) / mean if mean and windows > 1 else 1.0

@@ -1,0 +1,177 @@
+"""Simulated workers that come and go: as many of each role as somebody wants, who is asked every so often.
+
+A worker that comes serves after its start-up time. One that goes gets nothing new, ends what it has, and is gone; its
+memory is lost, where a live one would leave it to heirs. A worker that becomes the other role is such a pair, with a
+short start-up time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.host import Host
+from tools.simulate.fleet.results import Outcome
+from tools.simulate.fleet.worker_lifecycle import Lives
+from twostroke.config import Role
+from twostroke.ids import WorkerId
+from twostroke.rpc.v1.control_pb2 import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The fleet as a supervisor would be told of it."""
+
+    at_s: float
+    arrived: int
+    ended: Sequence[Outcome]
+    """Since the look before."""
+    loads: dict[str, tuple[Role, Load]]
+    serving: dict[Role, int]
+    staff: dict[Role, int]
+    """With those that still start, without those that go."""
+
+
+class Scaler(Protocol):
+    @property
+    def begin(self) -> dict[Role, int]:
+        """As many at first; `FleetShape` says how many there may be."""
+
+    @property
+    def tick_s(self) -> float: ...
+
+    @property
+    def start_s(self) -> float:
+        """Of a new worker, until it serves."""
+
+    @property
+    def switch_s(self) -> float:
+        """Of one that was of the other role."""
+
+    def __call__(self, look: Look) -> dict[Role, int]:
+        """As many from now on."""
+
+
+class Crew:
+    def __init__(
+        self,
+        agenda: Agenda,
+        lives: Lives,
+        scaler: Scaler,
+        join: Callable[[Host], None],
+        leave: Callable[[Host], None],
+    ) -> None:
+        self._agenda = agenda
+        self._lives = lives
+        self._scaler = scaler
+        self._join = join
+        self._leave = leave
+        self._begun_s: dict[WorkerId, float] = dict.fromkeys((host.worker for host in lives.alive), agenda.now_s)
+        """When each that there is was asked for."""
+        self._starting: set[WorkerId] = set()
+        self._switching: dict[Role, int] = {Role.PREFILL: 0, Role.DECODE: 0}
+        """Workers that will have been of the other role."""
+        self._worker_s = 0.0
+        """Of those that are gone."""
+        self._ended: list[Outcome] = []
+        self.arrived = 0
+        self.changes = 0
+        agenda.after(scaler.tick_s, self._tick)
+
+    def worker_seconds(self, until_s: float) -> float:
+        return self._worker_s + sum(max(0.0, until_s - begun_s) for begun_s in self._begun_s.values())
+
+    def over(self, outcome: Outcome) -> None:
+        self._ended.append(outcome)
+
+    def _tick(self) -> None:
+        for worker in list(self._lives.leaving):
+            self._end_if_idle(worker)
+        staff = {role: len(self._staff(role)) + self._switching[role] for role in self._switching}
+        ended, self._ended = self._ended, []
+        listed = self._lives.listed
+        wanted = self._scaler(
+            Look(
+                at_s=self._agenda.now_s,
+                arrived=self.arrived,
+                ended=ended,
+                loads={str(host.worker): (host.role, host.load_report()) for host in listed},
+                serving={role: sum(host.role is role for host in listed) for role in staff},
+                staff=staff,
+            )
+        )
+        self._become(wanted, staff)
+        self._agenda.after(self._scaler.tick_s, self._tick)
+
+    def _become(self, wanted: dict[Role, int], staff: dict[Role, int]) -> None:
+        lacks = {role: wanted[role] - staff[role] for role in staff}
+        self.changes += any(lacks.values())
+        for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
+            switching = max(0, min(lacks[role], -lacks[other]))
+            for _ in range(switching):
+                self._go(other, then=role)
+            lacks[role], lacks[other] = lacks[role] - switching, lacks[other] + switching
+        for role, lack in lacks.items():
+            for _ in range(lack):
+                self._come(role, self._scaler.start_s)
+            for _ in range(-lack):
+                self._go(role, then=None)
+
+    def _staff(self, role: Role) -> list[WorkerId]:
+        return [w for w in self._begun_s if w not in self._lives.leaving and w.startswith(role.value)]
+
+    def _come(self, role: Role, start_s: float) -> None:
+        free = (w for w in self._lives.known if w.startswith(role.value) and w not in self._begun_s)
+        worker = next(free, None)
+        if worker is None:
+            self._keep(role)
+            return
+        self._begun_s[worker] = self._agenda.now_s
+        self._starting.add(worker)
+        self._agenda.after(start_s, lambda: self._serve(worker))
+
+    def _keep(self, role: Role) -> None:
+        """Of those that leave, one stays: there are no more workers than have names."""
+        worker = next(w for w in self._lives.leaving if w.startswith(role.value))
+        then = self._lives.leaving.pop(worker)
+        if then is not None:
+            self._switching[then] -= 1
+        self._join(self._lives.host(worker))
+
+    def _serve(self, worker: WorkerId) -> None:
+        if worker in self._starting:
+            self._starting.discard(worker)
+            self._join(self._lives.begin(worker))
+
+    def _go(self, role: Role, then: Role | None) -> None:
+        """One that still starts, or else the one with least to do."""
+        staff = self._staff(role)
+        if not staff:
+            return  # they still are of the other role; the next look comes
+        starting = [worker for worker in staff if worker in self._starting]
+        if then is not None:
+            self._switching[then] += 1
+        if starting:
+            self._starting.discard(starting[-1])
+            self._gone(starting[-1], then)
+            return
+        worker = min(staff, key=lambda worker: self._lives.host(worker).scheduler.running)
+        self._lives.leaving[worker] = then
+        self._leave(self._lives.host(worker))
+        self._end_if_idle(worker)
+
+    def _end_if_idle(self, worker: WorkerId) -> None:
+        host = self._lives.host(worker)
+        if host.scheduler.running or host.scheduler.waiting or host.served or host.pulls:
+            return
+        then = self._lives.leaving.pop(worker)
+        self._lives.end(worker)
+        self._gone(worker, then)
+
+    def _gone(self, worker: WorkerId, then: Role | None) -> None:
+        self._worker_s += self._agenda.now_s - self._begun_s.pop(worker)
+        if then is not None:
+            self._switching[then] -= 1
+            self._come(then, self._scaler.switch_s)

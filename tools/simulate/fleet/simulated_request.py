@@ -1,0 +1,77 @@
+"""One request's way through the simulated fleet, over as many routers and workers as it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tools.simulate.fleet.results import Outcome, Status
+from tools.simulate.fleet.routing_adapter import Placement
+from twostroke.ids import BlockName, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class Journey:
+    index: int
+    request_id: RequestId
+    arrived_s: float
+    prompt_tokens: int
+    answer_tokens: int
+    names: list[BlockName]
+    """Of the full blocks of prompt and answer so far."""
+    tenant: str = ""
+    priority: int = 0
+    placement: Placement | None = None
+    attempts: int = 0
+    emitted: int = 0
+    first_token_s: float | None = None
+    """At the decode worker, as the next one."""
+    last_token_s: float | None = None
+    longest_gap_s: float = 0.0
+    cached_tokens: int = 0
+    """As the first attempt that answered found it; so is the next."""
+    pulled_tokens: int = 0
+    predicted_cached_tokens: int | None = None
+    """When it was placed first."""
+    was_lost: bool = False
+    """Before it had its first token."""
+
+    @property
+    def known_tokens(self) -> int:
+        return self.prompt_tokens + self.emitted
+
+    def forget_answer(self, block_size: int) -> None:
+        """Its client asks again, from the beginning."""
+        del self.names[self.prompt_tokens // block_size :]
+        self.placement = None
+        self.emitted = 0
+        self.first_token_s = self.last_token_s = None
+        self.cached_tokens = self.pulled_tokens = 0
+
+    def outcome(self, status: Status, token_s: float, ended_s: float, retry_after_s: float | None = None) -> Outcome:
+        """`token_s`: from the decode worker to the client."""
+        first_s, last_s, placement = self.first_token_s, self.last_token_s, self.placement
+        gaps = self.emitted - 1
+        is_timed = gaps > 0 and first_s is not None and last_s is not None
+        return Outcome(
+            index=self.index,
+            status=status,
+            arrived_s=self.arrived_s,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.emitted,
+            ttft_s=first_s + token_s - self.arrived_s if first_s is not None else None,
+            finished_s=ended_s,
+            itl_mean_s=(last_s - first_s) / gaps if is_timed and last_s is not None and first_s is not None else None,
+            itl_max_s=self.longest_gap_s if is_timed else None,
+            cached_tokens=self.cached_tokens,
+            pulled_tokens=self.pulled_tokens,
+            predicted_ttft_s=placement.first_token_s if placement is not None and not self.was_lost else None,
+            decided_s=placement.decided_s if placement is not None else None,
+            predicted_cached_tokens=self.predicted_cached_tokens,
+            decode=placement.decode if placement is not None else None,
+            source=placement.source if placement is not None else None,
+            peer=placement.peer if placement is not None else None,
+            attempts=self.attempts,
+            tenant=self.tenant,
+            priority=self.priority,
+            retry_after_s=retry_after_s,
+        )

@@ -1,0 +1,247 @@
+"""Plays a trace against a simulated fleet in virtual time; everything that decides is the real object."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from functools import lru_cache, partial
+from typing import Protocol
+
+from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.feed import Counts
+from tools.simulate.fleet.host import Host
+from tools.simulate.fleet.results import EventUse, Gaps, Outcome, Run, WorkerUse
+from tools.simulate.fleet.router import Door, Surroundings
+from tools.simulate.fleet.routing_adapter import Brain
+from tools.simulate.fleet.scaling import Crew, Scaler
+from tools.simulate.fleet.shape import Death, FleetShape, RouterRestart
+from tools.simulate.fleet.simulated_request import Journey
+from tools.simulate.fleet.worker_lifecycle import Lives
+from tools.simulate.traces.trace import Trace, TraceRow
+from twostroke.errors import ConfigError, InternalError
+from twostroke.ids import BlockName, RequestId
+from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.kv_cache.pool import PageState
+
+WARM_UP_S = 0.1
+"""Routers have met their workers before the first request comes."""
+QUIET_S = 2.0
+"""After the last answer: indexes must be the workers' sets by then."""
+MOST_SPAN_S = 1e7
+"""Of a trace: more is a mistake in one of its times, and idle workers' heartbeats would go on for hours."""
+STUCK_S = 3600.0
+"""No request of any trace takes that long after the one before it has ended."""
+
+
+class Brains(Protocol):
+    """Makes the brain of each router."""
+
+    @property
+    def policy(self) -> str: ...
+
+    def __call__(self, shape: FleetShape, router: int) -> Brain: ...
+
+
+def simulate(trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None = None) -> Run:
+    """`trace` must be in order (see tools.simulate.traces.trace.replayed), its blocks of the fleet's size. `scaler`
+    says how many of the shape's workers there are; without one, all."""
+    if trace.block_tokens != shape.block_size:
+        raise ConfigError(
+            f"{trace.name} has blocks of {trace.block_tokens} tokens; this fleet's have {shape.block_size}",
+            field="block_size",
+        )
+    _check_lengths(trace, shape)
+    _check_span(trace)
+    begun_s = time.thread_time()
+    run = _Simulation(trace, shape, brains, scaler)
+    run.play()
+    return run.result(time.thread_time() - begun_s)
+
+
+def _check_lengths(trace: Trace, shape: FleetShape) -> None:
+    """As a live decode worker refuses what can never fit (decode_worker.admission)."""
+    longest, fits = max(trace.rows, key=lambda row: row.input_tokens + row.output_tokens), shape.decode_pool_tokens
+    if longest.input_tokens + longest.output_tokens > fits:
+        raise ConfigError(
+            f"{trace.name} has a request of {longest.input_tokens} + {longest.output_tokens} tokens; all pages of a "
+            f"decode worker hold {fits} (see --decode-pool-tokens)",
+            field="decode_pages",
+        )
+
+
+def _check_span(trace: Trace) -> None:
+    span_s = trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s
+    if span_s > MOST_SPAN_S:
+        raise ConfigError(
+            f"{trace.name}: {span_s:.3g} s lie between its first and its last request; {MOST_SPAN_S:g} are the most",
+            field="timestamp",
+        )
+
+
+class _Simulation:
+    def __init__(self, trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None) -> None:
+        self._trace = trace
+        self._shape = shape
+        self._brains = brains
+        self._agenda = Agenda()
+        self._lives = Lives(self._agenda, shape, None if scaler is None else scaler.begin)
+        self._counts = Counts()
+        self._outcomes: list[Outcome] = []
+        self._last_end_s = 0.0
+        self._draws = random.Random(f"{shape.seed} routers")
+        around = Surroundings(self._agenda, shape, self._lives, self._counts, self._over)
+        self._doors = [Door(number, brains(shape, number), around) for number in range(shape.routers)]
+        for door in self._doors:
+            door.others = [other for other in self._doors if other is not door]
+            for host in self._lives.alive:
+                door.join(host)
+        self._crew = None if scaler is None else Crew(self._agenda, self._lives, scaler, self._join, self._leave)
+
+    def play(self) -> None:
+        agenda, rows = self._agenda, self._trace.rows
+        for index, row in enumerate(rows):
+            agenda.at(WARM_UP_S + row.timestamp_s, partial(self._arrive, index, row))
+        agenda.at(WARM_UP_S + rows[-1].timestamp_s, self._lives.reach_span_end)
+        for death in self._shape.faults.deaths:
+            agenda.at(WARM_UP_S + death.at_s, partial(self._die, death))
+        for restart in self._shape.faults.router_restarts:
+            agenda.at(WARM_UP_S + restart.at_s, partial(self._restart, restart))
+        agenda.after(STUCK_S, self._watch)
+        agenda.run()
+        self._lives.check_quiet()
+        for door in self._doors:
+            held = door.brain.counts().reservations
+            assert not held, f"{door.name} still holds {held} reservations"
+
+    def result(self, cpu_s: float) -> Run:
+        brains = [door.brain.counts() for door in self._doors]
+        first_s = self._trace.rows[0].timestamp_s
+        return Run(
+            policy=self._brains.policy,
+            outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
+            workers=tuple(self._use(host) for host in self._lives.latest),
+            events=EventUse(
+                batches=self._counts.batches,
+                gaps=sum(counts.gaps for counts in brains),
+                snapshots=sum(counts.snapshots for counts in brains),
+                divergences=sum(counts.divergences for counts in brains),
+            ),
+            gaps=Gaps(dict(self._lives.gaps)),
+            span_s=self._trace.rows[-1].timestamp_s - first_s,
+            duration_s=self._last_end_s - WARM_UP_S - first_s,
+            decisions=sum(counts.decisions for counts in brains),
+            decision_cpu_s=sum(counts.decision_cpu_s for counts in brains),
+            cpu_s=cpu_s,
+            false_refusals=sum(counts.false_refusals for counts in brains),
+            unequal_indexes=tuple(self._unequal_indexes()),
+            worker_s=self._worker_s(),
+            scalings=0 if self._crew is None else self._crew.changes,
+        )
+
+    def _worker_s(self) -> float:
+        if self._crew is None:
+            return (self._shape.prefill + self._shape.decode) * self._last_end_s
+        return self._crew.worker_seconds(self._last_end_s)
+
+    def _join(self, host: Host) -> None:
+        for door in self._doors:
+            door.join(host)
+
+    def _leave(self, host: Host) -> None:
+        for door in self._doors:
+            door.leave(host)
+
+    def _arrive(self, index: int, row: TraceRow) -> None:
+        shape = self._shape
+        if self._crew is not None:
+            self._crew.arrived += 1
+        journey = Journey(
+            index=index,
+            request_id=RequestId(f"{index}#0"),
+            arrived_s=self._agenda.now_s,
+            prompt_tokens=row.input_tokens,
+            answer_tokens=row.output_tokens,
+            names=[name_of(number) for number in row.blocks[: row.input_tokens // shape.block_size]],
+            tenant=row.tenant,
+            priority=row.priority,
+        )
+        turn = index if shape.routers_by_turn else self._draws.randrange(shape.routers)
+        self._ask(journey, self._doors[turn % shape.routers])
+
+    def _ask(self, journey: Journey, door: Door) -> None:
+        self._agenda.after(self._shape.delays.door_s, lambda: door.take(journey))
+
+    def _over(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        if self._crew is not None:
+            self._crew.over(outcome)
+        self._last_end_s = self._agenda.now_s
+        if len(self._outcomes) == len(self._trace.rows):
+            self._agenda.after(QUIET_S, self._agenda.stop)
+
+    def _watch(self) -> None:
+        """Heartbeats go on for ever: a request that is never answered must end the run."""
+        waits_s = self._agenda.now_s - self._last_end_s
+        arrived = sum(WARM_UP_S + row.timestamp_s <= self._agenda.now_s - STUCK_S for row in self._trace.rows)
+        if waits_s >= STUCK_S and arrived > len(self._outcomes):
+            raise InternalError(f"no request of the simulation has ended for {waits_s:.0f} s")
+        self._agenda.after(STUCK_S, self._watch)
+
+    def _die(self, death: Death) -> None:
+        host = self._lives.host(death.worker)
+        attempts = [(lost.journey, lost.journey.attempts) for lost in self._lives.end(death.worker)]
+        self._agenda.after(self._shape.delays.detection_s, partial(self._notice, host, attempts))
+        if death.back_at_s is not None:
+            self._agenda.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
+
+    def _notice(self, host: Host, lost: list[tuple[Journey, int]]) -> None:
+        for door in self._doors:
+            door.leave(host)
+        for journey, attempt in lost:
+            for door in self._doors:
+                door.lost(journey, attempt)
+
+    def _come_back(self, death: Death) -> None:
+        self._join(self._lives.begin(death.worker))
+
+    def _restart(self, restart: RouterRestart) -> None:
+        door = self._doors[restart.router]
+        for journey in door.restart(self._brains(self._shape, restart.router)):
+            self._ask(journey, door)
+
+    def _use(self, host: Host) -> WorkerUse:
+        tally = self._lives.tallies[host.worker]
+        return WorkerUse(
+            worker=host.worker,
+            role=host.role,
+            busy_s=tally.busy_s,
+            prefill_s=tally.prefill_s,
+            prefill_span_s=tally.prefill_span_s,
+            steps=tally.steps,
+            prompt_tokens=tally.prompt_tokens,
+            output_tokens=tally.output_tokens,
+            pulled_pages=tally.pulled_pages,
+            served_pages=tally.served_pages,
+            evicted_pages=tally.evicted_pages,
+            preemptions=tally.preemptions,
+            lives=tally.lives,
+            pages=host.pool.total,
+            pages_cached=host.pool.count(PageState.CACHED),
+        )
+
+    def _unequal_indexes(self) -> list[str]:
+        """What the routers have of each worker, held against its own log."""
+        unequal: list[str] = []
+        for door in self._doors:
+            for host in self._lives.listed:
+                told, has = door.brain.blocks(host.worker), host.log.snapshot()
+                if told is None or (told.block_count, told.digest) != (has.block_count, has.digest):
+                    unequal.append(f"{door.name} {host.worker}")
+        return unequal
+
+
+@lru_cache(maxsize=1 << 18)
+def name_of(number: int) -> BlockName:
+    """Of the block that a trace calls so."""
+    return BlockName(hashlib.blake2b(b"trace %d" % number, digest_size=NAME_BYTES).digest())

@@ -1,0 +1,90 @@
+"""The workers of a simulated fleet: who lives, in which life, and how it dies and comes back."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+from tools.simulate.fleet.decode import Answer, Answers
+from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.host import Host, Tally
+from tools.simulate.fleet.prefill import Builder
+from tools.simulate.fleet.shape import FleetShape
+from twostroke.config import Role
+from twostroke.ids import Epoch, WorkerId
+
+
+class Lives:
+    def __init__(self, agenda: Agenda, shape: FleetShape, begin: dict[Role, int] | None = None) -> None:
+        """`begin`: so many of each role at first (None: all of them)."""
+        self._agenda = agenda
+        self._shape = shape
+        self.gaps: Counter[int] = Counter()
+        self.tallies = {worker: Tally() for worker in shape.workers}
+        self._hosts: dict[WorkerId, Host] = {}
+        self._answers: dict[WorkerId, Answers] = {}
+        self.leaving: dict[WorkerId, Role | None] = {}
+        """They end what they have; with the role in which another one follows at once."""
+        for worker in shape.workers:
+            role, _, number = worker.rpartition("-")
+            if begin is None or int(number) < begin[Role(role)]:
+                self.begin(worker)
+
+    @property
+    def known(self) -> tuple[WorkerId, ...]:
+        """All that there may ever be."""
+        return self._shape.workers
+
+    @property
+    def listed(self) -> list[Host]:
+        """Alive, and may be given work."""
+        return [host for host in self.alive if host.worker not in self.leaving]
+
+    @property
+    def alive(self) -> list[Host]:
+        return [host for host in self._hosts.values() if not host.is_dead]
+
+    @property
+    def latest(self) -> list[Host]:
+        """The latest life of each that has lived."""
+        return [self._hosts[worker] for worker in self._shape.workers if worker in self._hosts]
+
+    def host(self, worker: WorkerId) -> Host:
+        """Its latest life."""
+        return self._hosts[worker]
+
+    def answers(self, worker: WorkerId) -> Answers:
+        return self._answers[worker]
+
+    def begin(self, worker: WorkerId) -> Host:
+        """A new life, with nothing."""
+        tally = self.tallies[worker]
+        role = Role.PREFILL if worker.startswith(Role.PREFILL.value) else Role.DECODE
+        epoch = Epoch(tally.lives + 1, _nonce(f"{self._shape.seed} {worker} {tally.lives + 1}"))
+        host = self._hosts[worker] = Host(self._agenda, self._shape, worker, role, epoch, tally)
+        if role is Role.PREFILL:
+            host.mount(Builder(host))
+        else:
+            answers = self._answers[worker] = Answers(host, self.gaps)
+            host.mount(answers)
+        return host
+
+    def end(self, worker: WorkerId) -> list[Answer]:
+        """It dies; returns what it owned."""
+        host = self._hosts[worker]
+        lost = self._answers[worker].lost() if worker in self._answers else []
+        host.die()
+        return lost
+
+    def check_quiet(self) -> None:
+        for host in self.alive:
+            host.check_quiet()
+
+    def reach_span_end(self) -> None:
+        """The last request has arrived."""
+        for tally in self.tallies.values():
+            tally.prefill_span_s = tally.prefill_s
+
+
+def _nonce(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

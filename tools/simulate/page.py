@@ -1,0 +1,146 @@
+"""A comparison of policies as one HTML page: tables, and what they do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.planner import Promise
+from tools.figures.charts import Line, Series, Words, bar_figure, latency_figure, line_figure, scatter_figure
+from tools.simulate.fleet import results
+from tools.simulate.fleet.results import Run
+from tools.simulate.loads import FoundRate
+from tools.simulate.report import COLUMNS_SHOWN, explanation, seconds
+from tools.simulate.sections import Figure, Grid, Head, Row, Section, colours_of, render
+from tools.simulate.summary import Summary
+from twostroke.config import Role
+
+LEAST_ERROR = 1e-3
+"""Drawn: an axis of powers has no zero."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    summaries: tuple[Summary, ...]
+    runs: tuple[tuple[float, Run], ...]
+    """With their paces; beside the summaries."""
+    rates: tuple[FoundRate, ...]
+    oracle_rate: float
+
+
+def render_page(found: Found, setting: str, promise: Promise) -> str:
+    names = tuple(dict.fromkeys([each.arm for each in found.summaries] + [each.arm for each in found.rates]))
+    colours = colours_of(names)
+    sections = [
+        *([_over_loads(found, colours, promise)] if found.summaries else []),
+        *(_at_pace(found, scale, colours) for scale in dict.fromkeys(each.rate_scale for each in found.summaries)),
+        *([_rates(found.rates, colours)] if found.rates else []),
+    ]
+    return render(Head("twostroke simulate", setting, names), sections)
+
+
+def _over_loads(found: Found, colours: dict[str, int], promise: Promise) -> Section:
+    by_arm = {arm: [each for each in found.summaries if each.arm == arm] for arm in colours}
+    paces = list(dict.fromkeys(each.rate_scale for each in found.summaries))
+    hits = [
+        (f"x{scale:.3g}", [(colours[each.arm], each.hit_rate) for each in found.summaries if each.rate_scale == scale])
+        for scale in paces
+    ]
+    hit_words = Words("hit rate by policy", "pace", "hit rate; dashed: oracle")
+    return Section(
+        "Load",
+        explanation(promise, found.oracle_rate),
+        figures=(
+            Figure("Time to first token over load: p90, dashed p50", _ttft_over_load(by_arm, colours)),
+            Figure("Prompt tokens that were not computed", bar_figure(hits, hit_words, found.oracle_rate)),
+        ),
+    )
+
+
+def _ttft_over_load(by_arm: dict[str, list[Summary]], colours: dict[str, int]) -> str:
+    lines = []
+    for arm, summaries in by_arm.items():
+        for dashed in (False, True):
+            values = [(each, each.ttft_p50_s if dashed else each.ttft_p90_s) for each in summaries]
+            points = tuple((each.requests_per_s, value) for each, value in values if value)
+            lines.append(Line(colours[arm], points, dashed, f"{arm} {'p50' if dashed else 'p90'}"))
+    return line_figure(lines, Words("time to first token over load", "requests/s", "s"), log_y=True)
+
+
+def _at_pace(found: Found, scale: float, colours: dict[str, int]) -> Section:
+    here = [each for each in found.summaries if each.rate_scale == scale]
+    runs = [run for pace, run in found.runs if pace == scale]
+    grid = Grid(
+        tuple(column.title for column in COLUMNS_SHOWN),
+        tuple(Row(colours[each.arm], tuple(column.shown(each) for column in COLUMNS_SHOWN)) for each in here),
+    )
+    ttfts = [Series(colours[run.policy], tuple(results.ttfts(run))) for run in runs]
+    return Section(
+        f"{here[0].requests_per_s:.2f} requests/s (x{scale:.3g})",
+        grid=grid,
+        figures=(
+            Figure("Time to first token", latency_figure(ttfts)),
+            Figure("Predicted (up) and actual time to first token, s", _predictions(runs, colours)),
+            Figure("Error of the prediction over the share of requests below it", _errors(runs, colours)),
+            Figure("Share of time on prompts, worker by worker", _busy(runs, colours)),
+        ),
+    )
+
+
+def _predictions(runs: Sequence[Run], colours: dict[str, int]) -> str:
+    clouds = []
+    for run in runs:
+        points = tuple(
+            (outcome.since_decision_s, outcome.predicted_ttft_s)
+            for outcome in run.outcomes
+            if outcome.since_decision_s and outcome.predicted_ttft_s
+        )
+        clouds.append(Line(colours[run.policy], points, name=run.policy))
+    return scatter_figure(clouds, Words("predicted over actual time to first token", "actual", "predicted"))
+
+
+def _errors(runs: Sequence[Run], colours: dict[str, int]) -> str:
+    """Quantiles of |error|; beyond the last tenth the axis would show nothing else."""
+    shares = [number / 20 for number in range(19)]
+    lines = []
+    for run in runs:
+        errors = [abs(error) for error in results.prediction_errors(run.outcomes)]
+        quantiles = [(share, results.percentile(errors, share)) for share in shares]
+        points = tuple((share, max(LEAST_ERROR, value)) for share, value in quantiles if value is not None)
+        lines.append(Line(colours[run.policy], points, name=run.policy))
+    words = Words("quantiles of the prediction's error", "share of requests", "|predicted/actual - 1|")
+    return line_figure(lines, words, log_y=True)
+
+
+def _busy(runs: Sequence[Run], colours: dict[str, int]) -> str:
+    groups = []
+    for run in runs:
+        roles = (Role.PREFILL, Role.DECODE)
+        uses = sorted(
+            (use for use in run.workers if use.prefill_s), key=lambda use: (roles.index(use.role), use.worker)
+        )
+        bars = [(colours[run.policy], use.prefill_span_s / run.span_s if run.span_s else 0.0) for use in uses]
+        groups.append((run.policy, bars))
+    return bar_figure(groups, Words("utilisation by worker", "a bar per worker", "share of time on prompts"))
+
+
+def _rates(rates: Sequence[FoundRate], colours: dict[str, int]) -> Section:
+    grid = Grid(
+        ("policy", "requests/s", "fails at", "p90", "util"),
+        tuple(
+            Row(
+                colours[each.arm],
+                (
+                    each.arm,
+                    "none" if each.keeps is None else f"{each.keeps:.2f}",
+                    "-" if each.breaks is None else f"{each.breaks:.2f}",
+                    seconds(each.p90_s),
+                    "-" if each.utilisation is None else f"{each.utilisation:.3f}",
+                ),
+            )
+            for each in rates
+        ),
+    )
+    bars = [("", [(colours[each.arm], each.keeps or 0.0) for each in rates])]
+    figure = Figure("Highest rate, requests/s", bar_figure(bars, Words("highest rate by policy", "", "requests/s")))
+    return Section("Highest rate", grid=grid, figures=(figure,))

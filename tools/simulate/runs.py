@@ -1,0 +1,76 @@
+"""Simulated runs, several at a time in processes of their own: what goes in and comes out is plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.simulation import simulate
+from tools.simulate.live_routing import Brains
+from tools.simulate.traces.trace import Trace
+from tools.simulate.variants import policy_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One policy, one fleet, one trace at one pace."""
+
+    arm: str
+    trace: Trace
+    shape: FleetShape
+    rate_scale: float = 1.0
+    peer_pulls: bool = True
+    holds: bool = False
+    """Requests wait in routers for their turn, as live ones let them, and not at their workers."""
+
+
+Runner = Callable[[Sequence[Trial]], list[Run]]
+"""In the order of the trials."""
+
+
+def runner(jobs: int) -> Runner:
+    """Says on standard error what has ended: some runs take minutes."""
+
+    def run_all(trials: Sequence[Trial]) -> list[Run]:
+        if jobs == 1 or len(trials) < 2:
+            return _told(trials, map(run_trial, trials))
+        # Spawned: a forked child would inherit whatever threads the caller has, in whatever state.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(jobs, len(trials)), mp_context=context) as pool:
+            return _told(trials, pool.map(run_trial, trials))
+
+    return run_all
+
+
+def _told(trials: Sequence[Trial], runs: Iterable[Run]) -> list[Run]:
+    done = []
+    for number, (trial, run) in enumerate(zip(trials, runs, strict=True), start=1):
+        done.append(run)
+        if sys.stderr.isatty():
+            shape = trial.shape
+            what = f"{trial.arm} x{trial.rate_scale:.3g} on {shape.prefill}+{shape.decode}"
+            print(f"{number}/{len(trials)} {what}: {run.cpu_s:.1f} s", file=sys.stderr)
+    return done
+
+
+def run_trial(trial: Trial) -> Run:
+    brains = Brains(trial.arm, lambda: policy_of(trial.arm, peer_pulls=trial.peer_pulls), holds=trial.holds)
+    return simulate(paced(trial.trace, trial.rate_scale), trial.shape, brains)
+
+
+def paced(trace: Trace, rate_scale: float) -> Trace:
+    if rate_scale == 1.0:
+        return trace
+    rows = (dataclasses.replace(row, timestamp_s=row.timestamp_s / rate_scale) for row in trace.rows)
+    return dataclasses.replace(trace, rows=tuple(rows))
+
+
+def span_s(trace: Trace) -> float:
+    """From the first arrival to the last."""
+    return trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s

@@ -1,0 +1,190 @@
+"""`twostroke simulate scale`: the live planner over a simulated fleet, held against fleets that stay as they are."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.table import Table
+
+from cluster.checks import at_least_zero, file_can_be_made
+from cluster.output import write_json
+from cluster.planner import Counts, Demand, Promise
+from cluster.scaling.pilot import seen_from
+from cluster.scaling.planner import Outlook, Planner
+from tools.simulate.demand import check_objectives
+from tools.simulate.fleet import results
+from tools.simulate.fleet.results import Outcome, Run, Status
+from tools.simulate.fleet.scaling import Look
+from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.simulation import simulate
+from tools.simulate.live_routing import Brains
+from tools.simulate.options import add_fleet, add_json, add_source, fleet_from, source_from
+from tools.simulate.report import console_for, percent
+from tools.simulate.traces.trace import Trace
+from tools.simulate.variants import OURS, policy_of
+from twostroke.config import Role
+from twostroke.errors import ConfigError
+from twostroke.scaling_config import ScalingConfig
+
+SWITCH_S = 1.0
+"""As measured of live workers (docs/scaling.md)."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """The planner as the simulator asks it."""
+
+    planner: Planner
+    first: Counts
+    tick_s: float
+    start_s: float
+    block_size: int
+    switch_s: float = SWITCH_S
+    history: list[tuple[float, Outlook]] = field(default_factory=list)
+    """Each change, and why."""
+
+    @property
+    def begin(self) -> dict[Role, int]:
+        return _by_role(self.first)
+
+    def __call__(self, look: Look) -> dict[Role, int]:
+        staff = Counts(look.staff[Role.PREFILL], look.staff[Role.DECODE])
+        seen = seen_from(
+            look.loads,
+            self.block_size,
+            at_s=look.at_s,
+            arrived=look.arrived,
+            ended=tuple(_demands(look.ended)),
+            serving=Counts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
+            staff=staff,
+        )
+        outlook = self.planner.decide(seen)
+        if outlook.wanted != staff:
+            self.history.append((look.at_s, outlook))
+        return _by_role(outlook.wanted)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fared:
+    """One fleet."""
+
+    name: str
+    attainment: float
+    """Of all requests: first token and answer as promised."""
+    ttft_p90_s: float | None
+    worker_s: float
+    changes: int
+    not_answered: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what is promised, and what may be used")
+    group.add_argument("--slo-ttft", type=float, required=True, metavar="S", help="the first token within S seconds")
+    group.add_argument("--slo-itl", type=float, required=True, metavar="S", help="on average S seconds between tokens")
+    for role in ("prefill", "decode"):
+        group.add_argument(f"--min-{role}", type=int, metavar="N", help=f"(default: as --{role})")
+        group.add_argument(f"--max-{role}", type=int, metavar="N", required=True)
+    group.add_argument(
+        "--start", type=float, default=20.0, metavar="S", help="until a new worker serves (default: %(default)s)"
+    )
+    group.add_argument(
+        "--surge", type=float, default=1.0, metavar="X", help="the middle third comes X times as fast (default: 1)"
+    )
+    add_source(parser)
+    add_fleet(parser)
+    add_json(parser.add_argument_group("output"))
+
+
+def run_session(args: argparse.Namespace) -> int:
+    promise = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
+    at_least_zero("--start", args.start)
+    source = source_from(args)
+    file_can_be_made("--json", args.json)
+    trace = surged(source.read(), args.surge)
+    shape = fleet_from(args, trace.block_tokens)
+    pace = ScalingConfig(
+        min_prefill=args.min_prefill,
+        max_prefill=args.max_prefill,
+        min_decode=args.min_decode,
+        max_decode=args.max_decode,
+    )
+    check_objectives(trace, shape, promise)
+    planned, fared = compared(trace, shape, promise, pace, args.start)
+    console = console_for(args.json)
+    console.print(f"{source.label}: {len(trace.rows)} requests, the middle third x{args.surge:g}", markup=False)
+    console.print(_table(fared))
+    for at_s, outlook in planned.history:
+        console.print(f"{at_s:8.1f} s  {outlook}", markup=False, soft_wrap=True)
+    history = [{"at_s": at_s, **dataclasses.asdict(outlook)} for at_s, outlook in planned.history]
+    write_json({"schema_version": 1, "fleets": list(map(dataclasses.asdict, fared)), "changes": history},
+               args.json)  # fmt: skip
+    return 0
+
+
+def compared(
+    trace: Trace, shape: FleetShape, promise: Promise, pace: ScalingConfig, start_s: float
+) -> tuple[Planned, list[Fared]]:
+    """The scaled fleet, one that stays as it begins, and one with all that there may be."""
+    first = Counts(shape.prefill, shape.decode)
+    prefill, decode = pace.prefill_bounds(first.prefill), pace.decode_bounds(first.decode)
+    planner = Planner(promise, prefill, decode, pace, may_switch=pace.may_switch(*first.pair))
+    planned = Planned(planner, first, pace.tick_s, start_s, shape.block_size)
+    most = dataclasses.replace(shape, prefill=prefill.most, decode=decode.most)
+    runs = (
+        (f"planned, {prefill.least}..{prefill.most} + {decode.least}..{decode.most}", most, planned),
+        (f"{first} (as it begins)", shape, None),
+        (f"{prefill.most} prefill + {decode.most} decode (all)", most, None),
+    )
+    fared = []
+    for name, fleet, scaler in runs:
+        run = simulate(trace, fleet, Brains(OURS, lambda: policy_of(OURS), holds=True), scaler)
+        fared.append(_fared(name, run, promise))
+    return planned, fared
+
+
+def surged(trace: Trace, factor: float) -> Trace:
+    """The requests of the middle third follow one another `factor` times as fast. Raises ConfigError."""
+    if not 0 < factor < float("inf"):
+        raise ConfigError(f"--surge must be positive, got {factor:g}", field="surge")
+    third = len(trace.rows) // 3
+    rows, at_s, before_s = [], 0.0, 0.0
+    for index, row in enumerate(trace.rows):
+        gap_s, before_s = row.timestamp_s - before_s, row.timestamp_s
+        at_s += gap_s / factor if third <= index < 2 * third else gap_s
+        rows.append(dataclasses.replace(row, timestamp_s=at_s))
+    return dataclasses.replace(trace, rows=tuple(rows))
+
+
+def _demands(ended: Iterable[Outcome]) -> Iterable[Demand]:
+    for outcome in ended:
+        if outcome.status is Status.DONE:
+            yield Demand(outcome.prompt_tokens - outcome.cached_tokens, outcome.cached_tokens, outcome.output_tokens)
+
+
+def _fared(name: str, run: Run, promise: Promise) -> Fared:
+    return Fared(
+        name=name,
+        attainment=results.attainment(run, promise.ttft_s, promise.itl_s),
+        ttft_p90_s=results.percentile(results.ttfts(run), 0.9),
+        worker_s=run.worker_s,
+        changes=run.scalings,
+        not_answered=len(run.outcomes) - len(run.of_status(Status.DONE)),
+    )
+
+
+def _table(fared: Sequence[Fared]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for at, heading in enumerate(("fleet", "in time", "TTFT p90", "worker-seconds", "changes", "not answered")):
+        table.add_column(heading, justify="right" if at else "left", no_wrap=True)
+    for each in fared:
+        ttft = "-" if each.ttft_p90_s is None else f"{each.ttft_p90_s:.2f} s"
+        cells = (each.name, percent(each.attainment), ttft, f"{each.worker_s:,.0f}", str(each.changes))
+        table.add_row(*cells, str(each.not_answered))
+    return table
+
+
+def _by_role(counts: Counts) -> dict[Role, int]:
+    return {Role.PREFILL: counts.prefill, Role.DECODE: counts.decode}

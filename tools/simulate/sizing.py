@@ -1,0 +1,176 @@
+"""The smallest fleet that keeps a promise, by simulation around the planner's formula; and who wins at which load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cluster.planner import Counts, Promise, counts_for
+from tools.simulate.demand import ability_of, load_of
+from tools.simulate.fleet import results
+from tools.simulate.fleet.results import Run, Status
+from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.runs import Runner, Trial
+from tools.simulate.traces.trace import Trace
+from tools.simulate.variants import OURS
+from twostroke.errors import ConfigError
+
+MOST_GROWTHS = 12
+"""Steps up from what the formula says, before giving up."""
+NEIGHBOURS = 3
+"""Splits tried of each smaller total: those next to the last one that was enough."""
+
+
+Keeps = Callable[[Sequence[Counts]], Counts | None]
+"""The first of them that keeps the promise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """One fleet that was simulated."""
+
+    counts: Counts
+    attainment: float
+    """Share of all requests that got what was promised."""
+    ttft_attainment: float
+    itl_attainment: float
+    ttft_p90_s: float | None
+    itl_p99_s: float | None
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    formula: Counts
+    """Where the search began."""
+    smallest: Counts
+    tried: tuple[Tried, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One load of the comparison of splits with workers that do both."""
+
+    rate_scale: float
+    requests_per_s: float
+    goodput: dict[Counts, float]
+    """By split; no prefill workers: all do both strokes."""
+
+    @property
+    def colocated(self) -> float:
+        return next(good for counts, good in self.goodput.items() if not counts.prefill)
+
+    @property
+    def best(self) -> tuple[Counts, float]:
+        split = {counts: good for counts, good in self.goodput.items() if counts.prefill}
+        counts = max(split, key=lambda each: split[each])
+        return counts, split[counts]
+
+
+def smallest_fleet(trace: Trace, shape: FleetShape, promise: Promise, run_all: Runner) -> Sizing:
+    """Raises ConfigError where no fleet would do."""
+    formula = counts_for(load_of(trace, shape.prefill_pages * max(1, shape.prefill)), ability_of(shape), promise)
+    tried: dict[Counts, Tried] = {}
+
+    def keeps(candidates: Sequence[Counts]) -> Counts | None:
+        new = [counts for counts in candidates if counts not in tried]
+        for counts, run in zip(new, run_all([_trial(trace, shape, counts) for counts in new]), strict=True):
+            tried[counts] = _tried(counts, run, promise)
+        return next((counts for counts in candidates if tried[counts].attainment >= promise.attainment), None)
+
+    enough = _grown(formula, tried, promise, keeps)
+    while (smaller := keeps(splits_near(enough, enough.total - 1))) is not None:
+        enough = smaller
+    return Sizing(formula=formula, smallest=enough, tried=tuple(tried.values()))
+
+
+def crossover(
+    trace: Trace, shape: FleetShape, promise: Promise, scales: Iterable[float], run_all: Runner
+) -> list[Point]:
+    """At each pace the goodput of splits of `shape`'s workers, and of as many workers that do both strokes."""
+    whole = shape.prefill + shape.decode
+    splits = [Counts(0, whole), *splits_of(whole, Counts(shape.prefill, shape.decode))]
+    paces = list(scales)
+    trials = [dataclasses.replace(_trial(trace, shape, split), rate_scale=scale) for scale in paces for split in splits]
+    runs = iter(run_all(trials))
+    points = []
+    for scale in paces:
+        here = {split: next(runs) for split in splits}
+        any_run = here[splits[0]]
+        points.append(
+            Point(
+                rate_scale=scale,
+                requests_per_s=len(any_run.outcomes) / any_run.span_s if any_run.span_s else 0.0,
+                goodput={split: results.goodput(run, promise.ttft_s, promise.itl_s) for split, run in here.items()},
+            )
+        )
+    return points
+
+
+def crossing(points: Sequence[Point]) -> tuple[float, bool] | None:
+    """Requests per second at which the better of split and colocated changes, for the last time, and whether splitting
+    is the better one above; None where one of them is at least as good at every load."""
+    leads = [(point.requests_per_s, point.best[1] - point.colocated) for point in points]
+    decided = [(rate, lead) for rate, lead in leads if lead]
+    changes = [
+        (rate + (next_rate - rate) * abs(lead) / (abs(lead) + abs(next_lead)), next_lead > 0)
+        for (rate, lead), (next_rate, next_lead) in pairwise(decided)
+        if (lead > 0) != (next_lead > 0)
+    ]
+    return changes[-1] if changes else None
+
+
+def splits_near(counts: Counts, total: int) -> list[Counts]:
+    """Of a smaller total: one worker less of either role first, then those beside."""
+    wanted = counts.prefill * total / counts.total
+    able = [Counts(prefill, total - prefill) for prefill in range(1, total)]
+    return sorted(able, key=lambda each: abs(each.prefill - wanted))[:NEIGHBOURS]
+
+
+def splits_of(total: int, around: Counts) -> list[Counts]:
+    """As `around` is, and with more of either role, up to a spread of quarters of the whole."""
+    step = max(1, total // 8)
+    wanted = {around.prefill + step * number for number in (-2, -1, 0, 1, 2)}
+    return [Counts(prefill, total - prefill) for prefill in sorted(wanted) if 0 < prefill < total]
+
+
+def _grown(counts: Counts, tried: dict[Counts, Tried], promise: Promise, keeps: Keeps) -> Counts:
+    """More of the role that misses its promise more often, until there is enough."""
+    for _ in range(MOST_GROWTHS):
+        if keeps([counts]) is not None:
+            return counts
+        found = tried[counts]
+        step = max(1, counts.total // 10)
+        if found.ttft_attainment <= found.itl_attainment:
+            counts = Counts(counts.prefill + step, counts.decode)
+        else:
+            counts = Counts(counts.prefill, counts.decode + step)
+    raise ConfigError(
+        f"{counts} workers still miss the promise: {found.ttft_attainment:.0%} of first tokens and "
+        f"{found.itl_attainment:.0%} of answers are in time, {promise.attainment:.0%} must be",
+        field="slo_ttft",
+    )
+
+
+def _trial(trace: Trace, shape: FleetShape, counts: Counts) -> Trial:
+    """As many pages on each worker as its role has in `shape`; without prefill workers, all of a worker's memory is its
+    own prefix cache."""
+    pages = shape.decode_pages if counts.prefill else max(shape.decode_pages, shape.prefill_pages)
+    fleet = dataclasses.replace(shape, prefill=counts.prefill, decode=counts.decode, decode_pages=pages)
+    return Trial(arm=OURS, trace=trace, shape=fleet)
+
+
+def _tried(counts: Counts, run: Run, promise: Promise) -> Tried:
+    answered = [outcome for outcome in run.outcomes if outcome.status is Status.DONE]
+    steady = sum(results.meets(outcome, None, promise.itl_s) for outcome in answered)
+    return Tried(
+        counts=counts,
+        attainment=results.attainment(run, promise.ttft_s, promise.itl_s),
+        ttft_attainment=results.attainment(run, promise.ttft_s, None),
+        itl_attainment=steady / len(answered) if answered else 0.0,
+        ttft_p90_s=results.percentile(results.ttfts(run), 0.9),
+        itl_p99_s=run.gaps.percentile(0.99),
+        utilisation=results.utilisation(run),
+    )

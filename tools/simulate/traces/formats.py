@@ -1,0 +1,226 @@
+"""One line of a trace to one row, for each format that is read. An error names line and field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from tools.simulate.traces.lines import json_of
+from tools.simulate.traces.request_log import is_record, record_of
+from twostroke.errors import ConfigError
+from twostroke.request_log import AnswerRecord, WorkerRecord
+
+MOONCAKE_BLOCK_TOKENS = 512
+"""Tokens behind one hash id, fixed by the format."""
+AZURE_BLOCK_TOKENS = 512
+"""The format has no blocks; any size will do, as none is shared."""
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+MAX_TOKENS = 10**8
+"""Of one prompt or answer; more is a mistake, and would not fit into memory."""
+MAX_TIMESTAMP_MS = 10**15
+"""Thirty thousand years; more is a mistake."""
+OWN_NUMBERS = 1 << 64
+"""From here on numbers are given to blocks that the format does not name: hash ids and logged names are smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    timestamp_s: float
+    """On the recorder's clock."""
+    input_tokens: int
+    output_tokens: int
+    blocks: tuple[int, ...]
+    """One per started block of the prompt; equal numbers, equal tokens."""
+    tenant: str = ""
+    priority: int = 0
+
+
+class Numbers:
+    """Of blocks that nobody else has."""
+
+    def __init__(self) -> None:
+        self._next = OWN_NUMBERS
+
+    def next(self, count: int) -> tuple[int, ...]:
+        numbers = tuple(range(self._next, self._next + count))
+        self._next += count
+        return numbers
+
+
+class Format(Protocol):
+    @property
+    def block_tokens(self) -> int: ...
+
+    @property
+    def first_is_header(self) -> bool:
+        """The first line is no row."""
+
+    def row(self, line: str, where: str) -> TraceRow | None:
+        """None: the line says something else."""
+
+
+def format_of(first_line: str, where: str) -> Format:
+    if not first_line.startswith(("{", "[")):
+        return Azure(_columns(first_line, where))
+    first = _json_object(first_line, where)
+    if not is_record(first):
+        return Mooncake()
+    return RequestLog()
+
+
+class Mooncake:
+    """Of kvcache-ai/Mooncake: {timestamp (ms), input_length, output_length, hash_ids[]}, here also tenant, priority."""
+
+    block_tokens = MOONCAKE_BLOCK_TOKENS
+    first_is_header = False
+
+    def row(self, line: str, where: str) -> TraceRow:
+        said = _json_object(line, where)
+        timestamp = _field(said, "timestamp", where)
+        if not _is_number(timestamp) or not 0 <= timestamp <= MAX_TIMESTAMP_MS:
+            raise _malformed(where, "timestamp", f"a number of milliseconds from 0 to {MAX_TIMESTAMP_MS}", timestamp)
+        tenant, priority = said.get("tenant", ""), said.get("priority", 0)
+        if not isinstance(tenant, str):
+            raise _malformed(where, "tenant", "a string", tenant)
+        if not _is_integer(priority):
+            raise _malformed(where, "priority", "an integer", priority)
+        return TraceRow(
+            timestamp_s=timestamp / 1000,
+            input_tokens=(input_tokens := _count(_field(said, "input_length", where), "input_length", where)),
+            output_tokens=_count(_field(said, "output_length", where), "output_length", where),
+            blocks=_hash_ids(said, input_tokens, where),
+            tenant=tenant,
+            priority=priority,
+        )
+
+
+@dataclass(slots=True)
+class Azure:
+    """Of Azure/AzurePublicDataset, LLM inference traces: who shares what is not told, so every block is its own."""
+
+    columns: list[str]
+    block_tokens: int = AZURE_BLOCK_TOKENS
+    first_is_header: bool = True
+    _numbers: Numbers = field(default_factory=Numbers)
+
+    def row(self, line: str, where: str) -> TraceRow:
+        values = [value.strip() for value in line.split(",")]
+        if len(values) != len(self.columns):
+            missing = self.columns[len(values)] if len(values) < len(self.columns) else None
+            wrong = f"no {missing}" if missing else "too many values"
+            raise ConfigError(
+                f"{where}: {wrong}: {len(values)} values under {len(self.columns)} columns: {_shown(line)}",
+                field=missing or "trace",
+            )
+        said = dict(zip(self.columns, values, strict=True))
+        input_tokens = _count(_integer(said["ContextTokens"]), "ContextTokens", where)
+        return TraceRow(
+            timestamp_s=_instant(said["TIMESTAMP"], where),
+            input_tokens=input_tokens,
+            output_tokens=_count(_integer(said["GeneratedTokens"]), "GeneratedTokens", where),
+            blocks=self._numbers.next(-(-input_tokens // self.block_tokens)),
+        )
+
+
+@dataclass(slots=True)
+class RequestLog:
+    """Ours: answers are rows, in the order of their ends; what it says of workers is for others."""
+
+    block_tokens: int = 0
+    """As its first answer says."""
+    first_is_header: bool = False
+    _numbers: Numbers = field(default_factory=Numbers)
+
+    def row(self, line: str, where: str) -> TraceRow | None:
+        record = record_of(line, where)
+        if isinstance(record, WorkerRecord) or not record.output_tokens:
+            return None
+        self._check(record, where)
+        tail = record.prompt_tokens > len(record.names) * record.block_size
+        return TraceRow(
+            timestamp_s=record.arrival_s,
+            input_tokens=record.prompt_tokens,
+            output_tokens=record.output_tokens,
+            blocks=(*record.names, *self._numbers.next(int(tail))),
+            tenant=record.tenant,
+            priority=record.priority,
+        )
+
+    def _check(self, record: AnswerRecord, where: str) -> None:
+        self.block_tokens = self.block_tokens or record.block_size
+        if record.block_size != self.block_tokens:
+            wanted = f"{self.block_tokens}, as in the answers before (a log of two fleets is two traces)"
+            raise _malformed(where, "block_size", wanted, record.block_size)
+
+
+def _json_object(line: str, where: str) -> dict[str, Any]:
+    said = json_of(line, where)
+    if not isinstance(said, dict):
+        raise ConfigError(f"{where}: a row must be an object, got {type(said).__name__}", field="trace")
+    return said
+
+
+def _columns(header: str, where: str) -> list[str]:
+    columns = [column.strip() for column in header.split(",")]
+    missing = [column for column in AZURE_COLUMNS if column not in columns]
+    if missing:
+        raise ConfigError(
+            f"{where}: neither a JSON object (Mooncake's format, or a request log) nor a CSV header with "
+            f"{', '.join(AZURE_COLUMNS)}: {missing[0]} is missing in {_shown(header)}",
+            field=missing[0],
+        )
+    return columns
+
+
+def _instant(text: str, where: str) -> float:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise _malformed(where, "TIMESTAMP", "a date and time like 2023-11-16 18:15:46.68", text) from None
+    return (instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp()
+
+
+def _integer(text: str) -> object:
+    """The number, or the text where it is none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MAX_TOKENS)) else text
+
+
+def _count(value: object, field_name: str, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_TOKENS:
+        raise _malformed(where, field_name, f"a positive integer up to {MAX_TOKENS}", value)
+    return value
+
+
+def _hash_ids(said: dict[str, Any], input_tokens: int, where: str) -> tuple[int, ...]:
+    value = _field(said, "hash_ids", where)
+    if not isinstance(value, list) or not all(_is_integer(each) and 0 <= each < OWN_NUMBERS for each in value):
+        raise _malformed(where, "hash_ids", "a list of integers from 0 to 2^64 - 1", value)
+    needed = -(-input_tokens // MOONCAKE_BLOCK_TOKENS)
+    if len(value) != needed:
+        wanted = f"{needed} long for an input_length of {input_tokens} ({MOONCAKE_BLOCK_TOKENS} tokens each)"
+        raise _malformed(where, "hash_ids", wanted, f"{len(value)} entries")
+    return tuple(value)
+
+
+def _field(said: dict[str, Any], name: str, where: str) -> Any:
+    if name not in said:
+        raise ConfigError(f"{where}: {name} is missing", field=name)
+    return said[name]
+
+
+def _malformed(where: str, name: str, requirement: str, value: object) -> ConfigError:
+    return ConfigError(f"{where}: {name} must be {requirement}, got {_shown(value)}", field=name)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,112 @@
+"""The lines of a request log: what a router writes of every answer and, now and then, of every worker.
+
+One JSON object a line, of one of the two records here. It holds neither text nor tokens of a prompt: block names tell
+who shares what, and no more. `tools.simulate` reads it: a log is a trace, and what a simulated fleet is fitted to.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+
+NAME_BYTES = 8
+"""Of a block's name that are logged: enough to tell apart all that one log holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRecord:
+    """One choice of one request, from coming in to its end, however it ended. Written at its end."""
+
+    record: str = "answer"
+    request_id: str
+    """With the choice's number behind a "#"."""
+    arrival_s: float
+    """Unix time, as all instants here."""
+    outcome: str
+    """"stop", "length", "cancelled", or the name of an error's class."""
+    prompt_tokens: int
+    output_tokens: int
+    """Sent, whatever came after."""
+    block_size: int
+    blocks: str
+    """The first 8 bytes of the name of each full block of the prompt, in hex, end to end."""
+    tenant: str = ""
+    priority: int = 0
+    policy: str
+    attempts: int
+    """Decode workers that it was given to. What is said below of placement is of the last one."""
+    decode: str | None = None
+    source: str | None = None
+    peer: str | None = None
+    peer_blocks: int = 0
+    forecast: dict[str, float] = field(default_factory=dict)
+    """What the router expected (router.routing.policy.Forecast), in seconds, blocks and tokens."""
+    price: dict[str, float] = field(default_factory=dict)
+    """Terms of the placement's price in seconds (router.routing.policy.Breakdown); empty where the policy has none."""
+    cached_tokens: int = 0
+    """Of the prompt, not computed for this answer. Of the first attempt that answered, as the next two."""
+    predicted_cached_tokens: int | None = None
+    ttft_s: float | None = None
+    """From the decision to the first token; None where none came, or where it took more than one attempt."""
+    predicted_ttft_s: float | None = None
+    itl_mean_s: float | None = None
+    """Between tokens, as the router got them; None below two tokens."""
+    itl_max_s: float | None = None
+    instants: dict[str, float] = field(default_factory=dict)
+    """When what happened (twostroke.lifetime.Instant)."""
+
+    @property
+    def names(self) -> tuple[int, ...]:
+        """`blocks` as numbers."""
+        digits = 2 * NAME_BYTES
+        return tuple(int(self.blocks[at : at + digits], 16) for at in range(0, len(self.blocks), digits))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkRecord:
+    worker: str
+    """Pages were read from there."""
+    latency_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """One worker as it last reported itself."""
+
+    record: str = "worker"
+    at_s: float
+    worker: str
+    role: str
+    epoch: str
+    standing: str
+    block_size: int
+    page_bytes: int
+    pages_total: int
+    step_tokens: int
+    """Most tokens in one step; 0 while unknown."""
+    step_target_s: float
+    """Of a step in which streams run; 0 while unknown."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """Coefficients of twostroke.schedule.cost.StepCost, in seconds."""
+    links: tuple[LinkRecord, ...] = ()
+    tiers: dict[str, float] = field(default_factory=dict)
+    """Seconds to bring one page up, by the lower tier that it comes from."""
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    queued_s: float = 0.0
+    prefill_busy_s: float = 0.0
+    """Of steps spent on prompt tokens since this life began."""
+
+
+Record = AnswerRecord | WorkerRecord
+
+
+def line_of(record: Record) -> str:
+    return json.dumps(asdict(record), separators=(",", ":")) + "\n"
+
+
+def blocks_of(names: Iterable[bytes]) -> str:
+    return b"".join(name[:NAME_BYTES] for name in names).hex()
