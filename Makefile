@@ -9,7 +9,6 @@ ARGS   ?=
 
 CLIENTS      := $(VENV)/clients
 GATE_CLIENTS := openai litellm
-BENCHES      := bench-kernels bench-index bench-decisions bench-determinism bench-policies
 ALL_CLIENTS  := $(GATE_CLIENTS) node langchain pydantic-ai guidellm aiperf vllm
 CLIENT_PIP   := $(BIN)/pip --python
 CLIENT_OPTIONS := install --quiet --disable-pip-version-check --no-deps --no-compile
@@ -20,7 +19,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test $(BENCHES) image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
+.PHONY: help serve test bench-kernels bench-index bench-decisions bench-determinism bench-policies image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -169,8 +168,8 @@ $(VENV)/fuzz/.installed: $(VENV)/.dev
 fuzz: $(VENV)/fuzz/.installed
 	PYTHONPATH="$(CURDIR):$(CURDIR)/$(VENV)/fuzz" $(BIN)/python -m tests.chaos.fuzz $(ARGS)
 
-$(BENCHES): bench-%: $(VENV)/.dev
-	$(BIN)/python -m tests.bench $* $(ARGS)
+bench-kernels bench-index bench-decisions bench-determinism bench-policies: $(VENV)/.dev
+	$(BIN)/python -m tests.bench $(@:bench-%=%) $(ARGS)
 
 neighbours: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.neighbours $(ARGS)

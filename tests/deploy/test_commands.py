@@ -17,13 +17,18 @@ from pathlib import Path
 import pytest
 
 from cluster.file import keys
+from tests.bench import __main__ as bench
 from tests.certificates import Authority
+from tests.chaos.faults import options
 from tests.deploy.documents import Command, codes, commands
 from tests.deploy.tools import ROOT, tool
 from tools.cli import COMMANDS, PROGRAM
 
 READMES = ("README.md", "deploy/README.md")
 DOCUMENTS = (*READMES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+FAULTS = "faults"
+"""It runs as `make faults`, with flags of its own."""
+ALL_COMMANDS = (*COMMANDS, *bench.COMMANDS, FAULTS)
 SUFFIXES = ("json", "md", "py", "yaml")
 """Of files: no keys."""
 GATE = "the gate"
@@ -223,8 +228,8 @@ def source_of(file: Path, function: str) -> str:
 
 def makefile() -> dict[str, list[str]]:
     """Prerequisites by target."""
-    rules = re.findall(r"^([^\s:#]+):(?!=)((?:[^=\n]|%=)*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    return {target: needed.split() for target, needed in rules}
+    rules = re.findall(r"^([^\s:#][^:=#\n]*):(?!=)((?:[^=\n]|%=)*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    return {target: needed.split() for targets, needed in rules for target in targets.split()}
 
 
 def made_by_the_gate() -> set[str]:
@@ -266,12 +271,12 @@ def unknown_of(text: str, root: Path) -> Iterator[str]:
     """What of a command or of a name in backquotes is not there."""
     flags = sorted(set(_FLAG.findall(text)))
     if (ours := words_of_ours(text)) is not None:
-        if ours[0] in COMMANDS:
+        if ours[0] in ALL_COMMANDS:
             yield from (f"{ours[0]} {flag}" for flag in flags if flag not in flags_of(ours[0]))
         elif re.fullmatch("[a-z]+", ours[0]):  # others stand for any, as COMMAND does
             yield f"twostroke {ours[0]}"
     elif text.startswith("--"):
-        yield from (flag for flag in flags if not any(flag in flags_of(command) for command in COMMANDS))
+        yield from (flag for flag in flags if not any(flag in flags_of(command) for command in ALL_COMMANDS))
     elif (made := re.match(r"make (?:-\S+ )*([\w./-]+)", text)) is not None:
         if made[1].replace(".venv", "$(VENV)") not in makefile():
             yield f"make {made[1]}"
@@ -296,13 +301,18 @@ def words_of_ours(text: str) -> list[str] | None:
         words.pop(0)
     if len(words) > 1 and words[0].rpartition("/")[2] == "twostroke":
         return words[1:]
+    if words[:3] == ["python", "-m", "tests.bench"]:
+        return words[3:]
     return words if words and words[0] in COMMANDS else None
 
 
 @functools.cache
 def flags_of(command: str) -> frozenset[str]:
     """Of all its subcommands, too: `bench compare` has flags that `bench` has not."""
-    parser = PROGRAM.parser([command])
+    if command == FAULTS:
+        options.add_arguments(parser := argparse.ArgumentParser())
+        return frozenset(_flags_below(parser))
+    parser = (PROGRAM if command in COMMANDS else bench.PROGRAM).parser([command])
     (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return frozenset(_flags_below(subparsers.choices[command]))
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.pods.run OVERLAY`: an overlay's pods on this machine, a request, an eviction, a launcher killed.
+"""`python -m tests.chaos.pods.run OVERLAY`: an overlay's pods on this machine, a request, an eviction, a dead launcher.
 
 Prints one line of JSON: seconds until every pod was ready, what preStop said, and what was answered. Runs itself in
 namespaces of its own, so that nothing of it is left behind. Needs root, iproute2, util-linux and kubectl.

@@ -4,12 +4,11 @@ import argparse
 
 import pytest
 
-from tests.chaos import soak
 from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.report import Facts
 from tests.chaos.faults.trials import Trial
 from tests.chaos.soak.memory import Memory
-from tests.chaos.soak.options import SoakOptions, options_from, seconds
+from tests.chaos.soak.options import SoakOptions, add_arguments, options_from, seconds
 from tests.chaos.soak.report import Course, summary, written
 from twostroke.faults.plan import Kind
 from twostroke.lifetime import Point
@@ -19,7 +18,7 @@ MIB = 1 << 20
 
 def options(*flags: str) -> SoakOptions:
     parser = argparse.ArgumentParser()
-    soak.add_arguments(parser)
+    add_arguments(parser)
     return options_from(parser.parse_args(flags))
 
 

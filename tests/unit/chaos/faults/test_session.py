@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import faults
 from tests.chaos.faults import process_table
 from tests.chaos.faults.bounds import overruns
 from tests.chaos.faults.load import asks
-from tests.chaos.faults.options import FaultsOptions, options_from
+from tests.chaos.faults.options import FaultsOptions, add_arguments, options_from
 from tests.chaos.faults.outcome import MISMATCHES, Outcome
 from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.session import shared_out
@@ -24,7 +23,7 @@ from twostroke.lifetime import Point
 
 def options(*flags: str) -> FaultsOptions:
     parser = argparse.ArgumentParser()
-    faults.add_arguments(parser)
+    add_arguments(parser)
     return options_from(parser.parse_args(flags))
 
 
