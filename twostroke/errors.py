@@ -34,9 +34,11 @@ name, the HTTP status, OpenAI's error type, and whether the same call may be tri
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from twostroke.client_text import without_middle
+
+E = TypeVar("E", bound=BaseException)
 
 MOST_MESSAGE = 4000
 """Characters. A message may say what a client sent, or the last lines of a log."""
@@ -65,6 +67,19 @@ class ServeError(Exception):
     def code(self) -> str | None:
         """OpenAI's `code`. Clients tell errors of one status apart by it."""
         return self.label()
+
+
+def without_frames(error: E) -> E:
+    """`error`, and what it was raised from, without the frames that they came through.
+
+    To be called where an error becomes an answer. A frame that still names the error forms a cycle with it. All that
+    such a frame holds, a request's body of megabytes among it, would stay until the garbage collector comes by.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+    return error
 
 
 class ConfigError(ServeError):

@@ -103,6 +103,16 @@ class SamplingParams:
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
 
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """Answers that a client wants with the same request: choices of each of its prompts."""
+
+    before: int = 0
+    """Those that come before this one."""
+    count: int = 1
+    """All of them, with this one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One answer to produce, or to go on with: `emitted` holds what earlier attempts have already sent."""
@@ -127,6 +137,8 @@ class Request:
     priority: int = 0
     """Class: higher goes first where requests have to wait. Of the router alone, as is the tenant."""
     tenant: str = ""
+    siblings: Siblings = Siblings()  # frozen
+    """Of the router alone, too."""
     trace: TraceContext | None = None
     """The span that this attempt is part of. None: nobody follows it."""
 

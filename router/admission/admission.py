@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from router.admission.capacity import Headroom
+from router.admission.capacity import Free, Headroom
 from router.admission.fair_queue import Turn, Turns
 from router.admission.fairness import Fairness
 from router.admission.false_rejections import Ghosts
@@ -152,7 +152,7 @@ class Admission:
         if request_id in self._held:
             self._unhold(self._held[request_id])
             self._turns.remove(request_id)
-        self.headroom.done(request_id)
+        self.headroom.ended(request_id)
         self._sent.pop(request_id, None)
         self._reservations.end(request_id)
         self.ghosts.gone(request_id, now_s)
@@ -184,10 +184,10 @@ class Admission:
             add_shares(before_s, stays.shares_s, 1)
         yield from self._fill_idle(stay[:HEADS], workers, free, now_s)
 
-    def _fill_idle(self, stay: list[Held], workers: Workers, free: set[WorkerId], now_s: float) -> Iterator[Verdict]:
+    def _fill_idle(self, stay: list[Held], workers: Workers, free: Free, now_s: float) -> Iterator[Verdict]:
         """Workers that nobody goes to: those who would wait longest where they would go may want to. The first in
         order would not: their turn is near, and what waits behind them is nothing to them."""
-        if not free or now_s < self._reconsidered_at_s + RECONSIDER_S:
+        if not free.computing or now_s < self._reconsidered_at_s + RECONSIDER_S:
             return
         before_s: dict[WorkerId, float] = {}
         for held in stay:
@@ -195,7 +195,7 @@ class Admission:
         failed = decided = 0
         for held in reversed(stay):
             add_shares(before_s, held.shares_s, -1)
-            if failed == MOST_RECONSIDERED or decided == MOST_DECIDED or not free:
+            if failed == MOST_RECONSIDERED or decided == MOST_DECIDED or not free.computing:
                 return
             if not self._may_reconsider(held, now_s - 2 * RECONSIDER_S):
                 continue
@@ -207,7 +207,7 @@ class Admission:
                 yield verdict
 
     def _try_anew(
-        self, head: Held, workers: Workers, before_s: Mapping[WorkerId, float], free: set[WorkerId], now_s: float
+        self, head: Held, workers: Workers, before_s: Mapping[WorkerId, float], free: Free, now_s: float
     ) -> Verdict | None:
         held = self._decide_anew(head, workers, before_s, now_s)
         soonest_s = now_s + workers.everyone[held.computer].queue_s(now_s) + held.decision.forecast.own_s
@@ -215,32 +215,36 @@ class Admission:
             return self._refuse(held, soonest_s, now_s)
         return self._release_there(held, workers, free, now_s) if self._has_time(held, workers, free) else None
 
-    def _release_there(self, held: Held, workers: Workers, free: set[WorkerId], now_s: float) -> Released:
+    def _release_there(self, held: Held, workers: Workers, free: Free, now_s: float) -> Released:
         released = self._release(held, workers, now_s)
+        free.room[held.decision.decode] -= 1
         if not self.headroom.has_time(workers.everyone[held.computer], now_s):
-            free.discard(held.computer)
+            free.computing.discard(held.computer)
         return released
 
-    def _heads(self, free: set[WorkerId]) -> list[Held]:
+    def _heads(self, free: Free) -> list[Held]:
         """The next few in order; and where a worker has time that others would go to, enough to find those."""
-        if not free:
+        if not free.computing:
             return []
-        count = HEADS if free.isdisjoint(self._claims) else SCANNED
+        count = HEADS if free.computing.isdisjoint(self._claims) else SCANNED
         return [self._held[request_id] for request_id in self._turns.first(count)]
 
     def _may_go(self, held: Held, workers: Workers, now_s: float) -> bool:
-        computer = workers.everyone.get(held.computer)
+        computer, decode = workers.everyone.get(held.computer), workers.everyone.get(held.decision.decode)
         assert computer is not None, "decided just now"
-        free = {held.computer} if self.headroom.has_time(computer, now_s) else set()
-        return self._has_time(held, workers, free)
+        assert decode is not None, "decided just now"
+        computing = {held.computer} if self.headroom.has_time(computer, now_s) else set()
+        return self._has_time(held, workers, Free(computing, {decode.worker: self.headroom.room(decode)}))
 
     def _may_reconsider(self, held: Held, before_s: float) -> bool:
         """It was not decided just now."""
         return self._rules.reconsiders and held.decided_at_s < before_s
 
-    def _has_time(self, held: Held, workers: Workers, free: set[WorkerId]) -> bool:
+    def _has_time(self, held: Held, workers: Workers, free: Free) -> bool:
         decode = workers.everyone.get(held.decision.decode)
-        return held.computer in free and decode is not None and self.headroom.has_room(decode)
+        if held.computer not in free.computing or decode is None or free.room.get(decode.worker, -1) < 0:
+            return False
+        return self.headroom.has_slot(decode, held.wanting)
 
     def _decide(self, wanting: Wanting, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float) -> Held:
         """Reserved for it, whatever becomes of it."""
@@ -346,7 +350,7 @@ class Admission:
         if held.request_id in self._held:
             self._unhold(held)
             self._turns.serve(held.request_id)
-        self.headroom.sent(held.request_id, held.decision)
+        self.headroom.sent(held.wanting, held.decision)
         self._sent[held.request_id] = Released(held.request_id, held.decision, held.decided_at_s)
         self._selector.dispatched(held.decision, workers.shape, [*workers.everyone.values()], now_s)
         self._fairness.served(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
@@ -405,4 +409,5 @@ class Admission:
             limit_s=self._limit_s(wanting),
             arrived_s=wanting.arrived_s,
             cost_s=cost_s,
+            siblings_before=wanting.siblings.before,
         )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from router.admission.active_tenants import Claimants, Slots, claimant_of
 from router.admission.queued_request import Wanting, Workers
 from router.fleet.worker import Member
 from router.routing.policy import Decision
@@ -26,8 +29,23 @@ slower than usual only on average would be late half of the time."""
 MOST_ANSWERING = 0.5
 """Of the time that a client gives a request, what its answer may be expected to take at most: however long those of
 others were, this one may be short, and whoever leaves that much time before the first token is worth a try."""
+MOST_SLOTS = 0.75
+"""Of a decode worker's slots, for answers of one claimant where others ask as well."""
+MOST_ENDING = 0.25
+"""Of a worker's seats, how many may be expected to be given back while a request is on its way: those who sit there may
+want longer answers than those who have left."""
 USUAL_OPEN_S = 0.005
 """Before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """What workers have free, as a wake goes on."""
+
+    computing: set[WorkerId]
+    """Those that would compute a prompt (almost) at once."""
+    room: dict[WorkerId, float]
+    """By decode worker, answers for which it has room, at 0 still one."""
 
 
 class Headroom:
@@ -40,11 +58,13 @@ class Headroom:
         self._sent: dict[RequestId, tuple[WorkerId, ...]] = {}
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
+        self._slots = Slots()
         self.claimants = Claimants()
 
-    def sent(self, request_id: RequestId, decision: Decision) -> None:
-        workers = {decision.source or decision.decode, decision.decode}
+    def sent(self, wanting: Wanting, decision: Decision) -> None:
+        request_id, workers = wanting.ask.request_id, {decision.source or decision.decode, decision.decode}
         self.done(request_id)
+        self._slots.take(request_id, decision.decode, claimant_of(wanting))
         self._sent[request_id] = tuple(workers)
         for worker in workers:
             self._sent_to.setdefault(worker, {})[request_id] = None
@@ -58,6 +78,11 @@ class Headroom:
             if not ahead:
                 del self._sent_to[worker]
         return bool(workers)
+
+    def ended(self, request_id: RequestId) -> None:
+        """The whole answer is over."""
+        self.done(request_id)
+        self._slots.give_back(request_id)
 
     def to_answer_in_time(self, wanting: Wanting, workers: Workers, now_s: float) -> Wanting:
         """Its deadline is the whole answer's: the first token has to come sooner, by what those after it are expected
@@ -106,20 +131,30 @@ class Headroom:
         unseen_s = sum(self._unseen_s(request_id, member.worker) for request_id in self.sent_to(member.worker))
         return member.queue_s(now_s) + unseen_s
 
-    def free(self, workers: Workers, now_s: float) -> set[WorkerId]:
-        """Those that would compute a prompt (almost) at once."""
-        return {member.worker for member in workers.everyone.values() if self.has_time(member, now_s)}
+    def free(self, workers: Workers, now_s: float) -> Free:
+        return Free(
+            {member.worker for member in workers.everyone.values() if self.has_time(member, now_s)},
+            {decode.worker: self.room(decode) for decode in workers.decode},
+        )
 
     def has_time(self, member: Member, now_s: float) -> bool:
         """Always, where it has not shown yet how fast it is."""
         return not is_known(member) or self.queue_s(member, now_s) <= self.ahead_s(member)
 
-    def has_room(self, decode: Member) -> bool:
-        """For its pages and for a seat: no more wait for them there than streams will end while a request is on its
-        way. A burst of choices takes the seats before any report says so."""
+    def has_slot(self, decode: Member, wanting: Wanting) -> bool:
+        """Its claimant holds no more than its share there. Otherwise the long answers of one would fill the worker, and
+        another's would wait until the first of them ends."""
+        claimant, slots = claimant_of(wanting), decode.load.seats
+        if not slots or not self.claimants.has_rivals(claimant):
+            return True
+        return self._slots.taken(decode.worker, claimant) < max(1.0, MOST_SLOTS * slots)
+
+    def room(self, decode: Member) -> float:
+        """Answers for which it has pages and a slot, at 0 still one; below 0: none. No more may wait there than streams
+        will end while a request is on its way. A burst of choices takes the slots before any report says so."""
         load = decode.load
         if not load.waiting and not load.seats:
-            return True
+            return math.inf
         waiting = load.waiting + sum(
             self._unseen_s(request_id, decode.worker) > 0 for request_id in self.sent_to(decode.worker)
         )
@@ -128,7 +163,7 @@ class Headroom:
         step_s = decode.cost.of_streams(load.running, 0)
         answer_s = self._selector.answer_tokens * step_s
         ending = load.running * self.ahead_s(decode) / answer_s if answer_s > 0 else 0.0
-        return waiting <= 1 + ending
+        return 1 + min(ending, MOST_ENDING * load.seats) - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:
         """When, as predicted, one of those that have no time now will have some."""
@@ -153,27 +188,3 @@ class Headroom:
 def is_known(member: Member | None) -> bool:
     """It has computed prompts, and said how fast."""
     return member is not None and member.cost.prompt_token_s > 0
-
-
-REMEMBERED_S = 60.0
-"""A claimant that asks now and then is one all the time: others' work must not pile up between its requests."""
-
-_Claimant = tuple[int, str]
-"""Class and tenant."""
-
-
-class Claimants:
-    def __init__(self) -> None:
-        self._asked_at_s: dict[_Claimant, float] = {}
-        """The longest ago first."""
-
-    @property
-    def are_several(self) -> bool:
-        return len(self._asked_at_s) > 1
-
-    def ask(self, wanting: Wanting, now_s: float) -> None:
-        claimant = (wanting.priority, wanting.tenant)
-        self._asked_at_s.pop(claimant, None)
-        self._asked_at_s[claimant] = now_s
-        while next(iter(self._asked_at_s.values())) + REMEMBERED_S < now_s:
-            del self._asked_at_s[next(iter(self._asked_at_s))]

@@ -4,7 +4,7 @@ Tenants of a class take turns by deficit round robin (Shreedhar and Varghese, SI
 last request of a turn overdraw and pays for it in the next one (surplus round robin; Adiseshu, Parulkar and Varghese,
 SIGCOMM 1996). Rounds are kept as the seconds that a tenant has had, so that an expensive request does not cost as many
 empty rounds as it is worth quanta, and looking at the next few costs the same however many wait. A tenant's own
-requests go earliest limit first (EDF).
+requests go earliest limit first (EDF); later answers of a request that wants many let others pass.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ STALE_SPARED = 64
 MOST_OVERDRAWN = 2048
 """Tenants of a class without anything waiting that are remembered; beyond, those are forgotten that have had least."""
 
-_Rank = tuple[float, float, float]
-"""Among a tenant's own: limit, arrival, order of coming."""
+SIBLINGS_AT_ONCE = 16
+"""Answers of one client request that go as if they were requests of their own. The next so many let those of others
+pass, and so on."""
+
+_Rank = tuple[int, float, float, float]
+"""Among a tenant's own: so many times `SIBLINGS_AT_ONCE` siblings before it, limit, arrival, order of coming."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,12 @@ class Turn:
     arrived_s: float
     cost_s: float
     """Predicted, of its own prompt and of the tokens of its answer."""
+    siblings_before: int = 0
+    """Answers of the same client request that come before it."""
+
+    def rank(self, order: float) -> _Rank:
+        limit_s = math.inf if self.limit_s is None else self.limit_s
+        return (self.siblings_before // SIBLINGS_AT_ONCE, limit_s, self.arrived_s, order)
 
 
 @dataclass(slots=True)
@@ -118,7 +128,7 @@ class Turns:
         if tenant is None:
             tenant = kind.tenants[turn.tenant] = _Tenant(kind.level_s(turn.tenant))
             self._queue(kind, turn.tenant, tenant)
-        rank = (_limit(turn.limit_s), turn.arrived_s, next(self._order))
+        rank = turn.rank(next(self._order))
         waiting = _Waiting(turn, rank, max(LEAST_COST_S, turn.cost_s))
         bisect.insort(tenant.ranks, rank)
         tenant.waiting[rank] = self._waiting[turn.request_id] = waiting
@@ -219,7 +229,7 @@ class Turns:
         own_s, level_s = 0.0, kind.level_s(turn.tenant)
         if own is not None:
             waiting = self._waiting.get(turn.request_id)
-            rank = (_limit(turn.limit_s), turn.arrived_s, math.inf) if waiting is None else waiting.rank
+            rank = turn.rank(math.inf) if waiting is None else waiting.rank
             position = bisect.bisect_left(own.ranks, rank)
             own_s = own.held_s * position / len(own.ranks)
             level_s = own.had_s + own_s
@@ -292,7 +302,3 @@ def _is_valid(kind: _Class, entry: tuple[float, int, str]) -> bool:
 
 def _least_urgent(tenant: _Tenant) -> RequestId:
     return tenant.waiting[tenant.ranks[-1]].turn.request_id
-
-
-def _limit(limit_s: float | None) -> float:
-    return math.inf if limit_s is None else limit_s

@@ -12,6 +12,7 @@ from router.fleet.worker import Member
 from router.routing.policy import Decision
 from router.routing.selector import Ask, Shape
 from twostroke.ids import RequestId, WorkerId
+from twostroke.request import Siblings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,7 @@ class Wanting:
     """Of the client; on the same clock as all times of admission."""
     is_urgent: bool = False
     """Never held nor refused: it has had its turn, and lost its worker."""
+    siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from twostroke.faults import reach
 from twostroke.kv_cache.block import owner_salt
 from twostroke.lifetime import Point
 from twostroke.models.recommended import UNKNOWN, Recommended
-from twostroke.request import FinishReason, SampledToken
+from twostroke.request import FinishReason, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.recorder import Recorder
 from twostroke.tracing.span import OpenSpan
@@ -230,6 +230,7 @@ class Front:
                     deadline_s=ask.deadline_s,
                     priority=ask.priority,
                     tenant=ask.tenant or ask.user,
+                    siblings=Siblings(rank * ask.options.n, len(ask.prompts) * ask.options.n),
                     resumptions=ask.point.resumptions,
                     settled=frozenset(choice for choice, one in enumerate(sent) if one.is_finished),
                     is_resumable=ask.is_resumable,

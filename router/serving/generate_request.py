@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from router.fleet.serving_facts import ServingFacts
-from twostroke.request import FinishReason, SampledToken, SamplingParams
+from twostroke.request import FinishReason, SampledToken, SamplingParams, Siblings
 from twostroke.rpc.v1.control_pb2 import GetTraceResponse, KvEventBatch, SubscribeKvEventsRequest, WorkerLoad
 from twostroke.tracing.context import TraceContext
 
@@ -31,6 +31,8 @@ class GenerationRequest:
     """Class: higher goes first where requests have to wait."""
     tenant: str = ""
     """Requests that have to wait are taken from tenants in turns."""
+    siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
+    """Of the prompt's first choice."""
     resumptions: int = 0
     """How often a client has gone on with this stream; if ever, decode workers may still have its answers."""
     settled: frozenset[int] = frozenset()

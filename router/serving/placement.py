@@ -230,6 +230,7 @@ class Placer:
             arrived_s=now_s,
             deadline_s=None if request.deadline_s is None else now_s + request.deadline_s - time.time(),
             is_urgent=has_had_turn,
+            siblings=request.siblings,
         )
 
     def _ask(self, request: Request) -> Ask:

@@ -266,6 +266,7 @@ class Answer:
             router_id=self._around.router_id,
             priority=self._request.priority,
             tenant=self._request.tenant,
+            siblings=dataclasses.replace(self._request.siblings, before=self._request.siblings.before + self.index),
             trace=None if self._request.trace is None else self._span.context,
         )
 

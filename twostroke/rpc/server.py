@@ -27,6 +27,7 @@ from twostroke.errors import (
     ServeError,
     Unauthenticated,
     UnsupportedFeature,
+    without_frames,
 )
 from twostroke.rpc.connections import SPARE, Connections
 from twostroke.rpc.entrance import Context, Entrance, OwnEntrance
@@ -130,8 +131,7 @@ class Funnel(grpc.aio.ServerInterceptor):
                 self._check_connection(context, is_open)
                 async with entrance.admit(context):
                     with self._counted(context, is_open):
-                        raw = await entrance.message(came, context)
-                        return await handler.unary_unary(_decoded(handler, raw), context)
+                        return await handler.unary_unary(await self._message(handler, entrance, came, context), context)
             except (asyncio.CancelledError, grpc.aio.AbortError):
                 raise
             except Exception as error:
@@ -147,8 +147,7 @@ class Funnel(grpc.aio.ServerInterceptor):
                 self._check_connection(context, is_open)
                 async with entrance.admit(context):
                     with self._counted(context, is_open):
-                        raw = await entrance.message(came, context)
-                        responses = handler.unary_stream(_decoded(handler, raw), context)
+                        responses = handler.unary_stream(await self._message(handler, entrance, came, context), context)
                         if inspect.isawaitable(responses):  # a handler that writes its responses itself
                             await responses
                             return
@@ -161,6 +160,11 @@ class Funnel(grpc.aio.ServerInterceptor):
                 await _abort(context, method, error)
 
         return funnelled
+
+    async def _message(self, handler: Any, entrance: Entrance, came: Any, context: Context) -> Any:
+        """The request. No variable of a caller may name it: gRPC keeps the error that `abort` raises, and with it the
+        frames that it came through, until the garbage collector finds them."""
+        return _decoded(handler, await entrance.message(came, context))
 
     def _check_connection(self, context: Context, is_open: bool) -> None:
         if self._token is not None and not is_open:
@@ -215,6 +219,7 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if not isinstance(error, ServeError):
         log.exception("internal error method=%s", method, exc_info=error)
         error = InternalError(f"internal error: {type(error).__name__}: {error}")
+    without_frames(error)
     trailing: tuple[tuple[str, str | bytes], ...] = (
         (ERROR_KIND_KEY, type(error).__name__),
         (ERROR_FIELD_KEY, (error.field or "").encode()),

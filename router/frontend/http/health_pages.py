@@ -3,8 +3,12 @@ clients' port or on one of their own."""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Sequence
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,11 +20,14 @@ from twostroke import __version__
 
 HEALTH_PATHS = frozenset({"/health", "/ready", "/live"})
 INDEX = "/"
+RENDERING_SHARE = 0.1
+"""Of the event loop's time, for the metrics page."""
 
 
 class HealthPages:
     def __init__(self, front: Front) -> None:
         self._front = front
+        self._metrics_page = MetricsPage(front.metrics.registry)
 
     def routes(self, *, with_metrics: bool) -> list[Route]:
         routes = [
@@ -54,8 +61,37 @@ class HealthPages:
 
     async def _metrics(self, request: Request) -> Response:
         """Prometheus' text format, or OpenMetrics for a scraper that asks for it."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(self._front.metrics.registry), media_type=content_type)
+        page, content_type = await self._metrics_page.rendered(request.headers.get("accept", ""))
+        return Response(page, media_type=content_type)
+
+
+class MetricsPage:
+    """The page that scrapers read. It is rendered on the event loop, which may spend a tenth of its time on it.
+
+    Scrapers that ask meanwhile wait for one rendering together. What they get was rendered after they asked.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._turn = asyncio.Lock()
+        self._content_type = ""
+        self._page = b""
+        self._rendered_s = -math.inf
+        self._free_s = -math.inf
+        """When the next rendering may begin."""
+
+    async def rendered(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type. `accept`: the header of that name."""
+        asked_s = time.monotonic()
+        encode, content_type = choose_encoder(accept)
+        async with self._turn:
+            if self._rendered_s < asked_s or self._content_type != content_type:
+                await asyncio.sleep(max(0.0, self._free_s - time.monotonic()))
+                self._rendered_s = time.monotonic()
+                self._page, self._content_type = encode(self._registry), content_type
+                now_s = time.monotonic()
+                self._free_s = now_s + (1 / RENDERING_SHARE - 1) * (now_s - self._rendered_s)
+            return self._page, self._content_type
 
 
 def with_index(routes: Sequence[Route]) -> list[Route]:

@@ -16,7 +16,7 @@ from router.frontend.openai.reply import Reply, error_body
 from router.frontend.params import Ask
 from router.frontend.request_handler import Front, TextEvent
 from router.frontend.resume import Pulse
-from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError
+from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError, without_frames
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -31,6 +31,7 @@ LONGEST_RETRY_S = 60.0
 
 
 def error_response(error: ServeError) -> Response:
+    without_frames(error)
     headers = {SHOULD_RETRY_HEADER: "true" if _is_worth_retrying(error) else "false"}
     if error.retryable:
         headers["retry-after"] = str(_retry_after_s(error))

@@ -28,7 +28,7 @@ from router.frontend.params import (
 )
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.client_text import shown
-from twostroke.errors import InvalidRequest, NotFound, ServeError
+from twostroke.errors import InvalidRequest, NotFound, ServeError, without_frames
 from twostroke.rpc.v1 import inference_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
@@ -76,7 +76,7 @@ def prepare(work: Work, text: Text) -> Outcome:
     try:
         outcome.value = KINDS[work.kind](_Preparation(work, text, outcome))
     except ServeError as error:
-        outcome.error = error
+        outcome.error = without_frames(error)
     except MemoryError:
         outcome.error = InvalidRequest("the request takes more memory to read than one request may have")
     return outcome

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from router.admission.active_tenants import Claimants, claimant_of
 from router.admission.admission import HEADS, MOST_DECIDED
 from router.admission.queued_request import Refused, Released, Rules
 from router.routing.policies import policy_named
@@ -13,6 +14,7 @@ from router.routing.policies.priced import Priced
 from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, member, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId
+from twostroke.request import Siblings
 
 OWN_S = 160 * TOKEN_S
 SLOW_FIRST = 3200
@@ -129,6 +131,35 @@ def test_a_burst_of_choices_takes_no_more_seats_than_there_are():
     fleet.run(until_s=0.0)
     assert 8 <= len(fleet.released) <= 10
     assert fleet.admission.held >= 90
+
+
+def test_one_claimants_long_answers_leave_slots_to_others_until_they_end():
+    fleet = VirtualFleet(prefill=4)
+    load = fleet.decode[0].load
+    load.seats = 8
+    fleet.decode[0].report(load, 0.0)
+    fleet.ask("b0", tenant="b", tokens=17)
+    for number in range(20):
+        fleet.ask(f"a{number}", at_s=1.0, tenant="a", tokens=17)
+    fleet.run(until_s=3.0)  # none ends: each has its first token, and many to come
+    assert fleet.released == ["b0", "a0", "a1", "a2", "a3", "a4", "a5"]
+    fleet.ask("b1", at_s=3.0, tenant="b", tokens=17)
+    fleet.run(until_s=4.0)
+    assert fleet.released[-1] == "b1"
+    fleet.leave("a0")
+    fleet.run(until_s=5.0)
+    assert fleet.released[-1] == "a6"
+
+
+def test_many_answers_of_one_request_are_a_claimant_of_their_own_and_a_lower_class_is_no_rival():
+    many, claimants = Siblings(count=128), Claimants()
+    fleet = VirtualFleet()
+    claimants.ask(fleet.wanting("many", siblings=many), 0.0)
+    assert not claimants.are_several
+    claimants.ask(fleet.wanting("one"), 0.0)
+    claimants.ask(fleet.wanting("high", priority=1), 0.0)
+    assert claimants.has_rivals(claimant_of(fleet.wanting("more", siblings=many)))
+    assert not claimants.has_rivals(claimant_of(fleet.wanting("high", priority=1)))
 
 
 def test_held_requests_go_where_there_is_time_when_their_turn_comes():

@@ -33,6 +33,8 @@ class History:
         self.away: set[str] = set()
         self.held: set[str] = set()
         self.sent: set[str] = set()
+        """Those without a first token."""
+        self.answering: set[str] = set()
         self.now_s = 0.0
         self.asked = 0
 
@@ -86,14 +88,16 @@ class History:
         for name in sorted(self.sent)[: self.draw.randrange(4)]:
             self.admission.first_token(RequestId(name), self.now_s)
             self.sent.remove(name)
+            self.answering.add(name)
 
     def leave(self) -> None:
-        for name in sorted(self.held | self.sent)[:: self.draw.randrange(3, 9)]:
+        for name in sorted(self.held | self.sent | self.answering)[:: self.draw.randrange(3, 9)]:
             displaced = {str(verdict.request_id) for verdict in self.admission._displaced}
             if name not in displaced:
                 self.admission.leave(RequestId(name), self.now_s)
                 self.held.discard(name)
                 self.sent.discard(name)
+                self.answering.discard(name)
 
     def report(self) -> None:
         name = self.draw.choice(sorted(self.workers.keys() - self.away) or ["p0"])
@@ -107,6 +111,7 @@ class History:
         admission = self.admission
         displaced = {str(verdict.request_id) for verdict in admission._displaced}
         assert set(admission._held) == set(admission._turns) == self.held - displaced
+        assert set(admission.headroom._slots._held) == self.sent | self.answering
         assert set(admission._sent) == set(admission.headroom._sent) == self.sent
         assert admission._claims == Counter(held.computer for held in admission._held.values())
         reservations: Reservations = self.fleet.reservations
@@ -129,7 +134,7 @@ def test_nothing_of_a_request_outlives_it(seed: int, policy: str) -> None:
     assert history.asked > 200
     assert most_held > 2
     history.wake()
-    for name in sorted(history.held | history.sent):
+    for name in sorted(history.held | history.sent | history.answering):
         history.admission.leave(RequestId(name), history.now_s)
     admission, reservations = history.admission, history.fleet.reservations
     kept = (
@@ -141,6 +146,8 @@ def test_nothing_of_a_request_outlives_it(seed: int, policy: str) -> None:
         admission._turns._classes,
         admission.headroom._sent,
         admission.headroom._sent_to,
+        admission.headroom._slots._held,
+        admission.headroom._slots._counts,
         reservations._placed,
         reservations._reserved,
         reservations._coming,

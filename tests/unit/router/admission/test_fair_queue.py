@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 import sys
@@ -9,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from router.admission.fair_queue import MOST_OVERDRAWN, Turn, Turns
+from router.admission.fair_queue import MOST_OVERDRAWN, SIBLINGS_AT_ONCE, Turn, Turns
 from twostroke.ids import RequestId
 
 
@@ -47,6 +48,15 @@ def test_a_tenants_own_go_by_limit_then_by_arrival():
         turn("first", limit_s=5.0, at_s=2.0),
     ]
     assert drained(filled(*waiting)) == ["first", "second", "late", "none"]
+
+
+def test_many_answers_of_one_request_let_what_comes_later_pass():
+    siblings = [
+        dataclasses.replace(turn(f"sibling{number}"), siblings_before=number) for number in range(3 * SIBLINGS_AT_ONCE)
+    ]
+    order = drained(filled(*siblings, turn("short", at_s=5.0)))
+    assert order.index("short") == SIBLINGS_AT_ONCE
+    assert order[SIBLINGS_AT_ONCE + 1 :] == [each.request_id for each in siblings[SIBLINGS_AT_ONCE:]]
 
 
 def test_tenants_take_turns_and_a_newcomer_gains_nothing_by_its_absence():
