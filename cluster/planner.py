@@ -7,8 +7,9 @@ workers are in equilibrium: as many as arrive during an answer, whose steps grow
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.checks import field_of
@@ -161,23 +162,35 @@ def _prefill_count(load: Load, ability: Ability, promise: Promise) -> int:
     least = math.floor(prefill_workers_busy(load, ability)) + 1
     if promise.ttft_s is None:
         return least
-    for count in range(max(1, least), MOST_WORKERS + 1):
-        if attainment_of(count, load, ability, promise.ttft_s) >= promise.attainment:
-            return count
-    raise ConfigError(f"this load needs more than {MOST_WORKERS} prefill workers: check its rate", field="slo_ttft")
+    ttft_s = promise.ttft_s
+    count = _fewest(max(1, least), lambda count: attainment_of(count, load, ability, ttft_s) >= promise.attainment)
+    if count is None:
+        raise ConfigError(f"this load needs more than {MOST_WORKERS} prefill workers: check its rate", field="slo_ttft")
+    return count
 
 
 def _decode_count(load: Load, ability: Ability, promise: Promise) -> int:
-    for count in range(1, MOST_WORKERS + 1):
+    context = mean_context_tokens(load)
+
+    def is_enough(count: int) -> bool:
         streams = streams_per_worker(count, load, ability)
         if streams is None:
-            continue
+            return False
         busy = streams + POISSON_SLACK * math.sqrt(streams)
-        context = mean_context_tokens(load)
         fits = busy * context <= ability.decode_pool_tokens
-        if fits and (promise.itl_s is None or _step_s(ability, busy, context) <= promise.itl_s):
-            return count
-    raise ConfigError(f"this load needs more than {MOST_WORKERS} decode workers: check its rate", field="slo_itl")
+        return fits and (promise.itl_s is None or _step_s(ability, busy, context) <= promise.itl_s)
+
+    count = _fewest(1, is_enough)
+    if count is None:
+        raise ConfigError(f"this load needs more than {MOST_WORKERS} decode workers: check its rate", field="slo_itl")
+    return count
+
+
+def _fewest(least: int, is_enough: Callable[[int], bool]) -> int | None:
+    """The first count from `least` on that is enough, as all larger ones are; None beyond MOST_WORKERS."""
+    counts = range(least, MOST_WORKERS + 1)
+    at = bisect.bisect_left(counts, True, key=is_enough)
+    return counts[at] if at < len(counts) else None
 
 
 def streams_per_worker(count: int, load: Load, ability: Ability) -> float | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cluster.checks import at_least_zero, field_of, file_can_be_made, positive
 from tools.simulate.fleet.shape import Faults, FleetShape
+from tools.simulate.fleet.simulation import check_span
 from tools.simulate.profile import read_profile
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
@@ -55,7 +56,9 @@ class Source:
                 field="length_scale",
             )
         replay = Replay(jitter_s=self.jitter_s, length_scale=self.length_scale, seed=self.seed)
-        return replayed(trace, replay)
+        trace = replayed(trace, replay)
+        check_span(trace)
+        return trace
 
     @property
     def label(self) -> str:

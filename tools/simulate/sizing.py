@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cluster.planner import Counts, Promise, counts_for
+from cluster.planner import Counts, Promise, counts_for, prefill_workers_busy
 from tools.simulate.demand import ability_of, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Run, Status
@@ -17,6 +17,10 @@ from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS
 from twostroke.errors import ConfigError
 
+MOST_WORKERS = 256
+"""Workers of a fleet that is simulated: each run of a larger one takes minutes."""
+LEAST_BUSY = 0.01
+"""Share of its time that one prefill worker must compute: a fleet that only idles teaches nothing."""
 MOST_GROWTHS = 12
 """Steps up from what the formula says, before giving up."""
 NEIGHBOURS = 3
@@ -71,7 +75,9 @@ class Point:
 
 def smallest_fleet(trace: Trace, shape: FleetShape, promise: Promise, run_all: Runner) -> Sizing:
     """Raises ConfigError where no fleet would do."""
-    formula = counts_for(load_of(trace, shape.prefill_pages * max(1, shape.prefill)), ability_of(shape), promise)
+    load, ability = load_of(trace, shape.prefill_pages * max(1, shape.prefill)), ability_of(shape)
+    formula = counts_for(load, ability, promise)
+    _check_can_be_simulated(formula, prefill_workers_busy(load, ability))
     tried: dict[Counts, Tried] = {}
 
     def keeps(candidates: Sequence[Counts]) -> Counts | None:
@@ -80,9 +86,7 @@ def smallest_fleet(trace: Trace, shape: FleetShape, promise: Promise, run_all: R
             tried[counts] = _tried(counts, run, promise)
         return next((counts for counts in candidates if tried[counts].attainment >= promise.attainment), None)
 
-    enough = _grown(formula, tried, promise, keeps)
-    while (smaller := keeps(splits_near(enough, enough.total - 1))) is not None:
-        enough = smaller
+    enough = _shrunk(_grown(formula, tried, promise, keeps), keeps)
     return Sizing(formula=formula, smallest=enough, tried=tuple(tried.values()))
 
 
@@ -152,6 +156,34 @@ def _grown(counts: Counts, tried: dict[Counts, Tried], promise: Promise, keeps: 
         f"{found.itl_attainment:.0%} of answers are in time, {promise.attainment:.0%} must be",
         field="slo_ttft",
     )
+
+
+def _shrunk(counts: Counts, keeps: Keeps) -> Counts:
+    """Fewer while that is enough: steps double until one is too large, and are halved from then on."""
+    step, was_too_large = 1, False
+    while step:
+        smaller = keeps(splits_near(counts, counts.total - step))
+        if smaller is not None:
+            counts = smaller
+        was_too_large = was_too_large or smaller is None
+        step = step // 2 if was_too_large else step * 2
+    return counts
+
+
+def _check_can_be_simulated(formula: Counts, busy: float) -> None:
+    """Raises ConfigError for a load whose fleet would take hours to simulate."""
+    if formula.total > MOST_WORKERS:
+        raise ConfigError(
+            f"this load needs {formula} workers by formula, and fleets of more than {MOST_WORKERS} are not simulated: "
+            "check its rate",
+            field="rate",
+        )
+    if busy < LEAST_BUSY:
+        raise ConfigError(
+            f"this load keeps one prefill worker busy for {busy:.2g} of its time: one worker of each role is enough, "
+            "and there is nothing to simulate",
+            field="rate",
+        )
 
 
 def _trial(trace: Trace, shape: FleetShape, counts: Counts) -> Trial:

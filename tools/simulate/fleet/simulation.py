@@ -52,7 +52,7 @@ def simulate(trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | N
             field="block_size",
         )
     _check_lengths(trace, shape)
-    _check_span(trace)
+    check_span(trace)
     begun_s = time.thread_time()
     run = _Simulation(trace, shape, brains, scaler)
     run.play()
@@ -70,7 +70,8 @@ def _check_lengths(trace: Trace, shape: FleetShape) -> None:
         )
 
 
-def _check_span(trace: Trace) -> None:
+def check_span(trace: Trace) -> None:
+    """Raises ConfigError for a trace whose silence alone would take hours to play."""
     span_s = trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s
     if span_s > MOST_SPAN_S:
         raise ConfigError(

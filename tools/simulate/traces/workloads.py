@@ -90,6 +90,10 @@ third of the input said before; FAST'25). prefix-groups: 150 groups of 6000 + 12
 benchmark. code-agent: few long system prompts and many quick turns, as inference-perf's code generation."""
 
 
+MOST_WARM_SESSIONS = 200_000
+"""Sessions before the first request; some seconds of drawing them."""
+
+
 def workload_named(name: str) -> Habit:
     if name not in WORKLOADS:
         raise ConfigError(f"--workload must be one of {', '.join(WORKLOADS)}; got {name!r}", field="workload")
@@ -104,6 +108,13 @@ def generated(name: str, requests: int, rate: float, seed: int) -> Trace:
     if not 0 < rate < math.inf:
         raise ConfigError(f"--rate must be positive and finite, got {rate}", field="rate")
     warm_s = habit.pause_s.median * (habit.turns - 1) * 2
+    warm_sessions = rate * warm_s / habit.turns
+    if warm_sessions > MOST_WARM_SESSIONS:
+        raise ConfigError(
+            f"--rate {rate:g} is too high for {name}: {warm_sessions:.3g} sessions would begin before its first "
+            f"request; {MOST_WARM_SESSIONS:,} are the most",
+            field="rate",
+        )
     coming = (row for row in _in_order(_Sessions(habit, rate, seed)) if row.timestamp_s >= warm_s)
     rows = tuple(itertools.islice(coming, requests))
     return Trace(name, MOONCAKE_BLOCK_TOKENS, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -226,3 +227,21 @@ def test_a_malformed_row_is_named_by_line_and_field(tmp_path: Path, capsys: pyte
     trace.write_text(row + row.replace("600", "-3"), encoding="utf-8")
     assert main(["simulate", "--trace", str(trace)]) == 2
     assert f"{trace}:2: input_length must be a positive integer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rate", "complaint"),
+    [
+        ("1e-300", "s lie between its first and its last request"),
+        ("1e-3", "one worker of each role is enough, and there is nothing to simulate"),
+        ("1e3", "workers by formula, and fleets of more than 256 are not simulated: check its rate"),
+        ("1e6", "--rate 1e+06 is too high for conversation"),
+        ("1e300", "--rate 1e+300 is too high for conversation"),
+    ],
+)
+def test_a_plan_of_an_absurd_rate_ends_at_once(rate: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    begun_s = time.thread_time()
+    arguments = ["--workload", "conversation", "--limit", "100", "--rate", rate, "--slo-ttft", "5", "--slo-itl", "0.05"]
+    assert main(["simulate", "plan", *arguments]) == 2
+    assert complaint in capsys.readouterr().err
+    assert time.thread_time() - begun_s < 10

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from cluster.planner import Counts, Promise
 from tests.unit.tools.simulate.fleets import Recording, even_trace, run_of
+from tools.simulate import sizing
 from tools.simulate.fleet.results import Run
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.plan import answer, pays
@@ -74,3 +77,22 @@ def test_the_crossing_lies_where_the_lead_changes() -> None:
     assert pays([point(1.0, 2.0, 1.0), point(2.0, 2.0, 2.0)]) == "splitting pays at any of these loads"
     assert pays([point(1.0, 0.5, 1.0)]) == "splitting does not pay at any of these loads"
     assert pays([point(1.0, 1.0, 1.0)]) == "splitting makes no difference at any of these loads"
+
+
+@pytest.mark.parametrize("needed", [(40, 30), (7, 60), (1, 1)])
+def test_a_formula_that_is_far_off_is_corrected_in_few_steps(needed: tuple[int, int], monkeypatch: Any) -> None:
+    monkeypatch.setattr(sizing, "counts_for", lambda *_: Counts(100, 100))
+    fleet = world(*needed)
+    found = smallest_fleet(TRACE, SHAPE, PROMISE, fleet)
+    assert len(fleet.trials) <= 60
+    assert found.smallest.prefill >= needed[0]
+    assert found.smallest.decode >= needed[1]
+
+
+def test_a_load_that_no_simulated_fleet_carries_is_refused_before_anything_runs() -> None:
+    fleet = world(1, 1)
+    with pytest.raises(ConfigError, match=r"needs \d+ prefill \+ \d+ decode workers by formula"):
+        smallest_fleet(even_trace(gap_s=1e-3), SHAPE, PROMISE, fleet)
+    with pytest.raises(ConfigError, match="one worker of each role is enough"):
+        smallest_fleet(even_trace(gap_s=1e4), SHAPE, PROMISE, fleet)
+    assert not fleet.trials

@@ -6,11 +6,11 @@ import argparse
 
 import pytest
 
-from cluster.cli import build_parser, main
+from tools.cli import PROGRAM, main
 
 
 def parsed(*words: str) -> argparse.Namespace:
-    return build_parser(words).parse_args(words)
+    return PROGRAM.parser(words).parse_args(words)
 
 
 @pytest.mark.parametrize("words", [("--seed", "5", "compare"), ("compare", "--seed", "5"), ("--seed=5", "compare")])
