@@ -64,7 +64,7 @@ def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: 
     return rendered(
         "tools.bench.compare",
         endpoints=[(endpoint.name, endpoint.target.name) for endpoint in options.endpoints.all],
-        explanation=explanation(options),
+        explanation=explanation(options, runs),
         made_at=time.strftime("%Y-%m-%d %H:%M"),
         metrics=METRICS,
         most_lanes=MOST_LANES,
@@ -76,22 +76,21 @@ def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: 
 def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[Run]) -> Section:
     names = options.endpoints.names
     of_load = [run for run in runs if run.load.name == outcome.load]
-    last = [run for run in of_load if run.round == options.rounds - 1]
+    last = {run.endpoint: run for run in of_load}
     records_of = {name: [record for run in of_load if run.endpoint == name for record in run.records] for name in names}
-    span_s = max(span_of(run.records) for run in last)
+    span_s = max(span_of(run.records) for run in last.values())
     colour_of = {name: number % COLOURS for number, name in enumerate(names)}
     first = [Series(colour_of[name], first_token_samples(records_of[name])) for name in names]
     between = [Series(colour_of[name], inter_token_samples(records_of[name])) for name in names]
-    by_name = {run.endpoint: run for run in last}
     return Section(
         load=outcome.load,
         rows=tuple(_rows(outcome, options.endpoints.baseline, colour_of)),
         first_token=Markup(latency_figure(first)),
         inter_token=Markup(latency_figure(between)),
         timelines=tuple(
-            Timeline(name, Markup(timeline_figure(by_name[name].records, colour_of[name], span_s))) for name in names
+            Timeline(name, Markup(timeline_figure(run.records, colour_of[name], span_s))) for name, run in last.items()
         ),
-        timeline_round=options.rounds,
+        timeline_round=1 + max(run.round for run in last.values()),
     )
 
 

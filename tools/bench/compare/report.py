@@ -10,7 +10,7 @@ from rich.console import Console
 
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.ratios import METRICS, notes_of
-from tools.bench.compare.rounds import Run
+from tools.bench.compare.rounds import Run, runs_of
 from tools.bench.endpoints import Endpoint
 from tools.bench.ratio_table import loads_json, ratio_table
 from tools.bench.ratios import LoadOutcome
@@ -26,14 +26,16 @@ def print_outcomes(
 ) -> None:
     for outcome in outcomes:
         console.print(ratio_table(outcome, options.endpoints.baseline, METRICS))
-    console.print(f"[dim]{explanation(options)}[/dim]", highlight=False)
+    console.print(f"[dim]{explanation(options, runs)}[/dim]", highlight=False)
     for note in notes_of(runs):
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
-def explanation(options: CompareOptions) -> str:
-    rounds = "one round" if options.rounds == 1 else f"{options.rounds} rounds"
-    return (
+def explanation(options: CompareOptions, runs: Sequence[Run]) -> str:
+    begun = 1 + max(run.round for run in runs)
+    rounds = "one round" if begun == 1 else f"{begun} rounds"
+    missing = runs_of(options) - len(runs)
+    return ("" if not missing else f"Interrupted: {missing} of {runs_of(options)} runs are missing. ") + (
         f"Times in ms, output in tokens/s: medians over {rounds}, all errors. Ratios over {options.endpoints.baseline} "
         f"are taken within a round: their median, and from the lowest to the highest. Seed {options.endpoints.seed}."
     )
@@ -47,6 +49,7 @@ def as_json(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequ
         "baseline": options.endpoints.baseline,
         "seed": options.endpoints.seed,
         "rounds": options.rounds,
+        "missing_runs": runs_of(options) - len(runs),
         "loads": loads_json(outcomes),
         "notes": notes_of(runs),
         "runs": [

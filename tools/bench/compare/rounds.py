@@ -70,13 +70,14 @@ def warmup_of(load: Load, count: int) -> list[PlannedRequest]:
     ]
 
 
-async def take_turns(options: CompareOptions, on_run: OnRun) -> list[Run]:
-    runs = []
+def runs_of(options: CompareOptions) -> int:
+    return options.rounds * len(options.endpoints.all) * sum(len(scenario.loads) for scenario in options.scenarios)
+
+
+async def take_turns(options: CompareOptions, on_run: OnRun) -> None:
     for turn in turns_of(options.rounds, options.scenarios, options.endpoints.all):
         for load in turn.scenario.loads:
-            runs.append(await _run(options, turn, load))
-            on_run(runs[-1])
-    return runs
+            on_run(await _run(options, turn, load))
 
 
 async def _run(options: CompareOptions, turn: Turn, load: Load) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 
@@ -13,13 +14,25 @@ from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.page import render_page
 from tools.bench.compare.ratios import compared
 from tools.bench.compare.report import COLUMNS, as_json, print_outcomes
-from tools.bench.compare.rounds import OnRun, Run, take_turns
+from tools.bench.compare.rounds import OnRun, Run, runs_of, take_turns
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 
 
 def run_session(options: CompareOptions) -> int:
-    """Exit code: 1 if some run completed no request."""
-    runs = asyncio.run(measure(options))
+    """Exit code: 1 if some run completed no request. Who interrupts it gets what has been measured until then."""
+    runs: list[Run] = []
+    try:
+        asyncio.run(measure(options, runs.append))
+    except KeyboardInterrupt:
+        if runs:
+            print(f"bench: interrupted after {len(runs)} of {runs_of(options)} runs", file=sys.stderr)
+            _report(options, runs)
+        raise
+    _report(options, runs)
+    return 0 if all(run.report.completed for run in runs) else 1
+
+
+def _report(options: CompareOptions, runs: Sequence[Run]) -> None:
     outcomes = compared(runs, options.endpoints.names, options.endpoints.baseline)
     console = Console(stderr=options.json_path == STDOUT)
     if not console.is_terminal:
@@ -28,20 +41,24 @@ def run_session(options: CompareOptions) -> int:
     write_json(as_json(outcomes, options, runs), options.json_path)
     if options.html_path is not None:
         write_text(render_page(outcomes, options, runs), options.html_path)
-    return 0 if all(run.report.completed for run in runs) else 1
 
 
-async def measure(options: CompareOptions) -> list[Run]:
+async def measure(options: CompareOptions, on_run: OnRun) -> None:
     allow_many_sockets()
     endpoints = options.endpoints
     for endpoint in endpoints.all:
         await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
-    return await take_turns(options, _narrator(options))
+    tell = _narrator(options)
+
+    def ended(run: Run) -> None:
+        on_run(run)
+        tell(run)
+
+    await take_turns(options, ended)
 
 
 def _narrator(options: CompareOptions) -> OnRun:
     """A line per run on standard error: a comparison takes minutes."""
-    total = options.rounds * len(options.endpoints.all) * sum(len(scenario.loads) for scenario in options.scenarios)
     ended = 0
 
     def say(run: Run) -> None:
@@ -49,7 +66,7 @@ def _narrator(options: CompareOptions) -> OnRun:
         ended += 1
         report = run.report
         print(
-            f"bench: {ended}/{total} round {run.round + 1}, {run.load.name}, {run.endpoint}: "
+            f"bench: {ended}/{runs_of(options)} round {run.round + 1}, {run.load.name}, {run.endpoint}: "
             f"{report.completed} requests in {report.duration_s:.1f} s, {report.failed} failed",
             file=sys.stderr,
             flush=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import re
 import socket
@@ -15,7 +16,9 @@ from typing import Any
 import pytest
 
 from tools.bench import run
+from tools.bench.compare import rounds
 from tools.bench.compare.options import CompareOptions, options_from
+from tools.bench.connect import connect
 from twostroke.errors import ConfigError, PeerLost
 
 
@@ -188,3 +191,43 @@ def test_bench_without_a_command_is_still_one_run(arguments: Any) -> None:
     assert args.prompt_tokens == 9
     with pytest.raises(ConfigError, match="--num-requests"):
         run(arguments("--num-requests", "0"))
+
+
+@pytest.mark.parametrize("ended", [1, 3])
+async def test_an_interrupted_comparison_reports_what_it_has_measured(
+    ended: int,
+    openai_server: Any,
+    arguments: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = itertools.count()
+
+    async def interrupted(*arguments: Any) -> Any:
+        if next(begun) == ended:
+            raise KeyboardInterrupt
+        return await connect(*arguments)
+
+    monkeypatch.setattr(rounds, "connect", interrupted)
+    out, page = tmp_path / "compare.json", tmp_path / "compare.html"
+    urls = (f"{openai_server.url},name=a", f"{openai_server.url},name=b")
+    flags = ("--load", "8x4@c1x3", "--rounds", "2", "--warmup", "0", "--json", str(out), "--html", str(page))
+    parsed = arguments("compare", *urls, *flags)
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        """In a thread of its own, out of which no interrupt comes."""
+        try:
+            run(parsed)
+        except KeyboardInterrupt as error:
+            caught.append(error)
+
+    await asyncio.to_thread(work)
+    assert caught, "the exit status is still that of an interrupted command"
+    found = json.loads(out.read_text())
+    assert (len(found["runs"]), found["missing_runs"]) == (ended, 4 - ended)
+    printed = capsys.readouterr()
+    assert f"Interrupted: {4 - ended} of 4 runs are missing." in printed.out.replace("\n", " ")
+    assert f"interrupted after {ended} of 4 runs" in printed.err
+    assert "<svg" in page.read_text()
