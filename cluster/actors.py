@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import ray
@@ -72,7 +72,7 @@ class MountedWorker:
     def __init__(self, config: WorkerConfig) -> None:
         configure_logging(config.worker_id, owns_files=True)
         if config.host == NODE_ADDRESS:
-            config = replace(config, host=ray.util.get_node_ip_address())
+            config = config.replace(host=ray.util.get_node_ip_address())
         self._config = config
         self._worker = self._load(config, None)
         self._role = config.role
@@ -113,7 +113,7 @@ class MountedWorker:
 
     def _begin(self, incarnation: int, role: Role) -> None:
         if self._life is not None or role is not self._role:
-            self._worker = self._load(replace(self._config, role=role), self._worker.plant)
+            self._worker = self._load(self._config.replace(role=role), self._worker.plant)
         self._role, self._has_served = role, False
         self._life = asyncio.create_task(self._live(self._worker, incarnation))
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from cluster import state_file
 from cluster.checks import is_host_port
 from cluster.flags import pid
-from cluster.flags.token import VARIABLE
 from cluster.flags.token import read as read_token
 from router.addresses import reachable
+from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 from twostroke.rpc.server import TOKEN_KEY
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--admin",
         metavar="HOST:PORT",
-        help=f"admin port of one router, with the cluster's token in the file that {VARIABLE} names (default: those "
-        "of this user's local server)",
+        help=f"admin port of one router, with the cluster's token in the file that {TOKEN_VARIABLE} names (default: "
+        "those of this user's local server)",
     )
     pid.add(parser)
 
@@ -75,7 +75,7 @@ def _local_token(state: state_file.ServeState) -> str:
 
 def _token_for(address: str) -> str:
     """That of the environment, else of this user's server there: one cluster's token is not for others to see."""
-    if path := os.environ.get(VARIABLE):
+    if path := os.environ.get(TOKEN_VARIABLE):
         return read_token(path)
     for state in state_file.running():
         if address in (reachable(router.admin) for router in state.routers):

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -16,8 +17,10 @@ from cluster.activity import Activity, ActivityLine
 from cluster.clients import api_key
 from cluster.flags import client_tls
 from router.addresses import Addresses, reachable
-from twostroke.config import ClusterConfig
 from twostroke.models.fetch import fetch
+
+if TYPE_CHECKING:  # commands that only say something need no settings
+    from twostroke.config import ClusterConfig
 
 QUESTION = "Why is the sky blue?"
 SCRIPT = "twostroke"
@@ -78,7 +81,7 @@ class Announcer:
         if not routers:
             print(f"{head}\n  routers       elsewhere: twostroke router\n  logs          {folder}\n\n{end}", flush=True)
             return
-        scheme = "http" if config.tls is None else "https"
+        scheme = "http" if config.certificates.clients is None else "https"
         print(
             f"{head}\n"
             f"  OpenAI HTTP   {'  '.join(f'{scheme}://{router.http}/v1' for router in routers)}\n"
@@ -105,7 +108,7 @@ def metrics_url(router: Addresses, scheme: str) -> str:
 
 
 def curl_line(http: str, config: ClusterConfig) -> str:
-    scheme = "http" if config.tls is None else "https"
+    scheme = "http" if config.certificates.clients is None else "https"
     body = {"model": config.model.public_name, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
     url = f"{scheme}://{reachable(http)}/v1/chat/completions"
     sent = f"-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
@@ -113,7 +116,7 @@ def curl_line(http: str, config: ClusterConfig) -> str:
 
 
 def grpc_line(grpc: str, config: ClusterConfig) -> str:
-    tls = "--tls " if config.tls is not None else ""
+    tls = "--tls " if config.certificates.clients is not None else ""
     return f"{shlex.join(program())} chat {tls}--grpc {reachable(grpc)} {shlex.quote(QUESTION)}"
 
 
@@ -127,9 +130,9 @@ def _credentials(config: ClusterConfig) -> list[tuple[str, str]]:
     """(option of curl, variable that it reads and what that holds): the variables are those of `twostroke chat`."""
     told: list[tuple[str, str]] = []
     ca, cert, key = (client_tls.variable(name) for name in ("tls_ca", "tls_cert", "tls_key"))
-    if config.tls is not None:
+    if config.certificates.clients is not None:
         told.append((f'--cacert "${ca}"', f"{ca} (file: CAs of this certificate)"))
-        if config.tls.ca is not None:
+        if config.certificates.clients.ca is not None:
             told.append((f'--cert "${cert}" --key "${key}"', f"{cert} and {key} (files: yours)"))
     if config.doors.api_keys is not None:
         told.append((f'-H "Authorization: Bearer ${api_key.VARIABLE}"', f"{api_key.VARIABLE} (a key)"))

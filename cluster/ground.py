@@ -25,10 +25,9 @@ from cluster.planner import Counts
 from cluster.scaling.nodes import room_for
 from cluster.scaling.roster import Roster
 from cluster.spec import NAMESPACE
-from twostroke.config import Role, WorkerConfig
+from twostroke.config import Role, RoleConfig, WorkerConfig
 from twostroke.errors import InternalError, PeerLost, ServeError
 from twostroke.json_values import from_json, to_json
-from twostroke.placement_config import RoleConfig
 
 log = logging.getLogger(__name__)
 

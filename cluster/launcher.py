@@ -14,7 +14,7 @@ import secrets
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -65,7 +65,7 @@ def _launch(config: ClusterConfig, manner: Manner) -> int:
     if config.address is None and manner.keeps:
         raise ConfigError("--keep needs --address: a local Ray ends with its launcher", field="--keep")
     if config.address is not None:
-        config = replace(config, address=reachable(config.address, config.ray_wait_s, announcer))
+        config = config.replace(address=reachable(config.address, config.ray_wait_s, announcer))
     config = _with_absolute_model(config)
     model_dir = _model_dir(config) if config.routers or config.address is None else ""
     interrupts = Interrupts()
@@ -237,7 +237,7 @@ class _Launch:
             addresses,
             self._config.model.public_name,
             str(self._home.folder),
-            has_tls=self._config.tls is not None,
+            has_tls=self._config.certificates.clients is not None,
         )
         state_file.write(own)
         self._announcer.ready(self._config, addresses, self._home.folder, self._model_dir)
@@ -265,8 +265,8 @@ def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
     model = config.model
     if model.is_paced or not Path(model.model).is_dir():
         return config
-    absolute = replace(model, model=str(Path(model.model).resolve()), served_model_name=model.public_name)
-    return replace(config, model=absolute)
+    absolute = model.replace(model=str(Path(model.model).resolve()), served_model_name=model.public_name)
+    return config.replace(model=absolute)
 
 
 def _model_dir(config: ClusterConfig) -> str:

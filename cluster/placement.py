@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from twostroke.config import Role
-from twostroke.placement_config import RoleConfig
+from twostroke.config import Role, RoleConfig
 
 ROLE_LABEL = "role"
 """Node label, as in `ray start --labels role=prefill`."""

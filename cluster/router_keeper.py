@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from cluster.announce import Announcer
@@ -34,7 +33,7 @@ class RouterKeeper:
 
     def __init__(self, index: int, config: RouterConfig, log_dir: Path, announcer: Announcer) -> None:
         self.name = f"router-{index}"
-        self._config = replace(config, owns_log_file=True)
+        self._config = config.replace(owns_log_file=True)
         self._log_path = log_dir / f"{self.name}.log"
         self._announcer = announcer
         self._listener: socket.socket | None = None
@@ -48,14 +47,15 @@ class RouterKeeper:
     def start(self) -> None:
         """Raises ConfigError where its port is taken."""
         if self._listener is None:
-            self._listener = bind_listener(self._config.host, self._config.http_port)
+            self._listener = bind_listener(self._config.listen.host, self._config.listen.http_port)
             port = self._listener.getsockname()[1]
-            self._config = replace(self._config, http_port=port, http_fd=self._listener.fileno())
+            listen = self._config.listen.replace(http_port=port)
+            self._config = self._config.replace(listen=listen, http_fd=self._listener.fileno())
         self._process = RouterProcess(self._config, self._log_path)
 
     async def keep(self, fleet_address: str) -> None:
         """Ends only by cancellation, or by ConfigError where its first life cannot serve as configured."""
-        self._config = replace(self._config, fleet_address=fleet_address)
+        self._config = self._config.replace(fleet_address=fleet_address)
         crashes = 0
         while True:
             if self._process is None:
@@ -155,12 +155,12 @@ class RouterKeeper:
 def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
     """Of its next lives."""
     has_own_metrics = config.doors.own_metrics_port is not None
-    doors = replace(
-        config.doors,
+    doors = config.doors.replace(
         admin_port=_port(addresses.admin),
         metrics_port=_port(addresses.metrics) if has_own_metrics else None,
     )
-    return replace(config, grpc_port=_port(addresses.grpc), doors=doors, takes_over=True)
+    listen = config.listen.replace(grpc_port=_port(addresses.grpc))
+    return config.replace(listen=listen, doors=doors, takes_over=True)
 
 
 def _port(address: str) -> int:

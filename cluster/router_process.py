@@ -19,7 +19,7 @@ from cluster import bound, ray_environment
 from router.addresses import Addresses, reachable
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import from_json, to_json
+from twostroke.json_values import from_json
 
 TAIL_LINES = 12
 TAIL_BYTES = 64 << 10
@@ -56,7 +56,7 @@ class RouterProcess:
         self._reader.start()
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(to_json(config).encode())
+            stdin.write(config.to_json().encode())
 
     async def addresses(self) -> Addresses:
         """Where it listens, as soon as it does."""

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from cluster.planner import Counts, Promise
 from cluster.ports import check_distinct
-from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
-from twostroke.placement_config import RoleConfig
-from twostroke.scaling_config import Bounds, ScalingConfig
-from twostroke.tls_config import TlsConfig
+from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
+from twostroke.credentials import TlsConfig
 
 NODE_ADDRESS = ""
 """As a worker's host: the address of whichever Ray node the actor is on (known only there)."""
@@ -72,10 +70,10 @@ class FleetSpec:
     def worker(self, worker_id: str, role: Role) -> WorkerConfig:
         """Of a worker that is there at first, or of one more like those."""
         ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
-        like, threads = ranked[0], ranked[0].threads
+        like, threads = ranked[0], ranked[0].runtime.threads
         if worker_id != like.worker_id and role in self.roles:
             threads = self.roles[role].threads or threads
-        return replace(like, worker_id=worker_id, role=role, threads=threads)
+        return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
 
     def is_as(self, other: FleetSpec) -> bool:
         """Two launches of one configuration: they differ in the token and the port, which are drawn."""
@@ -83,7 +81,7 @@ class FleetSpec:
 
     def _undrawn(self) -> FleetSpec:
         return replace(
-            self, workers=tuple(replace(worker, cluster_token="") for worker in self.workers), token="", port=0
+            self, workers=tuple(worker.replace(cluster_token="") for worker in self.workers), token="", port=0
         )
 
 
@@ -93,26 +91,20 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
     # Which workers will share a GPU is not known here; one GPU for all is what must work.
     scaling = config.scaling
     most = scaling.prefill_bounds(config.prefill).most + scaling.decode_bounds(config.decode).most
-    cache = replace(config.cache, device_share=config.cache.device_share / most)
+    cache = config.cache.replace(device_share=config.cache.device_share / most)
     workers = tuple(
         WorkerConfig(
             role=role,
             worker_id=f"{role}-{index}",
             flexible=scaling.may_switch(config.prefill, config.decode),
             host=host,
-            port=config.ports.rpc,
-            page_port=config.ports.pages,
-            metrics_port=config.ports.metrics,
+            ports=config.ports,
             cluster_token=token,
-            cluster_tls=config.cluster_tls,
+            cluster_tls=config.certificates.cluster,
             model=config.model,
             cache=cache,
             schedule=config.schedule,
-            threads=config.role(role).threads or config.threads,
-            pin=config.pin,
-            borrow=config.borrow,
-            transports=config.transports,
-            orphan_grace_s=config.orphan_grace_s,
+            runtime=config.runtime.replace(threads=config.role(role).threads or config.runtime.threads),
             patience=config.patience,
             tracing=config.tracing,
         )
@@ -124,13 +116,13 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
         host=host,
         port=port,
         token=token,
-        tls=config.cluster_tls,
+        tls=config.certificates.cluster,
         roles={
-            role: replace(config.role(role), threads=config.role(role).threads or config.threads)
+            role: config.role(role).replace(threads=config.role(role).threads or config.runtime.threads)
             for role, _ in config.counts
         },
         scaling=scaling,
-        slo_ttft_s=config.slo_ttft_s,
+        slo_ttft_s=config.routing.slo_ttft_s,
     )
 
 
@@ -155,7 +147,7 @@ def router_ports(config: ClusterConfig) -> list[RouterPorts]:
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
     for index in range(config.routers):
-        first = (config.http_port, config.grpc_port, doors.admin_port)
+        first = (config.listen.http_port, config.listen.grpc_port, doors.admin_port)
         http, grpc, admin = (port + index if port else 0 for port in first)
         metrics = doors.metrics_port + index if doors.metrics_port else doors.metrics_port
         ports = RouterPorts(http, grpc, admin, metrics)
@@ -171,23 +163,16 @@ def _of_routers(config: ClusterConfig) -> str:
 def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, model_dir: str) -> list[RouterConfig]:
     return [
         RouterConfig(
-            host=config.host,
-            http_port=ports.http,
-            grpc_port=ports.grpc,
-            doors=replace(config.doors, admin_port=ports.admin, metrics_port=ports.metrics),
+            listen=config.listen.replace(http_port=ports.http, grpc_port=ports.grpc),
+            doors=config.doors.replace(admin_port=ports.admin, metrics_port=ports.metrics),
             fleet_address=fleet_address,
             cluster_token=token,
-            tls=config.tls,
-            cluster_tls=config.cluster_tls,
+            tls=config.certificates.clients,
+            cluster_tls=config.certificates.cluster,
             model_dir=model_dir,
             served_model_name=config.model.public_name,
-            policy=config.policy,
-            seed=config.seed,
+            routing=config.routing,
             rank=index,
-            slo_ttft_s=config.slo_ttft_s,
-            max_held=config.max_held,
-            request_log=config.request_log,
-            public_prefixes=config.public_prefixes,
             patience=config.patience,
             tracing=config.tracing,
         )

@@ -30,29 +30,29 @@ def check(config: ClusterConfig) -> None:
     """The config in itself, and the files that it names."""
     planned()  # refused here, in one line, and not by every process for itself
     router_ports(config)
-    if config.transports is not None:
-        check_names(config.transports)
+    if config.runtime.transports is not None:
+        check_names(config.runtime.transports)
     if config.ports.are_fixed and config.address is None and config.prefill + config.decode > 1:
         raise ConfigError(
             f"fixed ports of workers are for one worker per node, and this machine would have "
             f"{config.prefill + config.decode}; leave them out, or join nodes of a Ray cluster with --address",
             field="ports",
         )
-    tls.check(config.tls, config.cluster_tls)
+    tls.check(config.certificates)
     if config.token_file is not None:
         read_token(config.token_file)
     if config.doors.api_keys is not None:
         read_keys(config.doors.api_keys)
     if config.routers:
-        file_can_be_made("--request-log", config.request_log)
-        for file in config.public_prefixes:
+        file_can_be_made("--request-log", config.routing.request_log)
+        for file in config.routing.public_prefixes:
             _check_readable("--public-prefix", file)
 
 
 def check_machine(config: ClusterConfig) -> None:
     """This machine, for all of a cluster; for its routers only, where there are other nodes for workers."""
     for router in router_ports(config):
-        ports.check_doors(config.host, config.doors.metrics_host, router.by_flag())
+        ports.check_doors(config.listen.host, config.doors.metrics_host, router.by_flag())
     if config.address is not None:
         return
     ports.check(LOOPBACK, "--fleet-port", config.fleet_port)
@@ -60,7 +60,7 @@ def check_machine(config: ClusterConfig) -> None:
     for role in (Role.PREFILL, Role.DECODE):
         own = config.role(role).threads
         if not config.model.is_paced:
-            check_threads(own or config.threads, "--threads" if own is None else f"{role.value}.threads")
+            check_threads(own or config.runtime.threads, "--threads" if own is None else f"{role.value}.threads")
     _check_room(config)
 
 

@@ -145,7 +145,9 @@ class AnswerBook(RoleServices):
         if outbox is None:
             config = self._host.config
             outbox = self._outboxes[router_id] = Outbox(
-                config.orphan_grace_s, config.patience.heartbeat_s, lambda answers: self._abandon(router_id, answers)
+                config.runtime.orphan_grace_s,
+                config.patience.heartbeat_s,
+                lambda answers: self._abandon(router_id, answers),
             )
         return outbox
 
@@ -358,7 +360,7 @@ class AnswerBook(RoleServices):
         self._host.feed.publish()  # routers count its seat as taken until they hear otherwise
         if answer.timer is not None:
             answer.timer.cancel()
-        grace_s = self._host.config.orphan_grace_s
+        grace_s = self._host.config.runtime.orphan_grace_s
         answer.timer = asyncio.get_running_loop().call_later(grace_s, self._forget, answer)
         outcome = answer.finish or type(answer.error).__name__
         log.info("done request=%s tokens=%d outcome=%s", answer.request.request_id, len(answer.tokens), outcome)

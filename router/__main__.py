@@ -26,7 +26,7 @@ from twostroke import collector
 from twostroke.allocator import give_large_buffers_back
 from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import from_json, to_json
+from twostroke.json_values import to_json
 from twostroke.telemetry import configure_logging
 
 HAND_OVER_S = 120.0
@@ -73,7 +73,7 @@ async def serve(config: RouterConfig) -> None:
 
 def main() -> int:
     give_large_buffers_back()
-    return run(lambda: from_json(RouterConfig, sys.stdin.read()))
+    return run(lambda: RouterConfig.from_json(sys.stdin.read()))
 
 
 def run(configured: Callable[[], RouterConfig]) -> int:

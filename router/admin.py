@@ -39,7 +39,7 @@ class AdminServer:
         """None: clients' HTTP port has the metrics."""
         metrics_port = doors.own_metrics_port
         if metrics_port is not None:
-            host = doors.metrics_host or config.host
+            host = doors.metrics_host or config.listen.host
             self._listener = bind_listener(host, metrics_port, "--metrics-port", shares_port=shares_port)
             self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0, most_connections=MOST_SCRAPERS))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
@@ -47,7 +47,7 @@ class AdminServer:
         us = Membership.of(config.cluster_token, config.cluster_tls)
         sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
         self._rpc = RpcServer(
-            config.host,
+            config.listen.host,
             doors.admin_port,
             token=us.token,
             sealed=sealed,

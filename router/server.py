@@ -24,8 +24,7 @@ from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
 from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
-from twostroke.config import RouterConfig
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig, RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.faults import install
 from twostroke.ids import Epoch
@@ -71,25 +70,27 @@ class RouterServer:
             self._preparer,
             metrics,
             model=config.served_model_name,
-            seeds=Seeds(config.cluster_token, config.seed),
-            public=read_public_prefixes(config.public_prefixes, text),
+            seeds=Seeds(config.cluster_token, config.routing.seed),
+            public=read_public_prefixes(config.routing.public_prefixes, text),
             recorder=recorder,
             recommended=recommended_sampling(config.model_dir),
         )
         certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
         metrics.expiries.watch("clients", certificates)
         self._listener = (
-            bind_listener(config.host, config.http_port) if config.http_fd is None else inherited(config.http_fd)
+            bind_listener(config.listen.host, config.listen.http_port)
+            if config.http_fd is None
+            else inherited(config.http_fd)
         )
         visits = Visits(self._doorman)
         try:
-            check_can_listen(config.host, config.grpc_port, config.http_fd is not None)
+            check_can_listen(config.listen.host, config.listen.grpc_port, config.http_fd is not None)
             self._admin = AdminServer(config, front)
             self._rpc = _clients_rpc(config, visits, certificates)
         except ConfigError:
             self._listener.close()
             raise
-        http = host_port(config.host, self._listener.getsockname()[1])
+        http = host_port(config.listen.host, self._listener.getsockname()[1])
         has_own_metrics = self._admin.metrics_address is not None
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         max_body_bytes = config.doors.max_request_bytes
@@ -98,7 +99,7 @@ class RouterServer:
             self._doorman,
             max_body_bytes=max_body_bytes,
             with_metrics=not has_own_metrics,
-            outer=browser_middleware(config.doors, config.host),
+            outer=browser_middleware(config.doors, config.listen.host),
         )
         self._http = HttpServer(
             http_config(
@@ -192,8 +193,8 @@ def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificate
         most_connections=config.doors.max_connections,
     )
     return RpcServer(
-        config.host,
-        config.grpc_port,
+        config.listen.host,
+        config.listen.grpc_port,
         token=None,
         certificates=certificates,
         callers=callers,

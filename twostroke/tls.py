@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from twostroke.credentials import CLUSTER_NAME, TlsConfig
 from twostroke.errors import ConfigError
-from twostroke.tls_config import CLUSTER_NAME, TlsConfig
 
 log = logging.getLogger(__name__)
 

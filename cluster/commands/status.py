@@ -17,8 +17,8 @@ from rich.table import Table
 from cluster import admin_access, orders, state_file
 from cluster.admin_access import AdminAccess
 from cluster.commands.rpc import describe, status_of
-from cluster.flags.token import VARIABLE
 from cluster.scaling.standing import Standing
+from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import PeerLost, Unauthenticated
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
@@ -104,7 +104,7 @@ def _router(address: str, access: AdminAccess) -> RouterLine:
             )
         except grpc.RpcError as error:
             if status_of(error) is grpc.StatusCode.UNAUTHENTICATED:
-                raise Unauthenticated(f"{address}: {describe(error)}; name its file in {VARIABLE}") from error
+                raise Unauthenticated(f"{address}: {describe(error)}; name its file in {TOKEN_VARIABLE}") from error
             return RouterLine(address, router_id="", state="", http="", grpc="", metrics="")
     doors = (info.http_address, info.grpc_address, info.metrics_address)
     return RouterLine(address, info.server_id, _state_text(info.state), *doors)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.commands import serve
 from cluster.file import keys
 from cluster.file.text import Entry, parse
-from cluster.flags.memory import memory_bytes
-from twostroke.config import ClusterConfig
+from twostroke.config import ClusterConfig, RoleConfig
+from twostroke.config.cache import memory_bytes
+from twostroke.config.leaves import Leaf, build
+from twostroke.config.settings import KINDS
 from twostroke.errors import ConfigError
-from twostroke.placement_config import RoleConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,17 @@ def load(text: str, name: str, address: str | None = None) -> ClusterFile:
         raise ConfigError(f"{name}:{whole.line}: the file must be sections ({', '.join(keys.known())})")
     entries = dict(_flatten(whole, name))
     source = Source(name, {path: entry.line for path, entry in entries.items()})
-    args = argparse.Namespace(**{action.dest: action.default for action in keys.actions().values()})
-    for path, entry in entries.items():
-        if (action := keys.actions().get(path)) is not None and entry.value is not None:
-            setattr(args, action.dest, _converted(action, entry, source, path))
+    values = {
+        leaf: _converted(leaf, entries[path], source)
+        for path, leaf in keys.leaves().items()
+        if path in entries and entries[path].value is not None
+    }
     if address is not None:
-        args.address = address
+        values[keys.leaves()["ray.address"]] = address
     with source.blamed():
-        config = serve.config_from(args)
+        config = build(ClusterConfig, values)
     prefill, decode = (_role(role, whole.value.get(role), source) for role in keys.ROLES)
-    return ClusterFile(replace(config, prefill_role=prefill, decode_role=decode), source)
+    return ClusterFile(config.replace(prefill_role=prefill, decode_role=decode), source)
 
 
 def _flatten(whole: Entry, name: str) -> Iterator[tuple[str, Entry]]:
@@ -111,35 +112,28 @@ def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
     raise ConfigError(f"{where}unknown key {prefix}{key}; {advice}", field=f"{prefix}{key}")
 
 
-def _converted(action: argparse.Action, entry: Entry, source: Source, path: str) -> Any:
+def _converted(leaf: Leaf, entry: Entry, source: Source) -> Any:
     """As the flag would have had it."""
-    if action.nargs == 0:  # said, or not said
-        return _typed(entry, bool, source, path)
-    if isinstance(action, argparse._AppendAction):
+    path = leaf.key
+    if leaf.said.is_size:
+        return _size(entry, source, path)
+    if leaf.is_list and (isinstance(entry.value, list) or not leaf.said.commas):
         items = entry.value if isinstance(entry.value, list) else [entry]
         return [_typed(item, str, source, path) for item in items]
-    if action.type is memory_bytes:
-        return _size(entry, source, path)
-    if action.type in (int, float):
-        return _typed(entry, action.type, source, path)
-    if isinstance(entry.value, list) and path in keys.LISTS:  # as in --transports shm,tcp
-        return ",".join(_typed(item, str, source, path) for item in entry.value)
-    text = _typed(entry, str, source, path)
-    if action.choices is not None and text not in action.choices:
-        near = difflib.get_close_matches(text, [str(choice) for choice in action.choices], n=1)
+    value = _typed(entry, leaf.kind, source, path)
+    choices = serve.CHOICES.get(leaf.flag, leaf.said.choices)
+    if choices and value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
         advice = f"; did you mean {near[0]}?" if near else ""
-        raise source.error(path, f"{path} must be one of {', '.join(action.choices)}, got {text!r}{advice}")
-    return text
-
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+        raise source.error(path, f"{path} must be one of {', '.join(choices)}, got {value!r}{advice}")
+    return value
 
 
 def _typed(entry: Entry, kind: Any, source: Source, path: str) -> Any:
     value = entry.value
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
     if not fits:
-        raise source.error(path, f"{path} must be {_KINDS[kind]}, got {entry.kind}: {entry.plain()!r}")
+        raise source.error(path, f"{path} must be {KINDS[kind]}, got {entry.kind}: {entry.plain()!r}")
     return float(value) if kind is float else value
 
 
@@ -148,7 +142,7 @@ def _size(entry: Entry, source: Source, path: str) -> int:
         raise source.error(path, f"{path} must be a size such as 2GiB, got {entry.kind}: {entry.plain()!r}")
     try:
         return memory_bytes(str(entry.value))
-    except argparse.ArgumentTypeError as error:
+    except ValueError as error:
         raise source.error(path, f"{path}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Flags by subject: each module has `add(parser)`, and what reads them into a part of the config.
+"""Flags that are no settings, and what flags name: secrets, certificates, a running server.
 
-Every flag is a key of the cluster file, too: `cluster.file.sections` says which.
+The flags of `twostroke serve` and `twostroke router` are derived from `twostroke.config`.
 """

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import stat
 from pathlib import Path
 
+from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 
-VARIABLE = "TWOSTROKE_TOKEN_FILE"
 SHORTEST = 16
 """Characters: nobody guesses so many."""
 _MAKE = "(umask 077; openssl rand -hex 32 > FILE)"
-
-
-def add(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--token-file",
-        default=os.environ.get(VARIABLE) or None,
-        metavar="FILE",
-        help=f"with the secret that workers, routers and supervisor share (default: ${VARIABLE}, or a drawn one that "
-        "only what this command starts knows)",
-    )
 
 
 def check_private(flag: str, path: str) -> None:
@@ -36,7 +25,9 @@ def check_private(flag: str, path: str) -> None:
 
 def read(path: str) -> str:
     """Raises ConfigError that says what is wrong with the file, and nothing of what is in it."""
-    said = f"${VARIABLE}" if os.environ.get(VARIABLE) == path else "--token-file"
+    from_environment = os.environ.get(TOKEN_VARIABLE)
+    is_from_there = bool(from_environment) and str(Path(from_environment or "").expanduser().absolute()) == path
+    said = f"${TOKEN_VARIABLE}" if is_from_there else "--token-file"
     try:
         check_private(said, path)
         token = Path(path).read_text(encoding="ascii").strip()

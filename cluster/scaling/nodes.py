@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.planner import Counts
-from twostroke.config import Role
-from twostroke.placement_config import RoleConfig
+from twostroke.config import Role, RoleConfig
 
 
 @dataclass(frozen=True, slots=True)

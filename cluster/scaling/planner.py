@@ -27,7 +27,7 @@ from cluster.planner import (
     prefill_seconds,
     streams_per_worker,
 )
-from twostroke.scaling_config import Bounds, ScalingConfig
+from twostroke.config import Bounds, ScalingConfig
 
 REMEMBERED = 96
 """Requests: enough for their lengths' spread, few enough to follow a change of what is asked."""

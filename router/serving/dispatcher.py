@@ -50,13 +50,13 @@ class RouterCore:
     """The `Dispatcher` of a router. `start` it, `close` it; in between it serves."""
 
     def __init__(self, config: RouterConfig, metrics: RouterMetrics) -> None:
-        policy_named(config.policy)
+        policy_named(config.routing.policy)
         if not config.fleet_address:
             raise ConfigError("a router needs the address of the supervisor's fleet service", field="fleet_address")
         self.router_id = f"router-{secrets.token_hex(4)}"
         self._config = config
         self._metrics = metrics
-        self._request_log = request_log(config.request_log, metrics)
+        self._request_log = request_log(config.routing.request_log, metrics)
         self.us = Membership.of(config.cluster_token, config.cluster_tls)
         metrics.expiries.watch("cluster", self.us.certificates)
         self._routing = RoutingState(self.router_id, self.us, metrics)
@@ -264,7 +264,7 @@ class RouterCore:
         around = Surroundings(
             router_id=self.router_id,
             block_size=facts.block_size,
-            policy=self._config.policy,
+            policy=self._config.routing.policy,
             placer=self._placer,
             links=self._links,
             movement=self._movement,

@@ -65,15 +65,17 @@ class Placer:
     def __init__(
         self, config: RouterConfig, fleet: Fleet, routing: RoutingState, links: LinkPool, metrics: RouterMetrics
     ) -> None:
-        self._policy_name = config.policy
+        self._policy_name = config.routing.policy
         self._selector = Selector(
-            policy_named(config.policy),
+            policy_named(config.routing.policy),
             routing.index,
             routing.reservations,
-            seed=None if config.seed is None else config.seed + config.rank,
+            seed=None if config.routing.seed is None else config.routing.seed + config.rank,
         )
         rules = Rules(
-            reconsiders=config.policy in RECONSIDERING, slo_ttft_s=config.slo_ttft_s, most_held=config.max_held
+            reconsiders=config.routing.policy in RECONSIDERING,
+            slo_ttft_s=config.routing.slo_ttft_s,
+            most_held=config.routing.max_held,
         )
         admission = Admission(rules, self._selector, routing.reservations)
         self._room = WaitingRoom(admission, self._workers, AdmissionMetrics(metrics.registry))

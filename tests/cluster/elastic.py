@@ -27,8 +27,7 @@ from cluster.supervisor import Supervisor
 from cluster.view import Snapshot, Worker
 from tests.cluster.processes import PATIENCE_S, TOKEN
 from twostroke import errors
-from twostroke.config import ClusterConfig, Role, RouterConfig, WorkerConfig
-from twostroke.json_values import to_json
+from twostroke.config import ClusterConfig, ListenConfig, Role, RouterConfig, RoutingConfig, WorkerConfig
 
 
 class ProcessWorker:
@@ -94,7 +93,7 @@ class ProcessWorker:
             )
         self.processes += 1
         assert self._process.stdin is not None
-        self._process.stdin.write(to_json(self._config).encode() + b"\n")
+        self._process.stdin.write(self._config.to_json().encode() + b"\n")
         self._reading = asyncio.create_task(self._read(self._process))
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
@@ -176,13 +175,11 @@ class ElasticCluster:
     async def start(self) -> None:
         await self.start_supervisor()
         config = RouterConfig(
-            http_port=0,
-            grpc_port=0,
+            listen=ListenConfig(http_port=0, grpc_port=0),
             fleet_address=await self.supervisor.address(),
             cluster_token=TOKEN,
             served_model_name=self.config.model.public_name,
-            policy=self.config.policy,
-            seed=7,
+            routing=RoutingConfig(policy=self.config.routing.policy, seed=7),
         )
         with (self.folder / "router.log").open("wb") as log_file:
             self._router = await asyncio.create_subprocess_exec(
@@ -193,7 +190,7 @@ class ElasticCluster:
             )
         assert self._router.stdin is not None
         assert self._router.stdout is not None
-        self._router.stdin.write(to_json(config).encode())
+        self._router.stdin.write(config.to_json().encode())
         self._router.stdin.close()
         said = json.loads(await asyncio.wait_for(self._router.stdout.readline(), PATIENCE_S))
         self.grpc, self.http = str(said["grpc"]), str(said["http"])

@@ -11,7 +11,6 @@ import sys
 from cluster.actors import MountedWorker
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ServeError
-from twostroke.json_values import from_json
 
 OVERTAKEN_S = 0.02
 """By calls that were begun later: Ray keeps no order among them."""
@@ -20,7 +19,7 @@ OVERTAKEN_S = 0.02
 async def main() -> None:
     reader = asyncio.StreamReader(limit=1 << 20)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    worker = MountedWorker(from_json(WorkerConfig, (await reader.readline()).decode()))
+    worker = MountedWorker(WorkerConfig.from_json((await reader.readline()).decode()))
     calls: set[asyncio.Task[None]] = set()
 
     async def carry_out(number: int, name: str, arguments: list[object]) -> None:

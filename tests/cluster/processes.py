@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import signal
@@ -19,15 +18,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.fleet_service import FleetService
 from router.addresses import Addresses
-from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
-from twostroke.doors_config import DoorsConfig
-from twostroke.json_values import from_values, to_json
+from twostroke.config import (
+    CacheConfig,
+    DoorsConfig,
+    ListenConfig,
+    ModelConfig,
+    Role,
+    RouterConfig,
+    RoutingConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    TracingConfig,
+    WorkerConfig,
+)
+from twostroke.credentials import TlsConfig
+from twostroke.json_values import from_values
 from twostroke.rpc.channel import Door, PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
-from twostroke.tls_config import TlsConfig
-from twostroke.tracing.config import TracingConfig
 
 TOKEN = "token-of-the-test-cluster"
 SHOWN = ((TOKEN_KEY, TOKEN),)
@@ -127,23 +136,20 @@ class ProcessCluster:
             (0, 0, 0) if again is None else map(port_of, (again.http, again.grpc, again.admin))
         )
         config = RouterConfig(
-            http_port=http_port,
-            grpc_port=grpc_port,
-            doors=dataclasses.replace(self.doors, admin_port=admin_port),
+            listen=ListenConfig(http_port=http_port, grpc_port=grpc_port),
+            doors=self.doors.replace(admin_port=admin_port),
             fleet_address=self._fleet_server.address,
             cluster_token=TOKEN,
             tls=self.tls,
             cluster_tls=self.cluster_tls,
             model_dir=str(model_dir or ""),
             served_model_name=self.model.public_name,
-            policy=self.policy,
-            seed=7,
+            routing=RoutingConfig(policy=self.policy, seed=7, public_prefixes=self.public_prefixes),
             rank=rank,
             event_faults=self.event_faults,
-            public_prefixes=self.public_prefixes,
             tracing=self.tracing,
         )
-        process = await self._spawn("router", to_json(config))
+        process = await self._spawn("router", config.to_json())
         addresses = await self._first_line(process)
         self.routers[rank] = RouterProcess(process, from_values(Addresses, addresses))
 
@@ -175,12 +181,12 @@ class ProcessCluster:
             model=self.model,
             cache=self.cache,
             schedule=self.schedule,
-            transports=self.transports,
+            runtime=RuntimeConfig(transports=self.transports),
             tracing=self.tracing,
         )
-        config = dataclasses.replace(config, **changes)  # type: ignore[arg-type]  # any field of the config
+        config = config.replace(**changes)
         module = module or ("prefill_worker" if role is Role.PREFILL else "decode_worker")
-        worker = WorkerProcess(config, await self._spawn(module, to_json(config)))
+        worker = WorkerProcess(config, await self._spawn(module, config.to_json()))
         self.workers[worker_id] = worker
         worker.info = await self._first_line(worker.process)
         worker.state = control_pb2.WORKER_STATE_SERVING

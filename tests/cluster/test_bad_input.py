@@ -17,8 +17,7 @@ import pytest_asyncio
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, generate_request, running_cluster
 from tests.hand_cut import messages_of
-from twostroke.config import CacheConfig, ModelConfig, Role, RouterConfig, WorkerConfig
-from twostroke.json_values import to_json
+from twostroke.config import CacheConfig, ListenConfig, ModelConfig, Role, RouterConfig, WorkerConfig
 
 PACED = ModelConfig(model="paced:prefill_tokens_per_s=4000,step_ms=10,vocab=2048,page_bytes=16384,max_model_len=8192")
 POOL = CacheConfig(kv_cache_memory_bytes=256 * 16384)
@@ -168,7 +167,7 @@ async def test_a_worker_with_another_fingerprint_is_refused_loudly(cluster: Proc
 
 def run_worker(config: WorkerConfig) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "decode_worker"]
-    return subprocess.run(command, input=to_json(config), capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(command, input=config.to_json(), capture_output=True, text=True, timeout=90, check=False)
 
 
 def test_a_model_directory_that_lacks_a_file_names_it(tmp_path: Path) -> None:
@@ -193,8 +192,10 @@ def test_a_pool_larger_than_memory_is_refused_in_bytes() -> None:
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        config = RouterConfig(http_port=port, grpc_port=0, fleet_address="127.0.0.1:1", cluster_token=TOKEN)
+        config = RouterConfig(
+            listen=ListenConfig(http_port=port, grpc_port=0), fleet_address="127.0.0.1:1", cluster_token=TOKEN
+        )
         command = [sys.executable, "-m", "router"]
-        ended = subprocess.run(command, input=to_json(config), capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, input=config.to_json(), capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert str(port) in ended.stderr

@@ -8,8 +8,7 @@ import time
 from tests.cluster.elastic import elastic_cluster
 from tests.cluster.processes import Client
 from tests.unit.worker.rig import expected_tokens, paced, prompt_of
-from twostroke.config import CacheConfig, ClusterConfig, ModelConfig
-from twostroke.scaling_config import ScalingConfig
+from twostroke.config import CacheConfig, ClusterConfig, ModelConfig, ScalingConfig
 
 STREAMS, TOKENS = 4, 100
 STEP_MS = 12.0

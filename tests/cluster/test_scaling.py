@@ -10,8 +10,7 @@ import pytest
 from tests.cluster.elastic import ElasticCluster, elastic_cluster
 from tests.cluster.processes import PATIENCE_S, Client, generate_request
 from tests.unit.worker.rig import paced, prompt_of
-from twostroke.config import CacheConfig, ClusterConfig
-from twostroke.scaling_config import ScalingConfig
+from twostroke.config import CacheConfig, ClusterConfig, ScalingConfig
 
 PROMPT, ANSWER = 240, 8
 LOW, HIGH = 2.4, 4.8

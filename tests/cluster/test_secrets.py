@@ -16,8 +16,7 @@ import yaml
 from router.frontend.auth.api_keys import draw_key
 from tests.cluster.processes import SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tests.unit.worker.rig import paced
-from twostroke.config import Role, RouterConfig, WorkerConfig
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig, Role, RouterConfig, WorkerConfig
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.rpc.v1.inference_pb2_grpc import InferenceStub
 

@@ -15,7 +15,7 @@ import pytest
 from tests.cluster.test_worker_processes import Process, worker_process
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, prefill, prompt_of, worker_config
-from twostroke.config import Role
+from twostroke.config import Role, RuntimeConfig
 from twostroke.errors import ServeError
 from twostroke.faults.plan import ENVIRONMENT
 from twostroke.kv_cache.pool import PageState
@@ -83,9 +83,9 @@ async def test_a_frozen_puller_that_wakes_after_its_pages_were_used_again_takes_
 ) -> None:
     """The source has taken it for dead, and what it announced to it lies elsewhere or nowhere; the puller sees its
     memory all the same."""
-    async with prefill(pages=2 * BLOCKS, transports=("shm",)) as source:
+    async with prefill(pages=2 * BLOCKS, runtime=RuntimeConfig(transports=("shm",))) as source:
         monkeypatch.setenv(ENVIRONMENT, f"{Point.PULL_ANNOUNCED}:stop:1:60")
-        config = worker_config(Role.DECODE, transports=("shm",))
+        config = worker_config(Role.DECODE, runtime=RuntimeConfig(transports=("shm",)))
         async with worker_process(config) as (target, info), contextlib.aclosing(Router(info)) as router:
             await router.connect()
             with contextlib.suppress(ServeError):  # it may be frozen before it has answered

@@ -23,10 +23,10 @@ from tests.chaos.fuzz.mutate import frame
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess, port_of, running_cluster
 from tests.unit.worker.rig import paced, prompt_of
 from tools.cli import main
+from twostroke.credentials import CLUSTER_NAME
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
-from twostroke.tls_config import CLUSTER_NAME
 from twostroke.transfer.hello import PROTOCOL
 
 ANSWER_S = 20.0

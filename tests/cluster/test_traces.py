@@ -13,13 +13,12 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from cluster.flags.token import VARIABLE
 from tests.cluster.collector import Collector, collecting, values_of
 from tests.cluster.processes import PATIENCE_S, SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tools.cli import main
-from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.config import ModelConfig, ScheduleConfig, TracingConfig
+from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
-from twostroke.tracing.config import TracingConfig
 
 PACED = ModelConfig(model="paced:step_ms=4,prefill_tokens_per_s=20000,max_model_len=4096", served_model_name="tiny")
 BY_64 = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, takeover=False)
@@ -44,7 +43,7 @@ async def test_a_request_is_one_trace_over_all_processes_and_its_waterfall_needs
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "token").chmod(0o600)
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "token"))
+    monkeypatch.setenv(TOKEN_VARIABLE, str(tmp_path / "token"))
     async with (
         collecting() as collector,
         running_cluster(

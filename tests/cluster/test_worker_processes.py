@@ -17,8 +17,7 @@ import pytest
 
 from tests.unit.worker.callers import Puller, Router, router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
-from twostroke.config import Role, ScheduleConfig, WorkerConfig
-from twostroke.json_values import to_json
+from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
@@ -87,7 +86,7 @@ async def process(*command: str, told: str = "") -> AsyncIterator[Process]:
 
 @contextlib.asynccontextmanager
 async def worker_process(config: WorkerConfig) -> AsyncIterator[tuple[Process, ReadyInfo]]:
-    async with process("-m", f"{config.role.value}_worker", told=to_json(config)) as running:
+    async with process("-m", f"{config.role.value}_worker", told=config.to_json()) as running:
         yield running, ReadyInfo(**json.loads(await running.line()))
 
 
@@ -127,7 +126,7 @@ async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: si
 async def test_a_peer_that_ends_during_a_fetch_costs_the_client_nothing(
     end: signal.Signals, is_split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = worker_config(Role.PREFILL, "holder", transports=("tcp",))
+    config = worker_config(Role.PREFILL, "holder", runtime=RuntimeConfig(transports=("tcp",)))
     async with (
         worker_process(config) as (peer, info),
         prefill("source") as source,
@@ -208,7 +207,7 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_open_pulls() -> No
     [({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"), ({"transports": ("pigeon",)}, "pigeon")],
 )
 async def test_a_worker_that_cannot_start_says_why_in_one_line(settings: dict, words: str) -> None:
-    async with process("-m", "decode_worker", told=to_json(worker_config(Role.DECODE, **settings))) as worker:
+    async with process("-m", "decode_worker", told=worker_config(Role.DECODE, **settings).to_json()) as worker:
         code, errors = await worker.end()
         assert code == 2
         assert "Traceback" not in errors

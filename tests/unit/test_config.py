@@ -6,40 +6,45 @@ import json
 
 import pytest
 
-from twostroke.config import Role, ScheduleConfig, WorkerConfig
+from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
 from twostroke.errors import ConfigError
-from twostroke.json_values import from_json, to_json
 
 CONFIG = WorkerConfig(
-    role=Role.DECODE, worker_id="decode-0", transports=("shm", "tcp"), schedule=ScheduleConfig(step_target_s=0.02)
+    role=Role.DECODE,
+    worker_id="decode-0",
+    runtime=RuntimeConfig(transports=("shm", "tcp")),
+    schedule=ScheduleConfig(step_target_ms=20.0),
 )
 
 
 def test_a_config_comes_back_as_it_was_written() -> None:
-    assert from_json(WorkerConfig, to_json(CONFIG)) == CONFIG
+    assert WorkerConfig.from_json(CONFIG.to_json()) == CONFIG
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"role": "cook"}, "WorkerConfig.role must be one of"),
-        ({"transports": "shm"}, "WorkerConfig.transports must be a list"),
-        ({"transports": ["shm", 5]}, r"WorkerConfig.transports\[1\] must be str"),
-        ({"threads": "two"}, "WorkerConfig.threads must be int"),
-        ({"schedule": {"step_target_s": "soon"}}, "WorkerConfig.schedule.step_target_s must be float"),
-        ({"schedule": {"step_target_s": float("inf")}}, "--step-target-ms must be positive and finite"),
-        ({"cooks": 2}, "unknown keys"),
+        ({"role": "cook"}, "WorkerConfig.role must be one of 'prefill', 'decode' or 'router', got 'cook'"),
+        ({"runtime": {"transports": "shm"}}, "--transports must be a list, got 'shm'"),
+        ({"runtime": {"transports": ["shm", 5]}}, r"--transports\[1\] must be text, got 5"),
+        ({"runtime": {"threads": "two"}}, "--threads must be a whole number, got 'two'"),
+        ({"runtime": {"threads": True}}, "--threads must be a whole number, got True"),
+        ({"runtime": 5}, "RuntimeConfig must be an object, got 5"),
+        ({"schedule": {"step_target_ms": "soon"}}, "--step-target-ms must be a number, got 'soon'"),
+        ({"schedule": {"step_target_ms": float("inf")}}, "--step-target-ms must be positive and finite"),
+        ({"cache": {"device_share": 1.5}}, "CacheConfig.device_share must be more than 0 and at most 1, got 1.5"),
+        ({"cooks": 2}, "WorkerConfig has no setting cooks; known are role, worker_id,"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        from_json(WorkerConfig, json.dumps(json.loads(to_json(CONFIG)) | changes))
+        WorkerConfig.from_json(json.dumps(json.loads(CONFIG.to_json()) | changes))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "5", "{}", '{"role": "decode"}'])
 def test_what_is_no_config_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="WorkerConfig"):
-        from_json(WorkerConfig, text)
+        WorkerConfig.from_json(text)
 
 
 def test_a_step_fits_its_device_and_every_sequence_unless_it_is_given() -> None:

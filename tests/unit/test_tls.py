@@ -12,9 +12,9 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.certificates import DAY, Authority
 from twostroke import tls
+from twostroke.credentials import TlsConfig
 from twostroke.errors import ConfigError
 from twostroke.tls import Certificates, Use
-from twostroke.tls_config import TlsConfig
 
 
 @pytest.fixture

@@ -25,9 +25,8 @@ from tools.simulate.options import add_fleet, add_json, add_source, fleet_from, 
 from tools.simulate.report import console_for, percent
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS, policy_of
-from twostroke.config import Role
+from twostroke.config import Role, ScalingConfig
 from twostroke.errors import ConfigError
-from twostroke.scaling_config import ScalingConfig
 
 SWITCH_S = 1.0
 """As measured of live workers (docs/scaling.md)."""

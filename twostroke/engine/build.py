@@ -101,10 +101,10 @@ def _build_on_cpu(config: WorkerConfig, spec: ModelSpec, model_dir: Path, _devic
     facts = _model_facts(config, spec, model_dir, enough_pages(config.cache.host_bytes, page_bytes))
     if config.model.deterministic:  # pages that another machine computed may have other bits
         arithmetic = arithmetic_identity(load_kernels(cache_dir() / "kernels"))
-        facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic}-{config.threads}")
+        facts = replace(facts, fingerprint=f"{facts.fingerprint};arithmetic={arithmetic}-{config.runtime.threads}")
 
     def load(memory: PageMemory) -> tuple[Runner, Determinism]:
-        cores = Cores.claim(config.threads, pin=config.pin, borrow=config.borrow)
+        cores = Cores.claim(config.runtime.threads, pin=config.runtime.pin, borrow=config.runtime.borrow)
         try:
             runner = ModelRunner(
                 model_dir,
@@ -139,7 +139,7 @@ def _build_on_device(config: WorkerConfig, spec: ModelSpec, model_dir: Path, dev
             "of rows in a step; use --device cpu, or leave --deterministic away",
             field="deterministic",
         )
-    set_num_threads(config.threads)  # of what the host computes: rows that ask for more than a token
+    set_num_threads(config.runtime.threads)  # of what the host computes: rows that ask for more than a token
     plan = DevicePlan.of(config, spec, device)
     facts = _model_facts(config, spec, model_dir, plan.pages(config.cache))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from twostroke.credentials import TlsConfig
 from twostroke.tls import Certificates, Use
-from twostroke.tls_config import TlsConfig
 
 
 @dataclass(frozen=True, slots=True)

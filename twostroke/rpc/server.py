@@ -19,6 +19,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from twostroke.credentials import CLUSTER_NAME
 from twostroke.errors import (
     ConfigError,
     InternalError,
@@ -35,7 +36,6 @@ from twostroke.rpc.open_calls import OpenCalls
 from twostroke.rpc.public_services import HealthService, serve_reflection
 from twostroke.rpc.tls import server_credentials
 from twostroke.tls import Certificates
-from twostroke.tls_config import CLUSTER_NAME
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from twostroke.credentials import CLUSTER_NAME
 from twostroke.tls import Certificates, Pem
-from twostroke.tls_config import CLUSTER_NAME
 
 LINGER_S = 24 * 3600.0
 """For calls over a connection of an earlier certificate: longer than any answer; a stream without end begins again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from twostroke.tracing.config import TracingConfig
+from twostroke.config import TracingConfig
 from twostroke.tracing.otlp import OtlpExporter
 from twostroke.tracing.recorder import Recorder
 

@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from twostroke.credentials import CLUSTER_NAME, TlsConfig
 from twostroke.tls import Certificates, Use
-from twostroke.tls_config import CLUSTER_NAME, TlsConfig
 from twostroke.transfer.frames import Deadline
 
 RECORD_BYTES = 16 << 10

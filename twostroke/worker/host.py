@@ -102,10 +102,10 @@ class WorkerHost:
             self._check,
         )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        names = config.transports or default_names(plant.memory)
+        names = config.runtime.transports or default_names(plant.memory)
         seal = seal_with(config.cluster_tls)
         self.transports = spoilable(
-            open_transports(names, config.host, config.patience.dead_after_s, seal, config.page_port)
+            open_transports(names, config.host, config.patience.dead_after_s, seal, config.ports.pages)
         )
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(plant.memory)
@@ -121,12 +121,12 @@ class WorkerHost:
             wake=self.loop.wake,
         )
         self.rpc = RpcServer(
-            config.host, config.port, token=config.cluster_token or None, certificates=self.us.certificates
+            config.host, config.ports.rpc, token=config.cluster_token or None, certificates=self.us.certificates
         )
         serve_faults(injector, self.rpc.server)
         self.address = announced(self.rpc.address)
         """Of the rpc server, as others are told."""
-        self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.metrics_port)
+        self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.ports.metrics)
         self._sessions = itertools.count(1)
 
     async def open(self) -> None:

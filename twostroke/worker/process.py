@@ -13,7 +13,6 @@ import sys
 from twostroke import collector
 from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost, ServeError
-from twostroke.json_values import from_json
 from twostroke.telemetry import configure_logging
 from twostroke.worker.worker import Worker
 
@@ -27,7 +26,7 @@ def main(worker_class: type[Worker]) -> int:
     """Read a WorkerConfig as JSON from stdin, as arguments are for everybody to read; print ReadyInfo as JSON once
     serving."""
     try:
-        config = from_json(WorkerConfig, sys.stdin.read())
+        config = WorkerConfig.from_json(sys.stdin.read())
         configure_logging(config.worker_id)
         asyncio.run(_serve(worker_class(config)))
     except EngineLost as error:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontend.openai.http import SHOULD_RETRY_HEADER, error_response
 from router.frontend.params import check_request_id
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig
 from twostroke.errors import Forbidden, InvalidRequest, MisdirectedRequest
 
 REQUEST_ID_HEADER = "x-request-id"

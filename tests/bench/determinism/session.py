@@ -22,7 +22,7 @@ from tests.bench.kernels.bench_attention import BLOCK, Span
 from tests.bench.kernels.bench_step import step_batch
 from tests.bench.kernels.options import BEST
 from tests.bench.kernels.setting import overridden
-from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.engine.determinism import Determinism
 from twostroke.engine.runner import ModelRunner
@@ -108,7 +108,7 @@ def _engine(model: ModelConfig, kernels: str, args: argparse.Namespace) -> Itera
     config = WorkerConfig(
         role=Role.DECODE,
         worker_id="bench",
-        borrow=False,
+        runtime=RuntimeConfig(borrow=False),
         model=model,
         cache=CacheConfig(block_size=BLOCK, kv_cache_memory_bytes=memory),
     )

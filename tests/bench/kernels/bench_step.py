@@ -10,7 +10,7 @@ from tests.bench.kernels.bench_attention import BLOCK, Span, attention_work
 from tests.bench.kernels.bench_linear import products_of
 from tests.bench.kernels.setting import Setting
 from tests.bench.kernels.timing import Result, Work, timed
-from twostroke.config import CacheConfig, Role, WorkerConfig
+from twostroke.config import CacheConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.request import SamplingParams
 from twostroke.schedule.batch import Batch, Runner, SampleRow
@@ -27,8 +27,7 @@ def bench_step(setting: Setting, spans: Sequence[Span] = STEPS) -> Iterator[Resu
         WorkerConfig(
             role=Role.DECODE,
             worker_id="bench",
-            threads=setting.threads,
-            borrow=False,
+            runtime=RuntimeConfig(threads=setting.threads, borrow=False),
             model=setting.model,
             cache=CacheConfig(block_size=BLOCK, kv_cache_memory_bytes=pages * page_bytes),
         ),

@@ -18,8 +18,7 @@ from router.frontend.auth.api_keys import draw_key
 from tests.certificates import Authority
 from tests.chaos.neighbours.target import Target
 from tests.cluster.processes import ProcessCluster, port_of, running_cluster
-from twostroke.config import CacheConfig, ModelConfig
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import CacheConfig, DoorsConfig, ModelConfig
 
 VOCABULARY = 4000
 CONNECTIONS = 100

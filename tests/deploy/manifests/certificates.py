@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, name_of, namespace_of, where
-from twostroke.tls_config import CLUSTER_NAME
+from twostroke.credentials import CLUSTER_NAME
 
 _FIELDS = frozenset({
     "additionalOutputFormats", "commonName", "dnsNames", "duration", "emailAddresses", "encodeUsagesInRequest",
@@ -47,7 +47,7 @@ def certificates_are_complete(item: Object) -> Iterator[Complaint]:
 
 def cluster_certificates_fit(bundle: Bundle) -> Iterator[Complaint]:
     """One for all processes, which are servers and clients of each other."""
-    secured = any(file.config.cluster_tls is not None for _, _, file in files_of(bundle))
+    secured = any(file.config.certificates.cluster is not None for _, _, file in files_of(bundle))
     mounted = {
         (pod.namespace, (volume.get("secret") or {}).get("secretName"))
         for pod in bundle.pods

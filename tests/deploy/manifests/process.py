@@ -129,7 +129,7 @@ def pages_of_probes_are_served(pod: PodTemplate) -> Iterator[Complaint]:
 def certificates_agree(bundle: Bundle) -> Iterator[Complaint]:
     """Mutual TLS is spoken by all of a cluster or by none."""
     for item, key, file in files_of(bundle):
-        secured = file.config.cluster_tls is not None
+        secured = file.config.certificates.cluster is not None
         for pod in bundle.pods:
             for path, args, _container in started(pod, hooks=False):
                 if args.command == "router" and (args.cluster_tls_cert is not None) != secured:
@@ -139,7 +139,7 @@ def certificates_agree(bundle: Bundle) -> Iterator[Complaint]:
 
 def probes_speak_as_their_port(bundle: Bundle) -> Iterator[Complaint]:
     """The kubelet's gRPC probes speak no TLS."""
-    secured = any(file.config.cluster_tls is not None for _, _, file in files_of(bundle))
+    secured = any(file.config.certificates.cluster is not None for _, _, file in files_of(bundle))
     for pod in bundle.pods:
         for path, container in pod.containers:
             rpc = {one.get("containerPort") for one in container.get("ports") or [] if one.get("name") == "rpc"}

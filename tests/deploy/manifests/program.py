@@ -7,34 +7,22 @@ import contextlib
 import functools
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from cluster.flags import security, tls, tracing
 from tests.deploy.manifests.cluster_files import files_of
 from tests.deploy.manifests.objects import Bundle, Complaint, Object, PodTemplate, name_of, namespace_of, where
 from tests.deploy.manifests.words import is_image
 from tools import cli
-from twostroke.config import RouterConfig
+from twostroke.config import ClusterConfig, RouterCommand, flags
+from twostroke.config.settings import Settings
 from twostroke.errors import ConfigError
 
 PROGRAM = "twostroke"
 
 
-def _admission(args: argparse.Namespace) -> object:
-    """Bounds that only the whole of a router's configuration looks at."""
-    if args.command != "router":
-        return None
-    return RouterConfig(
-        fleet_address=args.fleet, cluster_token="-", slo_ttft_s=args.slo_ttft, max_held=args.max_held,
-        drain_grace_s=args.grace, http_port=args.http_port, grpc_port=args.grpc_port,
-    )  # fmt: skip
-
-
-_CONFIGS: tuple[Callable[[argparse.Namespace], object], ...] = (
-    security.doors_from, tls.doors_from, tls.cluster_from, tracing.config_from, _admission,
-)  # fmt: skip
-"""Of flags, what is judged together, without a look at files."""
+_CONFIGS: dict[str, type[Settings]] = {"serve": ClusterConfig, "router": RouterCommand}
+"""What is judged together of flags, without a look at files."""
 _SHELLS = ("sh", "bash")
 _OF_SHELLS = frozenset({"HOME", "HOSTNAME", "PATH", "PWD"})
 _SMALL = ("cat", "env", "sleep", "test", "true")
@@ -210,8 +198,8 @@ def parsed(words: tuple[str, ...]) -> tuple[argparse.Namespace | None, str]:
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             args = cli.PROGRAM.parser(words).parse_args(words)
-        for config_from in _CONFIGS if hasattr(args, "cluster_tls_cert") else ():
-            config_from(args)
+        if args.command in _CONFIGS:
+            flags.read(_CONFIGS[args.command], args)
         return args, ""
     except ConfigError as error:
         return None, str(error)

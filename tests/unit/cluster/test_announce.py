@@ -15,9 +15,7 @@ from rich.console import Console
 from cluster import activity, announce
 from cluster.activity import Activity
 from router.addresses import Addresses
-from twostroke.config import ClusterConfig
-from twostroke.doors_config import DoorsConfig
-from twostroke.tls_config import TlsConfig
+from twostroke.config import CertificatesConfig, ClusterConfig, DoorsConfig
 
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -71,7 +69,8 @@ def test_where_tls_and_keys_are_asked_for_the_commands_to_paste_show_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = ClusterConfig(
-        tls=TlsConfig(cert="a.pem", key="a.key", ca="clients.pem"), doors=DoorsConfig(api_keys="keys.toml")
+        certificates=CertificatesConfig(tls_cert="a.pem", tls_key="a.key", tls_client_ca="clients.pem"),
+        doors=DoorsConfig(api_keys="keys.toml"),
     )
     announce.Announcer().ready(config, (Addresses("h:1", "h:2", "h:5", "h:1"),), tmp_path, "")
 

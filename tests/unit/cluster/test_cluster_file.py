@@ -15,13 +15,13 @@ from cluster.file import keys
 from cluster.file.cluster import load
 from cluster.file.text import parse
 from cluster.flags.parser import USAGE_ERROR
-from cluster.flags.token import VARIABLE, read
+from cluster.flags.token import read
 from cluster.placement import Misfit, Node, first_misfit
 from tests.certificates import DAY, Authority
 from tools.cli import PROGRAM, main
-from twostroke.config import ClusterConfig, Role
+from twostroke.config import ClusterConfig, Role, RoleConfig
+from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
-from twostroke.placement_config import RoleConfig
 
 SMALL = "model: {model: 'paced:'}\ncache: {kv_cache_memory: 1M}\n"
 WHOLE = """
@@ -72,7 +72,7 @@ def test_a_file_says_what_flags_say_and_what_roles_ask_of_nodes() -> None:
     assert (prefill.custom, prefill.labels) == ({"nvme": 0.5}, {"role": "prefill", "zone": "in(a, b)"})
     assert (decode.threads, decode.labels, decode.prefer_labels) == (None, {}, {"role": "decode"})
     assert config == by_flags.__class__(
-        **{name: getattr(by_flags, name) for name in by_flags.__slots__}
+        **{name: getattr(by_flags, name) for name in by_flags.__class__.model_fields}
         | {"prefill_role": prefill, "decode_role": decode}
     )
 
@@ -84,7 +84,7 @@ def test_an_empty_file_means_the_defaults() -> None:
 def test_every_flag_of_serve_is_a_key_and_no_two_are_the_same() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     serve.add_arguments(parser)
-    assert sorted(action.dest for action in keys.actions().values()) == sorted(a.dest for a in parser._actions)
+    assert sorted(leaf.name for leaf in keys.leaves().values()) == sorted(a.dest for a in parser._actions)
 
 
 def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
@@ -114,9 +114,9 @@ def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
         ("cache: {kv_cache_memory: much}", "cache.kv_cache_memory: not a size: 'much'"),
         ("cache: {kv_cache_memory: [1]}", "cache.kv_cache_memory must be a size such as 2GiB, got a list"),
         ("cache: {block_size: 17}", "cluster.yaml:1: cache.block_size must be a power of two"),
-        ("decode:\n\n  count: 0", "cluster.yaml:3: decode.count must be at least 1, got 0"),
-        ("workers: {threads: 0}", "cluster.yaml:1: workers.threads must be positive"),
-        ("prefill: {threads: 0}", "cluster.yaml:1: prefill.threads must be at least 1, got 0"),
+        ("decode:\n\n  count: 0", "cluster.yaml:3: decode.count must be 1 or more, got 0"),
+        ("workers: {threads: 0}", "cluster.yaml:1: workers.threads must be 1 or more, got 0"),
+        ("prefill: {threads: 0}", "cluster.yaml:1: prefill.threads must be 1 or more, got 0"),
         ("prefill:\n  resources:\n    num_gpus: -1", "cluster.yaml:3: prefill.resources.num_gpus must be 0 or more"),
         ("prefill: {resources: {num_gpus: 1.5}}", "resources.num_gpus must be a whole number where it is more than 1"),
         ("prefill: {resources: {num_gpus: many}}", "prefill.resources.num_gpus must be a number, got text: 'many'"),
@@ -137,7 +137,7 @@ def test_the_command_line_has_the_last_word_about_the_ray_cluster() -> None:
         ("prefill: {labels: {role: 'in(a'}}", "prefill.labels.role: 'in(a' is no value of a label; write for example"),
         ("prefill: {labels: {role: !spot}}", "cluster.yaml:1: not YAML: expected ' ', but found '}'; quote text"),
         ("routing: {policy: [kv]}", "routing.policy must be text, got a list: ['kv']"),
-        ("prefill: {count: -1}", "cluster.yaml:1: prefill.count must be 0 (colocated) or more, got -1"),
+        ("prefill: {count: -1}", "cluster.yaml:1: prefill.count must be 0 (decode workers do both) or more, got -1"),
         ("prefill: [1]", "cluster.yaml:1: prefill must be a section with keys, got a list"),
         ("model: {}\n---\nmodel: {}", "cluster.yaml:2: a second document begins: write one file"),
         ("model: {<<: {model: x}}", "cluster.yaml:1: merge keys (<<) are not read here"),
@@ -344,9 +344,9 @@ def test_a_secret_as_the_documents_make_it_is_one(tmp_path: Path) -> None:
 def test_a_secret_that_the_environment_names_is_not_blamed_on_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(VARIABLE, "/no/such/secret")
+    monkeypatch.setenv(TOKEN_VARIABLE, "/no/such/secret")
     assert main(["serve", "--http-port", "0", "--grpc-port", "0"]) == USAGE_ERROR
-    assert capsys.readouterr().err.startswith(f"twostroke: ${VARIABLE} /no/such/secret: No such file")
+    assert capsys.readouterr().err.startswith(f"twostroke: ${TOKEN_VARIABLE} /no/such/secret: No such file")
 
 
 def test_lines_are_those_of_keys() -> None:

@@ -14,7 +14,7 @@ from cluster.attendant import Attendant
 from cluster.endings import Ending, described
 from cluster.router_keeper import RouterKeeper
 from tests.unit.cluster.fake_ground import FakeGround, FakeWorker, running, until_all_serve
-from twostroke.config import RouterConfig
+from twostroke.config import ListenConfig, RouterConfig
 
 
 def test_who_ended_by_itself_and_who_was_killed_after_how_long_is_one_sentence() -> None:
@@ -94,7 +94,7 @@ async def test_a_router_that_had_to_be_killed_is_said_to_be(
             del grace_s
             return is_own
 
-    keeper = RouterKeeper(1, RouterConfig(http_port=0, grpc_port=0), tmp_path, Announcer())
+    keeper = RouterKeeper(1, RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0)), tmp_path, Announcer())
     assert await keeper.stop() is None, "it was never started"
     monkeypatch.setattr(router_keeper, "RouterProcess", lambda *_: Process())
     keeper._process = Process()  # type: ignore[assignment]  # as much of one as is needed

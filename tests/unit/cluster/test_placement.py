@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from cluster.placement import Node, misfit, nodes_from_ray, worker_options
-from twostroke.config import Role
-from twostroke.placement_config import RoleConfig
+from twostroke.config import Role, RoleConfig
 
 ANY = RoleConfig()
 

@@ -12,7 +12,7 @@ from cluster import router_keeper
 from cluster.announce import Announcer
 from cluster.router_keeper import RouterKeeper
 from router.addresses import Addresses
-from twostroke.config import RouterConfig
+from twostroke.config import ListenConfig, RouterConfig
 
 
 class FakeProcess:
@@ -44,7 +44,7 @@ class FakeProcess:
 @pytest.fixture
 async def keeper(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[RouterKeeper]:
     monkeypatch.setattr(router_keeper, "RouterProcess", FakeProcess)
-    config = RouterConfig(http_port=0, grpc_port=0)
+    config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0))
     keeper = RouterKeeper(0, config, tmp_path, Announcer())
     yield keeper
     keeper.kill()

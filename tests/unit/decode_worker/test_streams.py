@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
+from twostroke.config import RuntimeConfig
 from twostroke.errors import (
     InvalidRequest,
     NotFound,
@@ -53,7 +54,7 @@ async def test_another_router_can_attach_and_the_first_hears_no_more() -> None:
 
 
 async def test_the_end_can_be_fetched_after_it_was_missed_and_only_within_the_grace() -> None:
-    async with decode(orphan_grace_s=0.3) as worker, router_to(worker) as router:
+    async with decode(runtime=RuntimeConfig(orphan_grace_s=0.3)) as worker, router_to(worker) as router:
         got = await router.open(PROMPT, 5)
         await router.disconnect()
         await eventually(lambda: worker.is_idle)
@@ -88,7 +89,10 @@ async def test_attaching_to_another_attempt_is_refused() -> None:
 
 
 async def test_requests_of_a_router_that_stays_away_are_dropped_after_the_grace() -> None:
-    async with decode(model=STEADY, orphan_grace_s=0.3) as worker, router_to(worker, "stays") as other:
+    async with (
+        decode(model=STEADY, runtime=RuntimeConfig(orphan_grace_s=0.3)) as worker,
+        router_to(worker, "stays") as other,
+    ):
         lost = await Router(worker.info, "lost").connect()
         await lost.open(PROMPT, 1000, request_id="orphan")
         kept = await other.open(PROMPT, 60, request_id="kept")
@@ -103,7 +107,7 @@ async def test_requests_of_a_router_that_stays_away_are_dropped_after_the_grace(
 
 
 async def test_a_router_that_opens_but_never_listens_is_dropped_after_the_grace() -> None:
-    async with decode(model=STEADY, orphan_grace_s=0.1) as worker:
+    async with decode(model=STEADY, runtime=RuntimeConfig(orphan_grace_s=0.1)) as worker:
         deaf = Router(worker.info, "deaf")
         await deaf.open(PROMPT, 1000)
         await worker.idle()

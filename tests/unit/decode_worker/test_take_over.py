@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import decode, eventually, expected_tokens, paced, prompt_of
+from twostroke.config import RuntimeConfig
 from twostroke.errors import Cancelled, InvalidRequest, NotFound
 
 PROMPT = prompt_of(100)
@@ -55,7 +56,10 @@ async def test_whoever_had_an_answer_is_told_once_and_can_neither_close_it_nor_h
 
 
 async def test_a_parked_answer_is_taken_over_and_no_longer_ends_with_the_grace_of_the_router_that_is_gone() -> None:
-    async with decode(model=STEADY, orphan_grace_s=0.3) as worker, router_to(worker, "router-1") as second:
+    async with (
+        decode(model=STEADY, runtime=RuntimeConfig(orphan_grace_s=0.3)) as worker,
+        router_to(worker, "router-1") as second,
+    ):
         async with router_to(worker) as first:
             got = await first.open(PROMPT, 80, attempt=3, deadline_s=time.time() + 30)
             await eventually(lambda: len(got.tokens) >= 2)

@@ -85,7 +85,7 @@ SLOW = paced(prefill_tokens_per_s=1000)
 @pytest.mark.parametrize("takeover", [True, False])
 async def test_a_burst_is_computed_on_both_sides_and_every_answer_is_right(takeover: bool) -> None:
     prompts = [prompt_of(8 * BLOCK + i, seed=i) for i in range(4)]
-    schedule = replace(CHUNK, takeover=takeover)
+    schedule = CHUNK.replace(takeover=takeover)
     async with (
         prefill(model=SLOW, schedule=CHUNK) as source,
         decode(model=SLOW, schedule=schedule) as target,
@@ -187,7 +187,7 @@ async def test_pages_in_the_cache_of_the_source_are_pulled_however_many_requests
 
 async def test_streams_go_on_while_a_prompt_is_computed_beside_them() -> None:
     """The same tokens per step as alone, a few at a time from the prompt."""
-    schedule = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=512, step_target_s=0.03)
+    schedule = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=512, step_target_ms=30.0)
     model = paced(prefill_tokens_per_s=1000, step_ms=5)
     async with decode(model=model, schedule=schedule) as target, router_to(target) as router:
         prompt, long = prompt_of(3), prompt_of(400, seed=2)

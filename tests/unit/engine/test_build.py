@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.tiny import PAGE_BYTES, TINY, save_tiny
-from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
+from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.engine.paced_runner import PacedRunner
 from twostroke.engine.runner import ModelRunner
@@ -115,7 +114,7 @@ PATIENCE_S = 20.0
 def test_a_model_that_cannot_be_loaded_leaves_no_threads(tiny: Path) -> None:
     def fail() -> None:
         with pytest.raises(ConfigError, match="no tensor"):
-            build_runner(replace(config(str(tiny)), threads=2), without_a_tensor(tiny))
+            build_runner(config(str(tiny)).replace(runtime=RuntimeConfig(threads=2)), without_a_tensor(tiny))
 
     fail()
     after_one = len(os.listdir("/proc/self/task"))

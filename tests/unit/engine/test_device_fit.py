@@ -14,7 +14,6 @@ from twostroke.engine.decode_graphs import graph_sizes
 from twostroke.engine.device_build import DevicePlan
 from twostroke.engine.device_fit import DRAW_BYTES, KEPT_BYTES, MemoryReading, Needs, device_pages, resolve_device
 from twostroke.errors import ConfigError
-from twostroke.json_values import from_json, to_json
 from twostroke.models.spec import ModelSpec, RopeSpec
 
 GIB = 1 << 30
@@ -141,5 +140,5 @@ def test_device_and_share_travel_with_the_config() -> None:
     config = WorkerConfig(
         role=Role.DECODE, worker_id="d", model=ModelConfig(device="cuda:3"), cache=CacheConfig(device_share=0.25)
     )
-    assert from_json(WorkerConfig, to_json(config)) == config
-    assert json.loads(to_json(config))["cache"]["kv_cache_memory_bytes"] is None
+    assert WorkerConfig.from_json(config.to_json()) == config
+    assert json.loads(config.to_json())["cache"]["kv_cache_memory_bytes"] is None

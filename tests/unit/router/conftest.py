@@ -21,8 +21,7 @@ from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
 from tests.hand_cut import HandCutTransport
-from twostroke.config import RouterConfig
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
 from twostroke.request import FinishReason, SampledToken
 from twostroke.rpc.v1 import control_pb2
@@ -176,7 +175,12 @@ async def doors() -> AsyncIterator[Doors]:
 @asynccontextmanager
 async def open_doors(doors: DoorsConfig) -> AsyncIterator[Doors]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
-    config = RouterConfig(http_port=0, grpc_port=0, served_model_name="toy", seed=1, doors=doors)
+    config = RouterConfig(
+        listen=ListenConfig(http_port=0, grpc_port=0),
+        served_model_name="toy",
+        routing=RoutingConfig(seed=1),
+        doors=doors,
+    )
     server = RouterServer(config, dispatcher, ByteText(), metrics, router_id="router-0")
     url = f"http://{server.addresses.http}"
     async with (

@@ -17,16 +17,16 @@ import grpc
 import pytest
 
 from router.addresses import bind_listener
-from twostroke.config import RouterConfig
-from twostroke.doors_config import DoorsConfig
-from twostroke.json_values import to_json
+from twostroke.config import DoorsConfig, ListenConfig, RouterConfig
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 HEAVY = ("torch", "ray", "transformers", "triton")
 
 
 def config(**fields) -> RouterConfig:
-    return RouterConfig(**{"http_port": 0, "grpc_port": 0, "fleet_address": "127.0.0.1:1", **fields})
+    listening = {name: fields.pop(name) for name in list(fields) if name in ListenConfig.model_fields}
+    listen = ListenConfig(**{"http_port": 0, "grpc_port": 0, **listening})
+    return RouterConfig(**{"listen": listen, "fleet_address": "127.0.0.1:1", **fields})
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def router_process(told: RouterConfig, *descriptors: int) -> Iterator[subprocess
     )
     try:
         assert process.stdin is not None
-        process.stdin.write(to_json(told))
+        process.stdin.write(told.to_json())
         process.stdin.close()
         process.stdin = None
         yield process
@@ -118,7 +118,7 @@ sys.exit(main())
 """
     done = subprocess.run(
         [sys.executable, "-c", script],
-        input=to_json(config()),
+        input=config().to_json(),
         capture_output=True,
         text=True,
         timeout=30,

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
+from twostroke.config import TracingConfig
 from twostroke.errors import ConfigError
 from twostroke.tracing import otlp
-from twostroke.tracing.config import TracingConfig
 from twostroke.tracing.context import TraceContext
 from twostroke.tracing.parts import MOST_CHUNKS, Chunks
 from twostroke.tracing.recorder import MOST_REQUESTS, MOST_SPANS, Recorder, stream_of

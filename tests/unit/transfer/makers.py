@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from tests.certificates import Authority
+from twostroke.credentials import TlsConfig
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import Sharing
 from twostroke.kv_cache.memory import PageMemory, Pages
-from twostroke.tls_config import TlsConfig
 from twostroke.transfer.base import PageTransport
 from twostroke.transfer.cuda_ipc import CudaIpcTransport
 from twostroke.transfer.fake import FakeTransport

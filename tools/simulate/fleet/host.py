@@ -90,7 +90,7 @@ class Host:
         config = ScheduleConfig(
             max_num_seqs=shape.max_num_seqs,
             max_num_batched_tokens=max(shape.step_tokens, shape.max_num_seqs + 1),
-            step_target_s=shape.step_target_s,
+            step_target_ms=1e3 * shape.step_target_s,
         )
         limits = Limits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
         self.scheduler = Scheduler(self.pool, config, limits, ChunksOnly())

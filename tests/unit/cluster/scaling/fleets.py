@@ -12,8 +12,7 @@ from cluster.spec import fleet_spec
 from cluster.supervisor import Supervisor
 from cluster.view import Worker
 from tests.unit.cluster.fake_ground import TOKEN, FakeGround, FakeWorker
-from twostroke.config import ClusterConfig, Role, WorkerConfig
-from twostroke.scaling_config import ScalingConfig
+from twostroke.config import ClusterConfig, Role, ScalingConfig, WorkerConfig
 
 PATIENCE_S = 10.0
 

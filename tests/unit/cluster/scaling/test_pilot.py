@@ -9,9 +9,8 @@ from cluster.planner import Counts
 from cluster.scaling.pilot import Pilot, seen_from
 from cluster.scaling.planner import REMEMBERED
 from tests.unit.cluster.scaling.fleets import Ground, config, supervising
-from twostroke.config import ClusterConfig, Role
+from twostroke.config import ClusterConfig, Role, ScalingConfig
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
-from twostroke.scaling_config import ScalingConfig
 
 COSTS = control_pb2.StepCosts(step_s=0.02, stream_s=0.001, prompt_token_s=1e-4, step_tokens=512)
 PER_REPORT = 64

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 import pytest
 
 from cluster.commands import serve
 from cluster.spec import fleet_spec
-from twostroke.config import ClusterConfig, Role
+from twostroke.config import ClusterConfig, Role, RoleConfig
 from twostroke.errors import ConfigError
-from twostroke.placement_config import RoleConfig
 
 
 def config(*flags: str) -> ClusterConfig:
@@ -36,11 +34,11 @@ def test_room_for_both_roles_lets_workers_switch() -> None:
 
 def test_a_worker_that_is_added_is_like_those_of_its_role_and_one_that_switches_stays_what_its_process_is() -> None:
     said = config("--prefill", "0", "--max-prefill", "1", "--max-decode", "2", "--threads", "4")
-    spec = fleet_spec(replace(said, decode_role=RoleConfig(threads=2)), token="t", port=0)
-    assert spec.worker("prefill-0", Role.PREFILL).threads == 4, "though none is there to be like"
-    assert spec.worker("decode-1", Role.DECODE).threads == 2
+    spec = fleet_spec(said.replace(decode_role=RoleConfig(threads=2)), token="t", port=0)
+    assert spec.worker("prefill-0", Role.PREFILL).runtime.threads == 4, "though none is there to be like"
+    assert spec.worker("decode-1", Role.DECODE).runtime.threads == 2
     switched = spec.worker("decode-0", Role.PREFILL)
-    assert (switched.role, switched.threads) == (Role.PREFILL, 2)
+    assert (switched.role, switched.runtime.threads) == (Role.PREFILL, 2)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +47,7 @@ def test_a_worker_that_is_added_is_like_those_of_its_role_and_one_that_switches_
         (("--max-decode", "0"), "--max-decode must be 1 or more"),
         (("--min-prefill", "-1"), "--min-prefill must be 0 or more"),
         (("--prefill", "3", "--max-prefill", "2"), "--min-prefill 3, --prefill 3, --max-prefill 2: the count must lie"),
-        (("--slo-itl", "0"), "--slo-itl must be a positive number"),
+        (("--slo-itl", "0"), "--slo-itl must be positive and finite"),
     ],
 )
 def test_bounds_that_cannot_be_are_refused_by_their_flags(flags: tuple[str, ...], says: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.planner import Ability, Counts, Demand, Load, Promise, counts_for
 from cluster.scaling.planner import Outlook, Planner, Seen
-from twostroke.scaling_config import Bounds, ScalingConfig
+from twostroke.config import Bounds, ScalingConfig
 from twostroke.schedule.cost import StepCost
 
 COST = StepCost(step_s=0.02, stream_s=0.0005, context_token_s=0.0, prompt_token_s=0.0002, prompt_step_s=0.001)

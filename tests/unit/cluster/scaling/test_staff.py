@@ -17,9 +17,8 @@ from cluster.spec import fleet_spec
 from cluster.supervisor import Supervisor
 from tests.unit.cluster.fake_ground import TOKEN
 from tests.unit.cluster.scaling.fleets import PATIENCE_S, Ground, config, die, roles, supervising, until
-from twostroke.config import Role
+from twostroke.config import Role, RoleConfig
 from twostroke.errors import ConfigError, InvalidRequest, NotFound
-from twostroke.placement_config import RoleConfig
 
 
 async def test_workers_that_are_asked_for_come_and_those_that_are_not_drain_and_are_forgotten() -> None:

@@ -14,7 +14,7 @@ from router.serving.attempts import Attempts
 from router.serving.dispatcher import RouterCore
 from router.serving.generate_request import GenerationRequest
 from tests.unit.router.serving.asking import Ask, eventually, found_answer, next_token
-from twostroke.config import RouterConfig
+from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventLog
@@ -333,7 +333,10 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
 
     async def core(self, *, ready: bool = True, address: str = "", **settings) -> RouterCore:
         """A router core that has seen all workers; closed with the fixture."""
-        config = RouterConfig(fleet_address=self.address, cluster_token=TOKEN, seed=1, **settings)
+        routing = {name: settings.pop(name) for name in list(settings) if name in RoutingConfig.model_fields}
+        config = RouterConfig(
+            fleet_address=self.address, cluster_token=TOKEN, routing=RoutingConfig(**{"seed": 1, **routing}), **settings
+        )
         core = RouterCore(config, RouterMetrics())
         self.cores.append(core)
         await core.start(address)

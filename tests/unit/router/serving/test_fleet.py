@@ -9,7 +9,7 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.serving.dispatcher import RouterCore
-from twostroke.config import RouterConfig
+from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import name_blocks
@@ -28,7 +28,7 @@ async def test_a_router_needs_a_fleet_address_and_a_known_policy():
     with pytest.raises(ConfigError, match="fleet"):
         RouterCore(RouterConfig(), RouterMetrics())
     with pytest.raises(ConfigError, match="round-robin"):
-        RouterCore(RouterConfig(fleet_address="127.0.0.1:1", policy="best"), RouterMetrics())
+        RouterCore(RouterConfig(fleet_address="127.0.0.1:1", routing=RoutingConfig(policy="best")), RouterMetrics())
 
 
 async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, standing, soon):

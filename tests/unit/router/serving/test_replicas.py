@@ -17,7 +17,7 @@ from router.routing.reservations import NOTHING, Batch, Reservation, Reservation
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
 from tests.unit.router.serving.asking import eventually
-from twostroke.config import RouterConfig
+from twostroke.config import ListenConfig, RouterConfig
 from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2, routing_pb2_grpc
@@ -41,7 +41,10 @@ class Replica:
 async def replica(fleet) -> AsyncIterator[Replica]:
     """A whole router that could place requests; at the end it is gone as a process would be."""
     config = RouterConfig(
-        http_port=0, grpc_port=0, fleet_address=fleet.address, cluster_token=TOKEN, served_model_name="toy"
+        listen=ListenConfig(http_port=0, grpc_port=0),
+        fleet_address=fleet.address,
+        cluster_token=TOKEN,
+        served_model_name="toy",
     )
     core = RouterCore(config, RouterMetrics())
     server = RouterServer(config, core, ByteText(), RouterMetrics(), router_id=core.router_id)

@@ -14,8 +14,8 @@ from tools.simulate.fleet.simulation import simulate
 from tools.simulate.live_routing import Brains
 from tools.simulate.scale import Planned, compared, surged
 from tools.simulate.variants import OURS, policy_of
+from twostroke.config import Bounds, ScalingConfig
 from twostroke.errors import ConfigError
-from twostroke.scaling_config import Bounds, ScalingConfig
 
 
 def test_a_surge_is_followed_up_and_down_for_less_than_all_workers_cost() -> None:

@@ -15,7 +15,7 @@ from router.frontend.request_handler import Front
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import ScriptedDispatcher
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig
 from twostroke.errors import ConfigError
 
 APP = "https://app.example.com"

@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse
 from router.addresses import bind_listener
 from router.frontend.http.server import HttpServer, http_config
 from tests.certificates import Authority
+from twostroke.credentials import TlsConfig
 from twostroke.tls import Certificates, Use
-from twostroke.tls_config import TlsConfig
 
 
 def http_server(certificates: Certificates | None = None) -> HttpServer:

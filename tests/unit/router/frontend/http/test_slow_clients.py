@@ -26,14 +26,14 @@ from router.server import _client_options
 from tests.certificates import Authority
 from tests.half_calls import half_a_call
 from tests.unit.router.conftest import open_doors
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig
+from twostroke.credentials import TlsConfig
 from twostroke.errors import ConfigError
 from twostroke.request import SampledToken
 from twostroke.rpc import connections, entrance, open_calls
 from twostroke.rpc import server as rpc_server
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 from twostroke.tls import Certificates, Use
-from twostroke.tls_config import TlsConfig
 
 REQUEST = b"GET /live HTTP/1.1\r\nHost: router\r\n\r\n"
 

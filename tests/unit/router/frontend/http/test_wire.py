@@ -14,7 +14,7 @@ from router.frontend.auth.api_keys import draw_key
 from router.frontend.http import protocol as http_protocol
 from tests.unit.router.conftest import Doors, open_doors
 from tests.unit.router.frontend.http.test_slow_clients import ends, listening
-from twostroke.doors_config import DoorsConfig
+from twostroke.config import DoorsConfig
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"

@@ -1,4 +1,7 @@
-"""Where the certificates of a door, or of a cluster, lie. Paths only: what is in the files is `twostroke.tls`'s."""
+"""Where a process finds what it proves itself with: files of certificates, and the cluster's token.
+
+It is apart from `twostroke.config`, because commands that only ask a server need no settings.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from dataclasses import dataclass
 CLUSTER_NAME = "twostroke.cluster"
 """What the certificate of every process of a cluster says that it is for, beside its host or instead of it: whoever
 connects looks for this name, whatever the address. Pods and hosts come and go; certificates need not name them."""
+TOKEN_VARIABLE = "TWOSTROKE_TOKEN_FILE"
+"""The environment variable that names the file with the cluster's token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

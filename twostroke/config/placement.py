@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import Any
 
+from pydantic import Field
+
+from twostroke.config.settings import Settings, port
 from twostroke.errors import ConfigError
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
@@ -15,28 +18,28 @@ _LABEL_VALUE = re.compile(rf"!?{_NAME}|!?in\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
 """A value, one of several, or none of them, as Ray's label selectors say it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleConfig:
-    """Of each worker of one role."""
+class RoleConfig(Settings):
+    """What each worker of one role asks for."""
 
     threads: int | None = None
     """Compute threads. None: as all workers."""
     num_cpus: float = 0.0
-    """Of the node's, as Ray counts them; 0: as many workers as there are fit onto any node."""
+    """CPUs of the node, as Ray counts them. 0: as many workers as there are fit onto any node."""
     num_gpus: float | None = None
-    """None: the GPUs that there are are shared out among all workers."""
+    """GPUs of the node. None: the GPUs that there are are shared out among all workers."""
     memory_bytes: int | None = None
-    """Of the node's, as Ray counts it. None: it is not counted."""
-    custom: Mapping[str, float] = field(default_factory=dict)
+    """Memory of the node, as Ray counts it. None: it is not counted."""
+    custom: Mapping[str, float] = Field(default_factory=dict)
     """Ray's custom resources."""
-    labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the node: it has all of them, or gets no such worker."""
-    prefer_labels: Mapping[str, str] = field(default_factory=dict)
-    """Of the node, if there is such a one with room. Neither these nor `labels`: `role` as the worker's, preferred."""
+    labels: Mapping[str, str] = Field(default_factory=dict)
+    """Labels of the node: it has all of them, or gets no such worker."""
+    prefer_labels: Mapping[str, str] = Field(default_factory=dict)
+    """Labels of the node, if there is such a one with room. Neither these nor `labels`: `role` as the worker's,
+    preferred."""
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, _context: Any) -> None:
         if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, got {self.threads}", field="threads")
+            raise ConfigError(f"threads must be 1 or more, got {self.threads}", field="threads")
         _check_amount("resources.num_cpus", self.num_cpus)
         if self.num_gpus is not None:
             _check_amount("resources.num_gpus", self.num_gpus)
@@ -52,7 +55,7 @@ class RoleConfig:
 
     @property
     def resources(self) -> dict[str, float]:
-        """By the names that Ray's nodes have for them."""
+        """The amounts by the names that Ray's nodes have for them."""
         named = {"CPU": self.num_cpus, "GPU": self.num_gpus or 0.0, "memory": float(self.memory_bytes or 0)}
         return {name: amount for name, amount in (named | dict(self.custom)).items() if amount}
 
@@ -74,20 +77,16 @@ def _check_label(path: str, key: str, value: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPorts:
-    """0: any free one. Others are for one worker per node (or pod): there firewalls can name them."""
+_ONE_PER_NODE = "of every worker: for one worker per node or pod, where firewalls name it"
 
-    rpc: int = 0
-    pages: int = 0
-    metrics: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("rpc", "pages", "metrics"):
-            port = getattr(self, name)
-            if not 0 <= port < 1 << 16:
-                raise ConfigError(f"--worker-{name}-port must be from 0 to 65535, got {port}", field=f"ports.{name}")
-        fixed = [port for port in (self.rpc, self.pages, self.metrics) if port]
+class WorkerPorts(Settings):
+    rpc: int = port(flag="--worker-rpc-port", key="ports.rpc", help=f"rpc {_ONE_PER_NODE}")
+    pages: int = port(flag="--worker-pages-port", key="ports.pages", help=f"pages over tcp {_ONE_PER_NODE}")
+    metrics: int = port(flag="--worker-metrics-port", key="ports.metrics", help=f"Prometheus metrics {_ONE_PER_NODE}")
+
+    def model_post_init(self, _context: Any) -> None:
+        fixed = [number for number in (self.rpc, self.pages, self.metrics) if number]
         if len(set(fixed)) < len(fixed):
             raise ConfigError(f"the worker's ports must differ, got {sorted(fixed)}", field="ports")
 

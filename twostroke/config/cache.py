@@ -1,0 +1,61 @@
+"""Page memory of each worker, and sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from twostroke.config.settings import Settings, setting
+
+MIN_PAGES = 2
+"""Pages of any worker: a sequence that crosses a block's end holds two."""
+HOST_CACHE_BYTES = 1 << 30
+"""Page memory of a worker that computes on the CPU, where --kv-cache-memory is not given."""
+DEVICE_SHARE = 0.9
+"""Share of a CUDA device's memory for weights, pages and working memory of all its workers."""
+
+_UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def memory_bytes(text: str) -> int:
+    """ "2G", "2GiB" and "2048M" are powers of 1024, "2GB" is of 1000, a bare number is bytes. Raises ValueError."""
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", text.strip(), re.IGNORECASE)
+    if matched is None:
+        raise ValueError(f"not a size: {text!r}; write bytes, or for example 512M, 2G, 2GiB, 2GB")
+    number, unit, suffix = matched[1], matched[2].lower(), (matched[3] or "").lower()
+    base = 1000 if unit and suffix == "b" else 1024
+    return int(float(number) * base ** _UNITS[unit])
+
+
+def size_text(size_bytes: int) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if size_bytes % (1 << power) == 0:
+            return f"{size_bytes >> power}{unit}"
+    return str(size_bytes)
+
+
+class CacheConfig(Settings):
+    block_size: int = setting(
+        16, least=1, most=256, power_of_two=True, unit="TOKENS", help="tokens per KV block; all workers agree on it"
+    )
+    kv_cache_memory_bytes: int | None = setting(
+        None,
+        flag="--kv-cache-memory",
+        least=1,
+        is_size=True,
+        unit="SIZE",
+        help="page memory of each worker: bytes, 512M, 2G, 2GiB",
+        default_text=f"{size_text(HOST_CACHE_BYTES)} on a CPU; on a GPU {DEVICE_SHARE:.0%} of its memory, weights "
+        "included, over all workers",
+    )
+    device_share: float = setting(
+        DEVICE_SHARE,
+        is_hidden=True,
+        above=0,
+        most=1,
+        help="of a CUDA device's memory, for all that one worker keeps there; workers of one device share it out",
+    )
+
+    @property
+    def host_bytes(self) -> int:
+        """Page memory of a worker that computes on the CPU."""
+        return self.kv_cache_memory_bytes or HOST_CACHE_BYTES

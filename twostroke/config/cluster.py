@@ -1,0 +1,101 @@
+"""What `twostroke serve` starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.endpoints import DoorsConfig, ListenConfig
+from twostroke.config.model import ModelConfig
+from twostroke.config.placement import RoleConfig, WorkerPorts
+from twostroke.config.routing import PatienceConfig, RoutingConfig
+from twostroke.config.scaling import ScalingConfig
+from twostroke.config.schedule import ScheduleConfig
+from twostroke.config.security import CertificatesConfig
+from twostroke.config.settings import Settings, group, port, setting
+from twostroke.config.tracing import TracingConfig
+from twostroke.config.worker import Role, RuntimeConfig
+from twostroke.credentials import TOKEN_VARIABLE
+from twostroke.errors import ConfigError
+
+DRAWN_TOKEN = f"${TOKEN_VARIABLE}, or a drawn one that only what this command starts knows"
+
+
+class ClusterConfig(Settings):
+    prefill: int = setting(
+        1, least=0, zero="decode workers do both", section="fleet", key="prefill.count", help="prefill workers"
+    )
+    decode: int = setting(1, least=1, section="fleet", key="decode.count", help="decode workers")
+    fleet_port: int = port(
+        section="fleet",
+        key="fleet.port",
+        help="Fleet service, on the node of Ray's head; routers elsewhere need it",
+    )
+    token_file: str | None = setting(
+        None,
+        section="fleet",
+        key="security.token_file",
+        is_path=True,
+        unit="FILE",
+        variable=TOKEN_VARIABLE,
+        help="with the secret that workers, routers and supervisor share",
+        default_text=DRAWN_TOKEN,
+    )
+    runtime: RuntimeConfig = group(RuntimeConfig, "workers")
+    ports: WorkerPorts = group(WorkerPorts, "ports", "workers' ports")
+    routers: int = setting(
+        1,
+        least=0,
+        zero="they run elsewhere",
+        section="routers",
+        key="routers.count",
+        help="routers, on ports counted up from --http-port and --grpc-port",
+    )
+    listen: ListenConfig = group(ListenConfig, "routers")
+    """Ports of the first router; those of the others count up."""
+    address: str | None = setting(
+        None,
+        section="ray",
+        unit="HOST:PORT",
+        help="join this Ray cluster, with the token of RAY_AUTH_TOKEN; auto: the one that this node is in",
+        default_text="a local Ray that ends with it",
+    )
+    ray_wait_s: float = setting(
+        0.0,
+        least=0,
+        section="ray",
+        key="ray.wait",
+        help="how long to wait for that Ray cluster, and for nodes that workers fit on",
+    )
+    model: ModelConfig = group(ModelConfig, "model")
+    routing: RoutingConfig = group(RoutingConfig, "routing")
+    patience: PatienceConfig = group(PatienceConfig, "routing")
+    cache: CacheConfig = group(CacheConfig, "cache", "memory")
+    schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
+    scaling: ScalingConfig = group(ScalingConfig, "scaling")
+    doors: DoorsConfig = group(DoorsConfig, "security", "doors")
+    """Those of the first router; ports of the others count up, as those for clients do."""
+    certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
+    tracing: TracingConfig = group(TracingConfig, "tracing")
+    prefill_role: RoleConfig = Field(default_factory=RoleConfig, strict=False)
+    decode_role: RoleConfig = Field(default_factory=RoleConfig, strict=False)
+
+    def model_post_init(self, _context: Any) -> None:
+        certificates, transports = self.certificates, self.runtime.transports or ()
+        if certificates.cluster is not None and "nixl" in transports and not certificates.unencrypted_nixl:
+            raise ConfigError(
+                "--transports nixl does not go with --cluster-tls-cert, as nothing can encrypt its pages: "
+                "leave it out, or say --unencrypted-nixl where their network is trusted",
+                field="--transports",
+            )
+        self.schedule.check_budget()
+        self.scaling.scales(self.prefill, self.decode)  # raises where a count lies outside its bounds
+
+    @property
+    def counts(self) -> tuple[tuple[Role, int], ...]:
+        return (Role.PREFILL, self.prefill), (Role.DECODE, self.decode)
+
+    def role(self, role: Role) -> RoleConfig:
+        return self.prefill_role if role is Role.PREFILL else self.decode_role

@@ -1,0 +1,137 @@
+"""The settings of a class and of the classes in it as one list: for command lines, cluster files and docs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic.fields import FieldInfo
+
+from twostroke.config.cache import size_text
+from twostroke.config.settings import Group, Setting, Settings, declared, flag_of, plain_type
+
+Kind = TypeVar("Kind", bound=Settings)
+UNITS = {int: "N", float: "SECONDS", str: None, bool: None}
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One setting, and where it stands."""
+
+    path: tuple[str, ...]
+    """The names of the fields that lead to it."""
+    said: Setting
+    kind: type
+    """bool, int, float or str; that of the items of a list."""
+    is_list: bool
+    declared_default: Any
+    is_required: bool
+    section: str
+    title: str
+    """The title over its group in help."""
+
+    @property
+    def flag(self) -> str:
+        return flag_of(self.path[-1], self.said)
+
+    @property
+    def name(self) -> str:
+        """The name of the flag in argparse's namespace."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def key(self) -> str:
+        """The path in the cluster file."""
+        return self.said.key or f"{self.said.section or self.section}.{self.name}"
+
+    @property
+    def unit(self) -> str | None:
+        return self.said.unit or UNITS[self.kind]
+
+    @property
+    def default(self) -> Any:
+        """The declared default, or what the environment has instead."""
+        from_environment = os.environ.get(self.said.variable) if self.said.variable else None
+        return from_environment or self.declared_default
+
+    @property
+    def default_text(self) -> str | None:
+        """None: there is no default, or nothing to say about it."""
+        said, default = self.said, self.declared_default
+        if self.is_required or said.default_text is not None:
+            return said.default_text
+        if default == 0 and said.zero and not isinstance(default, bool):
+            return said.zero
+        if said.is_size and default is not None:
+            return size_text(default)
+        if default is None:
+            return None
+        return f"{default:g}" if isinstance(default, float) else str(default)
+
+    @property
+    def help(self) -> str:
+        zero = f"; 0: {self.said.zero}" if self.said.zero and self.declared_default != 0 else ""
+        shown = f" (default: {self.default_text})" if self.default_text is not None else ""
+        return f"{self.said.help}{zero}{shown}"
+
+    def stored(self, value: Any) -> Any:
+        """What the field gets for a value that a flag or a file has."""
+        if self.is_list and value is not None:
+            words = value.split(",") if isinstance(value, str) else value
+            return tuple(_absolute(word) if self.said.is_path else word for word in words)
+        return _absolute(value) if self.said.is_path and value is not None else value
+
+
+@functools.cache
+def leaves_of(kind: type[Settings]) -> Sequence[Leaf]:
+    """Every setting that has a flag, in the order of help."""
+    found = list(_leaves(kind, (), Group("", "")))
+    titles = list(dict.fromkeys(leaf.title for leaf in found))
+    return sorted(found, key=lambda leaf: titles.index(leaf.title))
+
+
+def build(kind: type[Kind], values: Mapping[Leaf, Any]) -> Kind:
+    """The settings with these values; the others have their defaults. Raises ConfigError that names the flag."""
+    tree: dict[str, Any] = {}
+    for leaf in leaves_of(kind):
+        branch = tree
+        for name in leaf.path[:-1]:
+            branch = branch.setdefault(name, {})
+        branch[leaf.path[-1]] = leaf.stored(values.get(leaf, leaf.default))
+    return kind.model_validate(tree)
+
+
+def _leaves(kind: type[Settings], path: tuple[str, ...], at: Group) -> Iterator[Leaf]:
+    settings = declared(kind)
+    for name, field in kind.model_fields.items():
+        nested = next((each for each in field.metadata if isinstance(each, Group)), None)
+        if nested is not None:
+            assert isinstance(field.annotation, type)
+            assert issubclass(field.annotation, Settings)
+            yield from _leaves(field.annotation, (*path, name), nested)
+        elif name in settings and not settings[name].is_hidden:
+            yield _leaf((*path, name), field, settings[name], at)
+
+
+def _leaf(path: tuple[str, ...], field: FieldInfo, said: Setting, at: Group) -> Leaf:
+    section = at.section or said.section
+    assert section, f"{path[-1]} is in no group and names no section"
+    return Leaf(
+        path=path,
+        said=said,
+        kind=plain_type(field.annotation),
+        is_list=any(typing.get_origin(arm) is tuple for arm in (field.annotation, *typing.get_args(field.annotation))),
+        declared_default=None if field.is_required() else field.default,
+        is_required=field.is_required(),
+        section=section,
+        title=at.title or section,
+    )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())

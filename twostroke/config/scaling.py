@@ -1,0 +1,66 @@
+"""Bounds and promises of the planner. Without room between the bounds, nothing scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twostroke.config.settings import Settings, setting
+from twostroke.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """The least and most workers of one role."""
+
+    least: int
+    most: int
+
+    def clamp(self, count: int) -> int:
+        return max(self.least, min(self.most, count))
+
+
+class ScalingConfig(Settings):
+    min_prefill: int | None = setting(None, least=0, help="the planner's bound", default_text="as --prefill")
+    max_prefill: int | None = setting(None, least=0, help="the planner's bound", default_text="as --prefill")
+    min_decode: int | None = setting(None, least=1, help="the planner's bound", default_text="as --decode")
+    max_decode: int | None = setting(None, least=1, help="the planner's bound", default_text="as --decode")
+    slo_itl_s: float | None = setting(
+        None,
+        above=0,
+        help="keep as many decode workers that a token follows the one before within this, on average; of first "
+        "tokens, --slo-ttft is promised",
+        default_text="as many as hold the streams",
+    )
+    flexible: bool = setting(
+        False,
+        help="load what either role needs, for `twostroke role`, even where the bounds leave no room to switch",
+    )
+    tick_s: float = setting(1.0, is_hidden=True, above=0, help="between two looks at the load")
+    up_s: float = setting(
+        5.0, is_hidden=True, above=0, help="more are needed for so long: then they come; a burst of seconds is a queue"
+    )
+    down_s: float = setting(60.0, is_hidden=True, above=0, help="fewer would do for so long: then some go")
+    window_s: float = setting(10.0, is_hidden=True, above=0, help="rates are taken over so long")
+
+    def prefill_bounds(self, count: int) -> Bounds:
+        """Raises ConfigError where the count that is started lies outside."""
+        return _bounds("prefill", self.min_prefill, count, self.max_prefill)
+
+    def decode_bounds(self, count: int) -> Bounds:
+        return _bounds("decode", self.min_decode, count, self.max_decode)
+
+    def scales(self, prefill: int, decode: int) -> bool:
+        bounds = (self.prefill_bounds(prefill), self.decode_bounds(decode))
+        return any(each.least < each.most for each in bounds)
+
+    def may_switch(self, prefill: int, decode: int) -> bool:
+        bounds = (self.prefill_bounds(prefill), self.decode_bounds(decode))
+        return self.flexible or all(each.least < each.most for each in bounds)
+
+
+def _bounds(role: str, least: int | None, count: int, most: int | None) -> Bounds:
+    bounds = Bounds(least=count if least is None else least, most=count if most is None else most)
+    if not bounds.least <= count <= bounds.most:
+        said = f"--min-{role} {bounds.least}, --{role} {count}, --max-{role} {bounds.most}"
+        raise ConfigError(f"{said}: the count must lie between the bounds", field=f"--{role}")
+    return bounds

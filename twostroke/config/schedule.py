@@ -1,0 +1,51 @@
+"""Steps of each worker: how many sequences and tokens, and what waits."""
+
+from __future__ import annotations
+
+from twostroke.config.settings import Settings, setting
+from twostroke.errors import ConfigError
+
+CPU_STEP_TOKENS = 128
+"""Matrix products of a CPU are at their full rate from 32 rows on."""
+GPU_STEP_TOKENS = 4096
+
+
+class ScheduleConfig(Settings):
+    max_num_seqs: int = setting(64, least=1, help="sequences that hold pages at once on one worker")
+    max_num_batched_tokens: int | None = setting(
+        None,
+        least=1,
+        help="tokens in one step",
+        default_text=f"{CPU_STEP_TOKENS} on CPUs, {GPU_STEP_TOKENS} on GPUs; twice --max-num-seqs where that is more",
+    )
+    step_target_ms: float = setting(
+        40.0,
+        above=0,
+        unit="MS",
+        help="length of a step in which streams run: how much of prompts runs beside them, and never nothing",
+    )
+    max_waiting: int = setting(
+        1024, is_hidden=True, least=1, help="requests or pulls that may wait without pages; one more is refused"
+    )
+    max_passes: int = setting(
+        4, is_hidden=True, least=0, help="how often shorter pulls may start before a longer one that does not fit yet"
+    )
+    takeover: bool = setting(True, help="decode workers with room compute prompts that would wait at a prefill worker")
+
+    @property
+    def step_target_s(self) -> float:
+        return self.step_target_ms / 1e3
+
+    def step_tokens(self, *, on_gpu: bool = False) -> int:
+        """Tokens in one step: few enough that short prompts are done soon, enough that weights are read seldom."""
+        usual = GPU_STEP_TOKENS if on_gpu else CPU_STEP_TOKENS
+        return self.max_num_batched_tokens or max(usual, 2 * self.max_num_seqs)
+
+    def check_budget(self) -> None:
+        """Raises ConfigError where one token for each sequence would use up a step, so that no prompt ever ran."""
+        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens <= self.max_num_seqs:
+            raise ConfigError(
+                f"--max-num-batched-tokens ({self.max_num_batched_tokens}) must be more than "
+                f"--max-num-seqs ({self.max_num_seqs})",
+                field="--max-num-batched-tokens",
+            )

@@ -1,0 +1,66 @@
+"""Where the certificates of an endpoint, or of a cluster, lie. Paths only: `twostroke.tls` reads the files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from twostroke.config.settings import Settings, setting
+from twostroke.credentials import CLUSTER_NAME, TlsConfig
+from twostroke.errors import ConfigError
+
+
+class CertificatesConfig(Settings):
+    tls_cert: str | None = setting(
+        None, is_path=True, unit="FILE", help="PEM: HTTP and gRPC for clients take TLS", default_text="plain"
+    )
+    tls_key: str | None = setting(None, is_path=True, unit="FILE", help="of --tls-cert, without a password")
+    tls_client_ca: str | None = setting(
+        None, is_path=True, unit="FILE", help="clients must show a certificate from here", default_text="none"
+    )
+    cluster_tls_cert: str | None = setting(
+        None,
+        is_path=True,
+        unit="FILE",
+        help=f"PEM, on every host: workers, routers and supervisor speak mutual TLS; it names {CLUSTER_NAME}",
+        default_text="plain",
+    )
+    cluster_tls_key: str | None = setting(
+        None, is_path=True, unit="FILE", help="of --cluster-tls-cert, without a password"
+    )
+    cluster_tls_ca: str | None = setting(None, is_path=True, unit="FILE", help="where all their certificates come from")
+    unencrypted_nixl: bool = setting(
+        False, help="take nixl beside --cluster-tls-cert although its pages travel in the clear"
+    )
+
+    def model_post_init(self, _context: Any) -> None:
+        _all_or_none({"--tls-cert": self.tls_cert, "--tls-key": self.tls_key})
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError("--tls-client-ca needs --tls-cert and --tls-key", field="--tls-cert")
+        _all_or_none(
+            {
+                "--cluster-tls-cert": self.cluster_tls_cert,
+                "--cluster-tls-key": self.cluster_tls_key,
+                "--cluster-tls-ca": self.cluster_tls_ca,
+            }
+        )
+
+    @property
+    def clients(self) -> TlsConfig | None:
+        """For the endpoints that clients connect to. None: they are plain."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return TlsConfig(cert=self.tls_cert, key=self.tls_key, ca=self.tls_client_ca)
+
+    @property
+    def cluster(self) -> TlsConfig | None:
+        """For all connections between processes of the cluster. None: they are plain."""
+        if self.cluster_tls_cert is None or self.cluster_tls_key is None:
+            return None
+        return TlsConfig(cert=self.cluster_tls_cert, key=self.cluster_tls_key, ca=self.cluster_tls_ca)
+
+
+def _all_or_none(given: dict[str, str | None]) -> None:
+    missing = [flag for flag, path in given.items() if path is None]
+    if 0 < len(missing) < len(given):
+        there = " and ".join(flag for flag in given if flag not in missing)
+        raise ConfigError(f"{there} needs {' and '.join(missing)}, too", field=missing[0])

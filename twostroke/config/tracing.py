@@ -1,0 +1,42 @@
+"""Where traces go."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from twostroke.config.settings import Settings, setting
+from twostroke.errors import ConfigError
+
+
+class TracingConfig(Settings):
+    otlp_endpoint: str | None = setting(
+        None,
+        unit="URL",
+        help="send spans of requests to this OpenTelemetry collector over OTLP/gRPC, as http://HOST:4317",
+        default_text="keep those of the latest requests, for `twostroke trace`",
+    )
+    ratio: float = setting(
+        1.0,
+        flag="--trace-ratio",
+        must="from 0 to 1",
+        least=0,
+        most=1,
+        unit="SHARE",
+        help="of requests whose clients do not say themselves whether their trace is sampled",
+    )
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.otlp_endpoint is not None and not _is_endpoint(self.otlp_endpoint):
+            raise ConfigError(
+                f"--otlp-endpoint must be http://HOST:PORT or https://HOST:PORT, got {self.otlp_endpoint!r}",
+                field="--otlp-endpoint",
+            )
+
+
+def _is_endpoint(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # a port that is no number
+        return False

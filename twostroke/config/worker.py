@@ -1,0 +1,80 @@
+"""What one worker process is told."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+from pydantic import Field
+
+from twostroke.config.cache import CacheConfig
+from twostroke.config.model import ModelConfig
+from twostroke.config.placement import WorkerPorts
+from twostroke.config.routing import PatienceConfig
+from twostroke.config.schedule import ScheduleConfig
+from twostroke.config.settings import Settings, group, setting
+from twostroke.config.tracing import TracingConfig
+from twostroke.credentials import TlsConfig
+
+
+class Role(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ROUTER = "router"
+
+
+class RuntimeConfig(Settings):
+    """How each worker process computes, sends its pages, and treats answers of a router that is gone."""
+
+    threads: int = setting(1, least=1, help="compute threads of each worker, each with a core of its own if possible")
+    pin: bool = setting(False, help="keep each compute thread on its core")
+    borrow: bool = setting(True, help="compute on cores of other workers too while those are idle")
+    transports: tuple[str, ...] | None = setting(
+        None,
+        commas=True,
+        unit="NAMES",
+        help="how pages travel, best first, of cuda_ipc, shm, nixl, tcp",
+        default_text="shm,tcp, or cuda_ipc,tcp on GPUs",
+    )
+    """The first that both ends can use is taken per pair of workers."""
+    orphan_grace_s: float = setting(
+        5.0, above=0, help="how long decode workers keep answers whose router is gone, and ended ones"
+    )
+    """A client notices that its router is gone, and is at the next one, within seconds; pages wait as long."""
+
+
+class WorkerConfig(Settings):
+    role: Role = Field(strict=False)
+    worker_id: str
+    flexible: bool = False
+    """It may become the other role without a new process: it loads what either needs."""
+    incarnation: int = 1
+    """The supervisor issues it; a higher one is a later epoch of the same worker."""
+    host: str = "127.0.0.1"
+    """Interface that rpc, page and metrics ports bind to; also the address given to peers."""
+    ports: WorkerPorts = group(WorkerPorts, "ports")
+    cluster_token: str = Field(default="", repr=False)
+    """Shared secret of all processes of a cluster; sent with every rpc and page connection."""
+    cluster_tls: TlsConfig | None = Field(default=None, strict=False)
+    """For all connections between processes of the cluster (rpc and pages). None: they are plain."""
+    model: ModelConfig = group(ModelConfig, "model")
+    cache: CacheConfig = group(CacheConfig, "cache")
+    schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
+    runtime: RuntimeConfig = group(RuntimeConfig, "workers")
+    pull_timeout_s: float = setting(
+        300.0,
+        is_hidden=True,
+        above=0,
+        help="copying the pages that were announced together takes no longer; what is missing then is computed locally",
+    )
+    patience: PatienceConfig = group(PatienceConfig, "routing")
+    """With sources of pages; and how often this worker is heard itself."""
+    tracing: TracingConfig = group(TracingConfig, "tracing")
+
+    def model_post_init(self, _context: Any) -> None:
+        self.schedule.check_budget()
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether it decodes now, or may in a later epoch in the same process."""
+        return self.flexible or self.role is Role.DECODE
