@@ -6,6 +6,7 @@ It is apart from `twostroke.config`, because commands that only ask a server nee
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 CLUSTER_NAME = "twostroke.cluster"
 """What the certificate of every process of a cluster says that it is for, beside its host or instead of it: whoever
@@ -18,6 +19,9 @@ TOKEN_VARIABLE = "TWOSTROKE_TOKEN_FILE"
 class TlsConfig:
     """PEM files of one certificate. They may change at any time: new connections use what is in them then."""
 
+    __pydantic_config__: ClassVar[dict[str, bool]] = {
+        "strict": False
+    }  # read from JSON within settings, which are strict
     cert: str
     """The certificate, followed by those between it and its CA."""
     key: str

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from router.routing.policies import POLICIES
-
 from cluster.launcher import serve
+from router.routing.policies import POLICIES
 from twostroke.config import ClusterConfig, flags
 
 CHOICES = {"--policy": sorted(POLICIES)}

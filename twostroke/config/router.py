@@ -28,9 +28,9 @@ class RouterConfig(Settings):
     peer_port: int = 0
     """The port for other routers, and for operators, where the cluster has certificates; 0: any free one."""
     cluster_token: str = Field(default="", repr=False)
-    tls: TlsConfig | None = Field(default=None, strict=False)
+    tls: TlsConfig | None = None
     """For both endpoints of clients; its CA is for clients' certificates. None: they are plain."""
-    cluster_tls: TlsConfig | None = Field(default=None, strict=False)
+    cluster_tls: TlsConfig | None = None
     """As in WorkerConfig."""
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""

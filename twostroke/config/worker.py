@@ -55,7 +55,7 @@ class WorkerConfig(Settings):
     ports: WorkerPorts = group(WorkerPorts, "ports")
     cluster_token: str = Field(default="", repr=False)
     """Shared secret of all processes of a cluster; sent with every rpc and page connection."""
-    cluster_tls: TlsConfig | None = Field(default=None, strict=False)
+    cluster_tls: TlsConfig | None = None
     """For all connections between processes of the cluster (rpc and pages). None: they are plain."""
     model: ModelConfig = group(ModelConfig, "model")
     cache: CacheConfig = group(CacheConfig, "cache")
