@@ -109,7 +109,10 @@ async def test_it_waits_for_the_fleet_serves_and_drains_and_nobody_reads_the_tok
             ["--fleet", "h:1", "--token-file", "TOKEN", "--model", "no/such/model/"],
             "--model 'no/such/model/' is no dir",
         ),
-        (["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--grace", "-1"], "--grace must be seconds"),
+        (
+            ["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--grace", "-1"],
+            "--grace must be 0 or more",
+        ),
         (["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--http-port", "-1"], "--http-port must be"),
         (["--fleet", "h:1", "--token-file", "TOKEN", "--model", "paced:", "--host", "203.0.113.1"], "203.0.113.1"),
         (

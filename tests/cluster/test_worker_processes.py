@@ -109,7 +109,10 @@ async def test_a_lease_ends_with_its_puller(end: signal.Signals) -> None:
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_a_source_that_ends_during_a_pull_costs_the_client_nothing(end: signal.Signals, transport: str) -> None:
     config = worker_config(
-        Role.PREFILL, model=paced(prefill_tokens_per_s=100), schedule=BY_BLOCK, transports=(transport,)
+        Role.PREFILL,
+        model=paced(prefill_tokens_per_s=100),
+        schedule=BY_BLOCK,
+        runtime=RuntimeConfig(transports=(transport,)),
     )
     async with worker_process(config) as (source, info), decode() as target, router_to(target) as router:
         got = await router.open(PROMPT, 5, source=source_at(info))
@@ -204,7 +207,10 @@ async def test_a_prefill_worker_that_is_told_to_end_waits_for_open_pulls() -> No
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"), ({"transports": ("pigeon",)}, "pigeon")],
+    [
+        ({"host": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
+        ({"runtime": RuntimeConfig(transports=("pigeon",))}, "pigeon"),
+    ],
 )
 async def test_a_worker_that_cannot_start_says_why_in_one_line(settings: dict, words: str) -> None:
     async with process("-m", "decode_worker", told=worker_config(Role.DECODE, **settings).to_json()) as worker:

@@ -44,7 +44,7 @@ def test_an_unknown_device_is_refused_by_its_name(name: str) -> None:
     with pytest.raises(ConfigError, match="--device must be auto, cpu, cuda or cuda:N, got") as error:
         ModelConfig(device=name)
     assert repr(name) in error.value.message
-    assert error.value.field == "device"
+    assert error.value.field == "--device"
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, count: int, version: str | None = "13.0") -> None:

@@ -291,7 +291,7 @@ async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.
     [
         ({"max_connections": 0}, "--max-connections must be 1 or more"),
         ({"max_request_bytes": 0}, "--max-request-bytes must be 1 or more"),
-        ({"max_connection_age_s": 0.0}, "--max-connection-age must be seconds from 1"),
+        ({"max_connection_age_s": 0.0}, "--max-connection-age must be from 1 to 1000000"),
     ],
 )
 def test_limits_that_let_nobody_in_are_refused(wrong: dict[str, float], named: str) -> None:
