@@ -19,7 +19,7 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test bench-kernels bench-index bench-decisions bench-determinism bench-policies image manifests pods hosts rayup .tools rolling scaling lint faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
+.PHONY: help serve test bench-kernels bench-index bench-decisions bench-determinism bench-policies image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
@@ -41,6 +41,7 @@ help:
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
+	@echo "make settings          write docs/settings.md, the table of all settings, from twostroke/config"
 	@echo "make clean             remove .venv and the tools' caches"
 
 # What a target cannot do without, asked before anything is built.
@@ -148,6 +149,9 @@ scaling: $(VENV)/.dev
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.chaos.soak --write docs/faults.md $(ARGS)
+
+settings: $(VENV)/.dev
+	$(BIN)/python -m twostroke.config.table > docs/settings.md
 
 proto-check: $(VENV)/.dev
 	$(BIN)/python tests/check_generated.py

@@ -20,8 +20,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from cluster import admin_access, orders, ports, ray_environment, state_file
-from cluster.announce import Announcer, fetch_with_progress
+from cluster.announce import Announcer
 from cluster.endings import described as endings_described
+from cluster.fetching import fetch_with_progress
 from cluster.flags.token import read as read_token
 from cluster.home import Home
 from cluster.ray_address import reachable

@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster.announce import fetch_with_progress
+from cluster.fetching import fetch_with_progress
 from twostroke.config import ModelConfig
 from twostroke.errors import ConfigError
 from twostroke.models.catalog import cache_dir, cached_models, locate

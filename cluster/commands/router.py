@@ -11,11 +11,10 @@ import socket
 from pathlib import Path
 
 from cluster import ports
-from cluster.announce import fetch_with_progress
 from cluster.commands.serve import CHOICES
+from cluster.fetching import fetch_with_progress
 from cluster.flags import tls, token
 from cluster.spec import RouterPorts
-from router.__main__ import run as run_router
 from twostroke.config import ModelConfig, RouterCommand, RouterConfig, flags
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
@@ -31,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from router.__main__ import run as run_router  # only now: help needs nothing of what a router is made of
+
     return run_router(lambda: config_from(args))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.launcher import serve
 from router.routing.policies import POLICIES
 from twostroke.config import ClusterConfig, flags
 
@@ -22,4 +21,6 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cluster.launcher import serve  # only now: help needs nothing of what a cluster is made of
+
     return serve(config_from(args))

@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 
 from cluster.file.cluster import read
-from cluster.launcher import up
-from cluster.start_checks import check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from cluster.launcher import up  # only now: help needs nothing of what a cluster is made of
+    from cluster.start_checks import check
+
     file = read(args.file, args.address)
     if args.check:
         with file.blamed():

@@ -15,6 +15,7 @@ from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.scaling import Bounds, ScalingConfig
 from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.security import CertificatesConfig
+from twostroke.config.settings import Settings, group, port, setting
 from twostroke.config.tracing import TracingConfig
 from twostroke.config.worker import Role, RuntimeConfig, WorkerConfig
 
@@ -40,7 +41,11 @@ __all__ = [
     "RuntimeConfig",
     "ScalingConfig",
     "ScheduleConfig",
+    "Settings",
     "TracingConfig",
     "WorkerConfig",
     "WorkerPorts",
+    "group",
+    "port",
+    "setting",
 ]

@@ -52,7 +52,7 @@ class CacheConfig(Settings):
         is_hidden=True,
         above=0,
         most=1,
-        help="of a CUDA device's memory, for all that one worker keeps there; workers of one device share it out",
+        help="share of a CUDA device's memory for all that one worker keeps there; workers of one device share it out",
     )
 
     @property

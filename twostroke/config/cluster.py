@@ -31,7 +31,7 @@ class ClusterConfig(Settings):
     fleet_port: int = port(
         section="fleet",
         key="fleet.port",
-        help="Fleet service, on the node of Ray's head; routers elsewhere need it",
+        help="port of the Fleet service, on the node of Ray's head; routers elsewhere need it",
     )
     token_file: str | None = setting(
         None,
@@ -40,7 +40,7 @@ class ClusterConfig(Settings):
         is_path=True,
         unit="FILE",
         variable=TOKEN_VARIABLE,
-        help="with the secret that workers, routers and supervisor share",
+        help="file with the secret that workers, routers and supervisor share",
         default_text=DRAWN_TOKEN,
     )
     runtime: RuntimeConfig = group(RuntimeConfig, "workers")

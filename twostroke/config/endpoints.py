@@ -15,17 +15,19 @@ ORIGINS, HOSTS = "--cors-origin", "--allowed-host"
 
 class ListenConfig(Settings):
     host: str = setting("127.0.0.1", help="interface that clients connect to")
-    http_port: int = port(8000, help="OpenAI HTTP API")
-    grpc_port: int = port(50051, help="twostroke.v1 gRPC API")
+    http_port: int = port(8000, help="port of the OpenAI HTTP API")
+    grpc_port: int = port(50051, help="port of the twostroke.v1 gRPC API")
 
 
 class DoorsConfig(Settings):
-    admin_port: int = port(section="routers", help="gRPC health for probes; Control for who has the cluster's token")
+    admin_port: int = port(
+        section="routers", help="port of gRPC health for probes, and of Control for who has the cluster's token"
+    )
     """Health is for everybody there, all else for operators and other routers, who have the cluster's token."""
     metrics_port: int | None = port(
         None,
         section="routers",
-        help="HTTP /metrics and health there instead of on --http-port",
+        help="port of /metrics and health over HTTP, instead of --http-port",
         default_text="on --http-port",
     )
     """None: clients' HTTP port has them too, unless clients need keys."""
@@ -40,13 +42,13 @@ class DoorsConfig(Settings):
         default_text="anybody may come in",
     )
     max_request_bytes: int = setting(
-        8 << 20, section="routers", least=1, unit="BYTES", help="of one HTTP body or gRPC message"
+        8 << 20, section="routers", least=1, unit="BYTES", help="largest HTTP body or gRPC message"
     )
     max_connections: int = setting(
         4096,
         least=1,
-        help="over HTTP, and as many over gRPC; one more, and the one that has waited longest without a request is "
-        "closed",
+        help="most connections over HTTP, and as many over gRPC; one more, and the one that has waited longest without "
+        "a request is closed",
     )
     """Over gRPC, connections over which nobody was let in are closed first."""
     max_connection_age_s: float = setting(

@@ -65,7 +65,9 @@ class Leaf:
         said, default = self.said, self.declared_default
         if self.is_required or said.default_text is not None:
             return said.default_text
-        if default == 0 and said.zero and not isinstance(default, bool):
+        if isinstance(default, bool):
+            return "on" if default else "off"
+        if default == 0 and said.zero:
             return said.zero
         if said.is_size and default is not None:
             return size_text(default)

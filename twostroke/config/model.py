@@ -14,17 +14,21 @@ PACED_PREFIX = "paced:"
 class ModelConfig(Settings):
     model: str = setting(DEFAULT_MODEL, help="a name of the catalogue, a directory, a hub id, or paced:SPEC")
     served_model_name: str | None = setting(None, unit="NAME", help="what clients call it", default_text="as --model")
-    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="of weights and KV")
+    dtype: str = setting("bfloat16", choices=("bfloat16", "float16", "float32"), help="number format of weights and KV")
     weights: str = setting(
         "model",
         choices=("model", "int8"),
-        help="as the model has them, or rounded to int8: faster on CPUs, less exact",
+        help="weights as the model has them, or rounded to int8: faster on CPUs, less exact",
     )
     max_model_len: int | None = setting(
-        None, least=1, unit="TOKENS", help="prompt and answer together", default_text="what the model was made for"
+        None,
+        least=1,
+        unit="TOKENS",
+        help="most tokens of prompt and answer together",
+        default_text="what the model was made for",
     )
     deterministic: bool = setting(
-        False, help="a stream's bits depend on no other, whatever dies; refused where that cannot be kept"
+        False, help="a stream's tokens depend on no other stream, whatever dies; refused where that cannot be kept"
     )
     """What a row computes depends neither on the rows beside it nor on how its prompt is cut. bfloat16 on a CPU with
     AVX-512 BF16 keeps it anyway; elsewhere it costs time, and on CUDA it is refused."""
@@ -32,7 +36,7 @@ class ModelConfig(Settings):
         "auto",
         pattern=r"auto|cpu|cuda(:\d+)?",
         must="auto, cpu, cuda or cuda:N",
-        help="what computes: cpu, cuda, cuda:N, or auto",
+        help="device that computes; auto: CUDA where there is a device, else the CPU",
     )
 
     def model_post_init(self, _context: Any) -> None:

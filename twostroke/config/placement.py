@@ -81,9 +81,11 @@ _ONE_PER_NODE = "of every worker: for one worker per node or pod, where firewall
 
 
 class WorkerPorts(Settings):
-    rpc: int = port(flag="--worker-rpc-port", key="ports.rpc", help=f"rpc {_ONE_PER_NODE}")
-    pages: int = port(flag="--worker-pages-port", key="ports.pages", help=f"pages over tcp {_ONE_PER_NODE}")
-    metrics: int = port(flag="--worker-metrics-port", key="ports.metrics", help=f"Prometheus metrics {_ONE_PER_NODE}")
+    rpc: int = port(flag="--worker-rpc-port", key="ports.rpc", help=f"rpc port {_ONE_PER_NODE}")
+    pages: int = port(flag="--worker-pages-port", key="ports.pages", help=f"port for pages over tcp {_ONE_PER_NODE}")
+    metrics: int = port(
+        flag="--worker-metrics-port", key="ports.metrics", help=f"port of Prometheus metrics {_ONE_PER_NODE}"
+    )
 
     def model_post_init(self, _context: Any) -> None:
         fixed = [number for number in (self.rpc, self.pages, self.metrics) if number]

@@ -49,7 +49,7 @@ class RouterConfig(Settings):
     )
     tracing: TracingConfig = group(TracingConfig, "tracing")
     drain_grace_s: float = setting(
-        3.0, is_hidden=True, least=0, help="for open requests after SIGTERM; launchers kill after five"
+        3.0, is_hidden=True, least=0, help="time for open requests after SIGTERM; launchers kill after five"
     )
     owns_log_file: bool = False
     """Standard error is a file for this router alone, which it begins anew when it is large."""
@@ -69,7 +69,7 @@ class RouterCommand(Settings):
         is_path=True,
         unit="FILE",
         variable=TOKEN_VARIABLE,
-        help="with the secret that workers, routers and supervisor share",
+        help="file with the secret that workers, routers and supervisor share",
         default_text=f"${TOKEN_VARIABLE}",
     )
     listen: ListenConfig = group(ListenConfig, "fleet")
@@ -77,21 +77,25 @@ class RouterCommand(Settings):
         "",
         section="fleet",
         unit="HOST",
-        help="how other routers reach this one",
+        help="host where other routers reach this one",
         default_text="--host, or the address that leads to the fleet",
     )
-    peer_port: int = port(section="fleet", help="where other routers reach this one over TLS, with --cluster-tls-cert")
-    rank: int = setting(0, section="fleet", help="of this router among those with one --seed")
+    peer_port: int = port(
+        section="fleet", help="port where other routers reach this one over TLS, with --cluster-tls-cert"
+    )
+    rank: int = setting(0, section="fleet", help="number of this router among those with one --seed")
     drain_grace_s: float = setting(
-        25.0, flag="--grace", section="fleet", least=0, help="for open requests after SIGTERM"
+        25.0, flag="--grace", section="fleet", least=0, help="time for open requests after SIGTERM"
     )
     """Kubernetes kills after thirty, unless it is told otherwise."""
     doors: DoorsConfig = group(DoorsConfig, "security", "doors")
     certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
     model: str = setting(
-        DEFAULT_MODEL, section="model", help="as the fleet's: its tokenizer is needed, or a directory that has it"
+        DEFAULT_MODEL,
+        section="model",
+        help="model, as the fleet's: its tokenizer is needed, or a directory that has it",
     )
-    dtype: str = setting("bfloat16", section="model", help="as the fleet's")
+    dtype: str = setting("bfloat16", section="model", help="number format, as the fleet's")
     served_model_name: str | None = setting(
         None, section="model", unit="NAME", help="what clients call it", default_text="as --model"
     )

@@ -10,14 +10,16 @@ from twostroke.errors import ConfigError
 
 class RoutingConfig(Settings):
     policy: str = setting("kv", help="how requests find their workers")
-    seed: int | None = setting(None, help="of everything the router draws", default_text="from the operating system")
+    seed: int | None = setting(
+        None, help="seed of everything that a router draws", default_text="from the operating system"
+    )
     """It decides ties, and seeds of requests that bring none. It is the same for all routers of a cluster. None: ties
     are drawn from the operating system, seeds follow from the cluster's token."""
     request_log: str | None = setting(
         None,
         is_path=True,
         unit="FILE",
-        help="append a line of JSON for every answer: times, placement, predictions, block hashes, no text",
+        help="a line of JSON is appended for every answer: times, placement, predictions, block hashes, no text",
         default_text="none",
     )
     slo_ttft_s: float | None = setting(
@@ -26,7 +28,7 @@ class RoutingConfig(Settings):
         help="refuse requests (429 with Retry-After) whose first token is predicted later than this",
         default_text="none",
     )
-    max_held: int = setting(10_000, least=1, help="requests that may wait in a router; one more is refused")
+    max_held: int = setting(10_000, least=1, help="most requests that wait in a router; one more is refused")
     """10 000 are some ten megabytes of token ids, and hours of work for most fleets."""
     public_prefixes: tuple[str, ...] = setting(
         (),

@@ -20,10 +20,18 @@ class Bounds:
 
 
 class ScalingConfig(Settings):
-    min_prefill: int | None = setting(None, least=0, help="the planner's bound", default_text="as --prefill")
-    max_prefill: int | None = setting(None, least=0, help="the planner's bound", default_text="as --prefill")
-    min_decode: int | None = setting(None, least=1, help="the planner's bound", default_text="as --decode")
-    max_decode: int | None = setting(None, least=1, help="the planner's bound", default_text="as --decode")
+    min_prefill: int | None = setting(
+        None, least=0, help="least prefill workers that the planner keeps", default_text="as --prefill"
+    )
+    max_prefill: int | None = setting(
+        None, least=0, help="most prefill workers that the planner keeps", default_text="as --prefill"
+    )
+    min_decode: int | None = setting(
+        None, least=1, help="least decode workers that the planner keeps", default_text="as --decode"
+    )
+    max_decode: int | None = setting(
+        None, least=1, help="most decode workers that the planner keeps", default_text="as --decode"
+    )
     slo_itl_s: float | None = setting(
         None,
         above=0,
@@ -35,7 +43,7 @@ class ScalingConfig(Settings):
         False,
         help="load what either role needs, for `twostroke role`, even where the bounds leave no room to switch",
     )
-    tick_s: float = setting(1.0, is_hidden=True, above=0, help="between two looks at the load")
+    tick_s: float = setting(1.0, is_hidden=True, above=0, help="time between two looks at the load")
     up_s: float = setting(
         5.0, is_hidden=True, above=0, help="more are needed for so long: then they come; a burst of seconds is a queue"
     )

@@ -11,11 +11,11 @@ GPU_STEP_TOKENS = 4096
 
 
 class ScheduleConfig(Settings):
-    max_num_seqs: int = setting(64, least=1, help="sequences that hold pages at once on one worker")
+    max_num_seqs: int = setting(64, least=1, help="most sequences that hold pages at once on one worker")
     max_num_batched_tokens: int | None = setting(
         None,
         least=1,
-        help="tokens in one step",
+        help="most tokens in one step",
         default_text=f"{CPU_STEP_TOKENS} on CPUs, {GPU_STEP_TOKENS} on GPUs; twice --max-num-seqs where that is more",
     )
     step_target_ms: float = setting(

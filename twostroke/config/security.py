@@ -11,23 +11,34 @@ from twostroke.errors import ConfigError
 
 class CertificatesConfig(Settings):
     tls_cert: str | None = setting(
-        None, is_path=True, unit="FILE", help="PEM: HTTP and gRPC for clients take TLS", default_text="plain"
+        None,
+        is_path=True,
+        unit="FILE",
+        help="certificate in PEM: HTTP and gRPC for clients take TLS",
+        default_text="plain",
     )
-    tls_key: str | None = setting(None, is_path=True, unit="FILE", help="of --tls-cert, without a password")
+    tls_key: str | None = setting(None, is_path=True, unit="FILE", help="private key of --tls-cert, without a password")
     tls_client_ca: str | None = setting(
-        None, is_path=True, unit="FILE", help="clients must show a certificate from here", default_text="none"
+        None,
+        is_path=True,
+        unit="FILE",
+        help="CA: clients must show a certificate that comes from it",
+        default_text="none",
     )
     cluster_tls_cert: str | None = setting(
         None,
         is_path=True,
         unit="FILE",
-        help=f"PEM, on every host: workers, routers and supervisor speak mutual TLS; it names {CLUSTER_NAME}",
+        help="certificate in PEM, on every host: workers, routers and supervisor speak mutual TLS; it names "
+        f"{CLUSTER_NAME}",
         default_text="plain",
     )
     cluster_tls_key: str | None = setting(
-        None, is_path=True, unit="FILE", help="of --cluster-tls-cert, without a password"
+        None, is_path=True, unit="FILE", help="private key of --cluster-tls-cert, without a password"
     )
-    cluster_tls_ca: str | None = setting(None, is_path=True, unit="FILE", help="where all their certificates come from")
+    cluster_tls_ca: str | None = setting(
+        None, is_path=True, unit="FILE", help="CA of the certificates of all processes"
+    )
     unencrypted_nixl: bool = setting(
         False, help="take nixl beside --cluster-tls-cert although its pages travel in the clear"
     )

@@ -23,7 +23,7 @@ class TracingConfig(Settings):
         least=0,
         most=1,
         unit="SHARE",
-        help="of requests whose clients do not say themselves whether their trace is sampled",
+        help="share of traces that are sent, of requests whose clients do not say themselves whether theirs is",
     )
 
     def model_post_init(self, _context: Any) -> None:

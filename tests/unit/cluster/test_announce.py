@@ -33,7 +33,7 @@ def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_terminal_progress_is_a_few_plain_lines_as_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
-    assert announce.fetch_with_progress("toy", "bfloat16") == Path("/the/model")
+    assert fetching.fetch_with_progress("toy", "bfloat16") == Path("/the/model")
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "fetching toy"
     shares = [f"{percent} %" for percent in (0, 25, 50, 75, 100)]
@@ -42,7 +42,7 @@ def test_without_a_terminal_progress_is_a_few_plain_lines_as_it_is_made(capsys: 
 
 def test_on_a_terminal_there_is_a_bar_for_each_step() -> None:
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
-    assert announce.fetch_with_progress("toy", "bfloat16", screen) == Path("/the/model")
+    assert fetching.fetch_with_progress("toy", "bfloat16", screen) == Path("/the/model")
     assert isinstance(screen.file, io.StringIO)
     printed = screen.file.getvalue()
     assert "downloading" in printed
