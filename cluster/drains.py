@@ -16,8 +16,7 @@ from cluster.actors import Serving
 from cluster.ground import Departure, Ground, WorkerHandle
 from cluster.plan import Stage
 from twostroke.errors import PeerLost, ServeError
-from twostroke.faults import reach
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point, reach
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc

@@ -11,8 +11,7 @@ from typing import Any
 import grpc.aio
 
 from twostroke.errors import InvalidRequest, UnsupportedFeature
-from twostroke.faults import reach
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point, reach
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,8 @@ from twostroke.config import RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_json
 
+COMMAND = (sys.executable, "-P", "-m", "router")
+"""-P: a folder named "router" where the user happens to stand is not our router."""
 TAIL_LINES = 12
 TAIL_BYTES = 64 << 10
 """That hold them, whatever else a log has become."""
@@ -38,11 +40,9 @@ class RouterProcess:
 
     def __init__(self, config: RouterConfig, log_path: Path) -> None:
         self._log_path = log_path
-        # -P: a folder named "router" where the user happens to stand is not our router.
-        command = [sys.executable, "-P", "-m", "router"]
         with log_path.open("ab") as log_file:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *COMMAND],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log_file,

@@ -16,7 +16,6 @@ from router.frontend.auth.auth import read_keys
 from twostroke.config import ClusterConfig, Role
 from twostroke.engine.cores import check_threads
 from twostroke.errors import ConfigError
-from twostroke.faults.injector import planned
 from twostroke.kv_cache.memory import available_memory_bytes
 from twostroke.transfer.registry import check_names
 
@@ -28,7 +27,6 @@ RAYS_OWN = "ray.io/"
 
 def check(config: ClusterConfig) -> None:
     """The config in itself, and the files that it names."""
-    planned()  # refused here, in one line, and not by every process for itself
     router_ports(config)
     if config.runtime.transports is not None:
         check_names(config.runtime.transports)

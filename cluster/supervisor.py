@@ -26,9 +26,7 @@ from cluster.spec import NODE_ADDRESS, FleetSpec
 from cluster.view import Snapshot, Worker
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
-from twostroke.faults import install, reach
-from twostroke.lifetime import Point
-from twostroke.rpc.faults import serve_faults
+from twostroke.fault_points import Point, reach
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.silence import listening
@@ -56,7 +54,6 @@ class Supervisor:
     def __init__(
         self, spec: FleetSpec, ground: Ground | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._injector = install("supervisor")
         self._spec = spec
         self._us = Membership.of(spec.token, spec.tls)
         worker_count = sum(bounds.most for bounds in spec.bounds)
@@ -242,15 +239,10 @@ class Supervisor:
             await server.stop(0)
 
     def _server(self) -> RpcServer:
-        """Bound; where faults can be armed, a proxy has the port that routers know."""
-        host, port, token = self._own_host(), self._spec.port, self._us.token
-        if self._injector is None:
-            server = RpcServer(host, port, token=token or None, certificates=self._us.certificates)
-            self._address = server.address
-            return server
-        server = RpcServer(host, 0, token=token or None, certificates=self._us.certificates)
-        serve_faults(self._injector, server.server)
-        self._address = self._injector.links.announce(server.address, port=port)
+        server = RpcServer(
+            self._own_host(), self._spec.port, token=self._us.token or None, certificates=self._us.certificates
+        )
+        self._address = server.address
         return server
 
     def _own_host(self) -> str:

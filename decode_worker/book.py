@@ -24,10 +24,9 @@ from twostroke.errors import (
     ServeError,
     StepFailed,
 )
-from twostroke.faults import is_off, reach
-from twostroke.faults.plan import Guard
+from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId
-from twostroke.lifetime import Instant, Point
+from twostroke.lifetime import Instant
 from twostroke.request import FinishReason, Request
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -249,7 +248,7 @@ class AnswerBook(RoleServices):
         if attempt >= answer.request.attempt:
             return False
         self._host.metrics.stale_attempts.inc()
-        return not is_off(Guard.ATTEMPTS)
+        return True
 
     def _part(self, answer: Answer, taker: str) -> None:
         """Tell the router that had it, if that is another one: it must not look for it elsewhere."""

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from decode_worker.answer import Answer
-from twostroke.faults import reach
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point, reach
 from twostroke.rpc.v1 import worker_pb2
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 
 from twostroke.engine.build import LoadedModel
 from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import PageId
-from twostroke.lifetime import Point
 from twostroke.schedule.batching import Step
 from twostroke.schedule.scheduler import Admission, Emission
 from twostroke.schedule.sequence import Sequence as BuildSequence

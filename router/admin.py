@@ -1,4 +1,4 @@
-"""The admin port: Control, reservations and faults for who has the cluster's token, health for everybody; and the port
+"""The admin port: Control and reservations for who has the cluster's token, health for everybody; and the port
 for metrics, where there is one."""
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from router.frontend.request_handler import Front
 from router.routing.reservation_exchange import RoutingService
 from router.routing.reservations import Reservations
 from twostroke.config import RouterConfig
-from twostroke.faults.injector import Injector
-from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import Callers, RpcServer, SealedPort, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
@@ -56,10 +54,9 @@ class AdminServer:
         )
         self.address = self._rpc.address
 
-    def serve(self, control: ControlService, injector: Injector | None) -> None:
+    def serve(self, control: ControlService) -> None:
         """Before serving."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
-        serve_faults(injector, self._rpc.server)
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
 
     def share(self, reservations: Reservations) -> None:

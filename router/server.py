@@ -26,7 +26,6 @@ from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
 from twostroke.config import DoorsConfig, RouterConfig
 from twostroke.errors import ConfigError
-from twostroke.faults import install
 from twostroke.ids import Epoch
 from twostroke.models.catalog import recommended_sampling
 from twostroke.rpc.entrance import StrangersEntrance
@@ -112,8 +111,7 @@ class RouterServer:
         InferenceService(front, visits).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, is_described=True)
         control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
-        # By a port of clients: that is the same in the router's next life.
-        self._admin.serve(control, install(f"router-{self._rpc.address.rpartition(':')[2]}"))
+        self._admin.serve(control)
 
     @property
     def peer_address(self) -> str:

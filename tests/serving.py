@@ -20,15 +20,18 @@ START_S = 300.0
 STOP_S = 60.0
 POLL_S = 0.1
 TAIL_LINES = 12
+PROGRAM = ("-m", "cluster.cli")
 
 
 @contextlib.asynccontextmanager
-async def serving(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> AsyncIterator[ServeState]:
+async def serving(
+    arguments: Sequence[str], environment: Mapping[str, str] | None = None, program: Sequence[str] = PROGRAM
+) -> AsyncIterator[ServeState]:
     """Ready, with `arguments` of `serve`. Raises ConfigError, with what was printed, where it does not get ready."""
     with tempfile.NamedTemporaryFile() as printed:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),
-            *(sys.executable, "-P", "-m", "cluster.cli", "serve", *arguments),
+            *(sys.executable, "-P", *program, "serve", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=printed.fileno(),
             stderr=printed.fileno(),

@@ -17,9 +17,8 @@ from router.fleet.liveness import Life, Signal
 from router.fleet.worker import Member
 from router.metrics import RouterMetrics
 from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch, WorkerId
-from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening

@@ -23,9 +23,8 @@ from router.fleet.worker import Member, Standing
 from router.metrics import ROLE, RouterMetrics
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch, WorkerId
-from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening

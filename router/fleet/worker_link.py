@@ -22,9 +22,8 @@ from router.fleet.token_stream import AnswerStream
 from router.fleet.worker import Member
 from router.metrics import RouterMetrics
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId
-from twostroke.lifetime import Point
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_KIND_KEY

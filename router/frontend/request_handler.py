@@ -25,9 +25,8 @@ from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
 from router.serving.generate_request import Dispatcher, FinishEvent, GenerationRequest, TokenEvent
 from twostroke.errors import Cancelled, DeadlineExceeded, Draining, InternalError, InvalidRequest, ServeError
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.block import owner_salt
-from twostroke.lifetime import Point
 from twostroke.models.recommended import UNKNOWN, Recommended
 from twostroke.request import FinishReason, SampledToken, Siblings
 from twostroke.tracing.context import TraceContext

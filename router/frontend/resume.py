@@ -21,8 +21,6 @@ from urllib.parse import quote, unquote
 
 from router.serving.attempts import MOST_RESUMPTIONS
 from twostroke.errors import InvalidRequest
-from twostroke.faults import is_off
-from twostroke.faults.plan import Guard
 
 RANDOM_BYTES = 8
 """Of a stream's name: whoever knows it, and the prompt, may read the answer."""
@@ -86,8 +84,6 @@ class StreamPoint:
         is_token = is_short and is_marked and resumed.isdecimal() and len(drawn) == 2 * RANDOM_BYTES
         if not (is_token and client and client.isprintable()) or len(resumed) > 4 or int(resumed) >= MOST_RESUMPTIONS:
             raise _no_token(token, field)
-        if is_off(Guard.RESUME):
-            return cls.begin(client, choices, mark)
         if said == _END:
             return cls(stream, int(resumed) + 1, (Sent(0, is_finished=True),) * choices, is_complete=True)
         return cls(stream, int(resumed) + 1, _parse_runs(said, choices, token, field))

@@ -26,9 +26,9 @@ from router.routing.selector import Ask, Selector, Shape
 from router.serving.attempts import Attempts
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import Draining, FingerprintMismatch, Overloaded, PeerLost, ServeError, StaleEpoch
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId, WorkerId
-from twostroke.lifetime import Instant, Lifetime, Point
+from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import Request
 from twostroke.rpc.convert import request_to_message
 from twostroke.rpc.peer import PeerPrefix

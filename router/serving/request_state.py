@@ -34,10 +34,10 @@ from twostroke.errors import (
     ServeError,
     StepFailed,
 )
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
-from twostroke.lifetime import Instant, Lifetime, Point
+from twostroke.lifetime import Instant, Lifetime
 from twostroke.request import FinishReason, Request, SampledToken
 from twostroke.tracing.recorder import Recorder
 

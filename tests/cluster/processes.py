@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.fleet_service import FleetService
 from router.addresses import Addresses
+from tests.chaos.injection.process import command_of
 from twostroke.config import (
     CacheConfig,
     DoorsConfig,
@@ -266,7 +266,7 @@ class ProcessCluster:
     async def _spawn(self, module: str, config: str) -> asyncio.subprocess.Process:
         log_file = (self.folder / f"{module}-{len(self.workers)}-{os.urandom(2).hex()}.log").open("wb")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", module, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log_file
+            *command_of(module), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log_file
         )
         log_file.close()
         self._processes.append(process)

@@ -1,4 +1,4 @@
-"""Faults armed by rpc in processes that run: they happen where they were meant to, and no client notices."""
+"""Faults armed in processes that run: they happen where they were meant to, and no client notices."""
 
 from __future__ import annotations
 
@@ -9,26 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.processes import PATIENCE_S, TOKEN, Client, ProcessCluster, running_cluster
+from tests.chaos.injection.control import arm
+from tests.cluster.processes import PATIENCE_S, Client, running_cluster
 from tests.cluster.test_index_equality import until_equal
 from twostroke.config import CacheConfig, ModelConfig
-from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.v1 import control_pb2, faults_pb2
-from twostroke.rpc.v1.faults_pb2_grpc import FaultsStub
+from twostroke.rpc.v1 import control_pb2
 
 PACED = ModelConfig(model="paced:step_ms=4,prefill_tokens_per_s=50000,page_bytes=4096,max_model_len=2048")
 POOL = CacheConfig(kv_cache_memory_bytes=4 << 20)
 PROMPT = [7] * 16 * 12 + [1, 2, 3]
-
-
-async def arm(cluster: ProcessCluster, process: str, fault: str) -> None:
-    address = cluster.admin if process == "router" else str(cluster.workers[process].info["address"])
-    channel = PeerChannel(address, TOKEN)
-    try:
-        stub = FaultsStub(channel.channel)
-        await stub.Arm(faults_pb2.ArmRequest(fault=fault), metadata=channel.metadata, timeout=PATIENCE_S)
-    finally:
-        await channel.close()
 
 
 def happened(journal: Path) -> list[tuple[str, str]]:
@@ -48,19 +37,20 @@ def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_armed_faults_happen_and_streams_go_on_with_the_same_tokens(journal: Path) -> None:
     async with running_cluster(prefill=1, decode=2, model=PACED, cache=POOL) as cluster:
         client = Client(cluster.grpc)
+        router = f"router-{cluster.grpc.rpartition(':')[2]}"
 
         async def answers() -> list[list[int]]:
             options = {"max_tokens": 40, "ignore_eos": True, "temperature": 0.9, "seed": 3}
             return await asyncio.gather(*(client.tokens([i, *PROMPT], **options) for i in range(6)))
 
-        await arm(cluster, "router", "router.events:lose:1")
-        await arm(cluster, "prefill-0", "worker.events:lose:1")
+        await arm(journal, router, "router.events:lose:1")
+        await arm(journal, "prefill-0", "worker.events:lose:1")
         expected = await answers()
         async with asyncio.timeout(PATIENCE_S):
             while len(happened(journal)) < 2:
                 await asyncio.sleep(0.01)
         await until_equal(cluster)
-        await arm(cluster, "decode-0", "decode.sending:kill:10")
+        await arm(journal, "decode-0", "decode.sending:kill:10")
         streams = asyncio.create_task(answers())
         worker = cluster.workers["decode-0"]
         async with asyncio.timeout(PATIENCE_S):
@@ -68,7 +58,6 @@ async def test_armed_faults_happen_and_streams_go_on_with_the_same_tokens(journa
         worker.state = control_pb2.WORKER_STATE_DEAD
         cluster.publish()
         assert await streams == expected
-        router = f"router-{cluster.grpc.rpartition(':')[2]}"
         assert sorted(happened(journal)) == [
             ("decode-0", "decode.sending:kill:10:10"),
             ("prefill-0", "worker.events:lose:1:10"),

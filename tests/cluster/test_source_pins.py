@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.injection.plan import ENVIRONMENT
 from tests.cluster.test_worker_processes import Process, worker_process
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, prefill, prompt_of, worker_config
 from twostroke.config import Role, RuntimeConfig
 from twostroke.errors import ServeError
-from twostroke.faults.plan import ENVIRONMENT
+from twostroke.fault_points import Point
 from twostroke.kv_cache.pool import PageState
-from twostroke.lifetime import Point
 from twostroke.worker.host import ReadyInfo
 
 BLOCKS = 8

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.injection.process import command_of
 from tests.unit.worker.callers import Puller, Router, router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
@@ -86,7 +87,7 @@ async def process(*command: str, told: str = "") -> AsyncIterator[Process]:
 
 @contextlib.asynccontextmanager
 async def worker_process(config: WorkerConfig) -> AsyncIterator[tuple[Process, ReadyInfo]]:
-    async with process("-m", f"{config.role.value}_worker", told=config.to_json()) as running:
+    async with process(*command_of(f"{config.role.value}_worker")[1:], told=config.to_json()) as running:
         yield running, ReadyInfo(**json.loads(await running.line()))
 
 

@@ -8,7 +8,6 @@ import grpc
 import grpc.aio
 
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
-from twostroke.faults import dialled, hang_up
 from twostroke.rpc.convert import rebuild_error
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
@@ -59,16 +58,14 @@ class PeerChannel:
         process of the cluster, but a client of its front door."""
         member = Membership(member) if isinstance(member, str) else member
         self.address = address
-        self._dialled = dialled(address)
         if door is None:
-            self.channel = open_channel(self._dialled, member.certificates, _OPTIONS)
+            self.channel = open_channel(address, member.certificates, _OPTIONS)
         else:
-            self.channel = grpc.aio.secure_channel(self._dialled, door.credentials, options=[*_OPTIONS, *door.options])
+            self.channel = grpc.aio.secure_channel(address, door.credentials, options=[*_OPTIONS, *door.options])
         self.metadata: Metadata = ((TOKEN_KEY, member.token),)
 
     async def close(self) -> None:
         await self.channel.close()
-        hang_up(self._dialled)
 
 
 def error_of(rpc_error: grpc.aio.AioRpcError, address: str) -> ServeError:

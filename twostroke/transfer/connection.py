@@ -12,8 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from twostroke.errors import ServeError, TransferFailed
-from twostroke.faults import carried, reach
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point, reach
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
 from twostroke.transfer.frames import Deadline
 from twostroke.transfer.hello import Welcome, introduce
@@ -154,7 +153,7 @@ class Connection(abc.ABC):
                 failure = error
             else:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock = self._seal.dialled(carried(sock))
+                sock = self._seal.dialled(sock)
                 self._use(sock)
                 self._seal.shake_hands(sock, deadline)
                 return sock

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
-from twostroke.lifetime import Point
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.frames import Deadline, check_fields, receive_frame, send_frame
 

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Sequence
 
 from twostroke.errors import ConfigError
-from twostroke.faults import announced
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.connection import Connection, ConnectionPeer
@@ -57,7 +56,7 @@ class NetworkTransport(LaneTransport[ConnectionPeer, Pages], abc.ABC):
         host = f"[{self._host}]" if ":" in self._host else self._host
         address = f"{host}:{listening.getsockname()[1]}"
         listener = Listener(f"pages-{self.name}", listening, gate, lambda sock: self.serve(sock, memory), self.seal)
-        return announced(address, pages=True), listener
+        return address, listener
 
     async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:
         known = self._peers.find(endpoint)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.memory import Pages, Window
-from twostroke.lifetime import Point
 from twostroke.transfer.connection import MAX_PAGES
 from twostroke.transfer.frames import check_fields, receive_frame, send, send_frame
 from twostroke.transfer.requests import PageRequest, read_request

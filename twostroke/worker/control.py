@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc.aio
 
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import WorkerId
-from twostroke.lifetime import Point
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.traces import known_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from twostroke import __version__
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import EngineLost
-from twostroke.faults import announced, install
 from twostroke.ids import Epoch, SessionId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
-from twostroke.rpc.faults import serve_faults
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
@@ -26,7 +24,6 @@ from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
 from twostroke.transfer.seal import seal_with
-from twostroke.transfer.spoilt import spoilable
 from twostroke.worker import calibration
 from twostroke.worker.calibration import Reach, calibrate
 from twostroke.worker.digests import PageDigests
@@ -62,7 +59,6 @@ class WorkerHost:
     """Owns transports and servers of one life, around its plant; `open` before use, `close` at the end."""
 
     def __init__(self, config: WorkerConfig, epoch: Epoch, plant: Plant) -> None:
-        injector = install(config.worker_id)
         facts = plant.facts
         self._plant = plant
         self.config = config
@@ -104,9 +100,7 @@ class WorkerHost:
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
         names = config.runtime.transports or default_names(plant.memory)
         seal = seal_with(config.cluster_tls)
-        self.transports = spoilable(
-            open_transports(names, config.host, config.patience.dead_after_s, seal, config.ports.pages)
-        )
+        self.transports = open_transports(names, config.host, config.patience.dead_after_s, seal, config.ports.pages)
         self.endpoints: list[Endpoint] = []
         self.digests = PageDigests(plant.memory)
         self.metrics.watch_pages(self.digests, self.transports)
@@ -123,8 +117,7 @@ class WorkerHost:
         self.rpc = RpcServer(
             config.host, config.ports.rpc, token=config.cluster_token or None, certificates=self.us.certificates
         )
-        serve_faults(injector, self.rpc.server)
-        self.address = announced(self.rpc.address)
+        self.address = self.rpc.address
         """Of the rpc server, as others are told."""
         self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.ports.metrics)
         self._sessions = itertools.count(1)

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from twostroke.engine.loop import EngineThread
 from twostroke.errors import EngineLost
-from twostroke.faults import reach
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point, reach
 from twostroke.schedule.batch import StepResult
 from twostroke.schedule.batching import Chunk, Step
 from twostroke.schedule.cost import Budget, StepTerms

@@ -17,11 +17,9 @@ from typing import Protocol, TypeVar
 import grpc.aio
 
 from twostroke.errors import InvalidRequest, TransferFailed
-from twostroke.faults import is_off, reach
-from twostroke.faults.plan import Guard
+from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockName, PageId, RequestId
 from twostroke.kv_cache.memory import Pages
-from twostroke.lifetime import Point
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
@@ -167,8 +165,11 @@ class PagesService(worker_pb2_grpc.PagesServicer):
                 raise failure
             if pending:
                 await ticket.wait()
-        if not is_off(Guard.FENCING):
-            await asyncio.get_running_loop().create_future()  # the puller ends the lease
+        await self._until_cancelled()
+
+    async def _until_cancelled(self) -> None:
+        """The pages stay pinned until the puller ends its call."""
+        await asyncio.get_running_loop().create_future()
 
     async def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
         known = await self._digests.of(list(ready.values()))

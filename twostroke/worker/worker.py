@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost, PeerLost
-from twostroke.faults import reach
+from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
-from twostroke.lifetime import Point
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
 from twostroke.worker.bequest import bequeath
 from twostroke.worker.control import ControlService

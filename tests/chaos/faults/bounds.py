@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.chaos.faults.outcome import Outcome
+from tests.chaos.injection.plan import Kind
 from tools.simulate.fleet.results import percentile
 from twostroke.config import PACED_PREFIX
-from twostroke.faults.plan import Kind
 
 SHARE = 0.99
 

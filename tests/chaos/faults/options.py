@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cluster.checks import file_can_be_made, positive
 from tests.chaos import page_section
+from tests.chaos.injection.plan import Guard
 from twostroke.config import PACED_PREFIX
-from twostroke.faults.plan import Guard
 
 MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=128"
 """Pages have room for their tokens' hashes and no more: every bit of them counts."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tests.chaos.faults.trials import Trial
-from twostroke.faults.points import SPOILING
+from tests.chaos.injection.points import SPOILING
 
 MISMATCHES = "twostroke_digest_mismatches_total"
 STALE = "_stale_"

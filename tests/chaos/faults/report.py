@@ -14,10 +14,10 @@ from tests.chaos.faults.bounds import overruns
 from tests.chaos.faults.options import FaultsOptions, is_paced
 from tests.chaos.faults.outcome import Outcome, is_stale
 from tests.chaos.faults.trials import ANYWHERE, HEAD
+from tests.chaos.injection.plan import Kind
+from tests.chaos.injection.points import Cell, Process, why_not
 from tools.simulate.fleet.results import percentile
-from twostroke.faults.plan import Kind
-from twostroke.faults.points import Cell, Process, why_not
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point
 
 SHARES = (0.5, 0.99)
 

@@ -18,11 +18,11 @@ from tests.chaos.faults.testbed import Bed, Happened, Target
 from tests.chaos.faults.trials import HEAD, ON_THEIR_OWN, Trial
 from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, STIMULI, peer_leaves, worker_dies
 from tests.chaos.faults.zombies import LongStreams, met
+from tests.chaos.injection.injector import HIT
+from tests.chaos.injection.plan import Fault, Kind
+from tests.chaos.injection.points import SPOILING, Process
 from twostroke.errors import ConfigError, ServeError
-from twostroke.faults.injector import HIT
-from twostroke.faults.plan import Fault, Kind
-from twostroke.faults.points import SPOILING, Process
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point
 
 WAVES_TO_REACH = 10
 """Of requests, in which a point is not reached: then it is not."""

@@ -26,7 +26,7 @@ from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.run import Player
 from tests.chaos.faults.testbed import testbed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
-from twostroke.faults.plan import BREAK
+from tests.chaos.injection.plan import BREAK
 
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.faults.testbed import Bed
+from tests.chaos.injection.injector import BY_CALL, JOURNAL
+from tests.chaos.injection.plan import ENVIRONMENT
 from tests.cluster.processes import TOKEN, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
-from twostroke.faults.injector import BY_CALL, JOURNAL
-from twostroke.faults.plan import ENVIRONMENT
 from twostroke.rpc.v1 import control_pb2
 
 MODEL = ModelConfig(model="paced:step_ms=6,prefill_tokens_per_s=12000,max_model_len=2048,page_bytes=128")

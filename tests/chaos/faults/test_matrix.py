@@ -13,7 +13,7 @@ from tests.chaos.faults.run import Player
 from tests.chaos.faults.small_cluster import kept_cluster
 from tests.chaos.faults.testbed import Bed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, Trial
-from twostroke.faults.plan import Guard, Kind
+from tests.chaos.injection.plan import Guard, Kind
 
 LOAD = Load(tokens=50, prompt_letters=320, long_tokens=600, seed=3)
 PATIENCE_S = 1.5

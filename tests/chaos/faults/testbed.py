@@ -18,27 +18,23 @@ from cluster.router_process import is_ready
 from router.addresses import Addresses
 from tests.chaos.faults import process_table
 from tests.chaos.faults.client import router_name
+from tests.chaos.injection import control
+from tests.chaos.injection.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
+from tests.chaos.injection.plan import ENVIRONMENT, Fault, Guard
+from tests.chaos.injection.points import Process
 from tests.serving import serving
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
-from twostroke.faults.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
-from twostroke.faults.plan import ENVIRONMENT, Fault, Guard
-from twostroke.faults.points import Process
 from twostroke.rpc.channel import PeerChannel, error_of
-from twostroke.rpc.v1 import (
-    control_pb2,
-    control_pb2_grpc,
-    faults_pb2,
-    faults_pb2_grpc,
-    fleet_pb2,
-    fleet_pb2_grpc,
-)
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 ANSWER_S = 10.0
 """Of any process that is not broken, on a busy machine."""
 POLL_S = 0.1
 SUPERVISOR_TITLE = "ray::SupervisorActor"
 HEAD_TITLE = "gcs_server"
+HARNESS = ("-m", "tests.chaos.injection.process", "cluster.cli")
+"""What runs `serve` with processes that can be broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class Target:
     name: str
     """As in the journal."""
     address: str
-    """Of a server of its, at which faults are armed."""
+    """The address of a server that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +152,7 @@ class Bed:
             await channel.close()
 
     async def arm(self, target: Target, fault: Fault) -> None:
-        async with self.channel(target.address) as channel:
-            stub = faults_pb2_grpc.FaultsStub(channel.channel)
-            await stub.Arm(
-                faults_pb2.ArmRequest(fault=str(fault)),
-                metadata=channel.metadata,
-                timeout=ANSWER_S,
-                wait_for_ready=True,  # an attempt to connect may take too long where a machine is busy
-            )
+        await control.arm(self._journal, target.name, fault)
 
     def allow_once(self, fault: Fault) -> None:
         """In one process of all in which it will be armed."""
@@ -173,10 +162,7 @@ class Bed:
         """In all routers and workers that live; None: all guards are on again."""
         for target in await self.targets():
             if target.kind != Process.SUPERVISOR:
-                async with self.channel(target.address) as channel:
-                    stub = faults_pb2_grpc.FaultsStub(channel.channel)
-                    request = faults_pb2.SwitchOffRequest(guard=guard or "")
-                    await stub.SwitchOff(request, metadata=channel.metadata, timeout=ANSWER_S)
+                await control.switch_off(self._journal, target.name, guard)
 
     def arm_next_life(self, target: Target, fault: Fault) -> None:
         """Of a process that is about to die."""
@@ -184,10 +170,7 @@ class Bed:
 
     async def disarm(self, target: Target) -> dict[str, int]:
         """Links are as they were, too. How often its points have been reached. Raises ServeError."""
-        async with self.channel(target.address) as channel:
-            stub = faults_pb2_grpc.FaultsStub(channel.channel)
-            healed = await stub.Heal(faults_pb2.HealRequest(), metadata=channel.metadata, timeout=ANSWER_S)
-        return dict(healed.reached)
+        return await control.heal(self._journal, target.name)
 
     def journal(self) -> list[Happened]:
         lines = self._journal.read_text().splitlines() if self._journal.exists() else []
@@ -288,7 +271,7 @@ async def testbed(folder: Path, flags: Sequence[str], environment: dict[str, str
         *("--decode", str(counts[Role.DECODE]), "--http-port", "0", "--grpc-port", "0"),
         *flags,
     ]
-    async with serving(arguments, variables | environment) as state:
+    async with serving(arguments, variables | environment, HARNESS) as state:
         bed = Bed(
             routers=state.routers,
             model=state.model,

@@ -7,9 +7,9 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from twostroke.faults.plan import Kind
-from twostroke.faults.points import Process, cells
-from twostroke.lifetime import Point
+from tests.chaos.injection.plan import Kind
+from tests.chaos.injection.points import Process, cells
+from twostroke.fault_points import Point
 
 HEAD = "head"
 """Ray's: not a process of ours, so it has no points; it is broken while streams run."""

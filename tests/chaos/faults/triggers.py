@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.faults.testbed import ANSWER_S, POLL_S, Bed, Target
-from twostroke.faults.plan import Fault, Kind
-from twostroke.faults.points import Process
-from twostroke.lifetime import Point
+from tests.chaos.injection.plan import Fault, Kind
+from tests.chaos.injection.points import Process
+from twostroke.fault_points import Point
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 DRAIN_S = 5.0

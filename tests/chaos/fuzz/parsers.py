@@ -20,9 +20,9 @@ from router.metrics import RouterMetrics
 from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
 from tests.chaos.fuzz.target import Target, Try
 from tests.chaos.fuzz.wire import Wire
+from tests.chaos.injection.plan import Fault
 from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.errors import ServeError
-from twostroke.faults.plan import Fault
 from twostroke.ids import Epoch, PageId, RequestId
 from twostroke.kv_cache.block import name_blocks
 from twostroke.kv_cache.memory import PageMemory, Place

@@ -40,7 +40,7 @@ from twostroke.config import DoorsConfig, ListenConfig, RouterConfig, RoutingCon
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
-from twostroke.rpc.v1 import control_pb2, faults_pb2, fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
+from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
 from twostroke.transfer.base import Outcome, PageCopy
 from twostroke.transfer.lane_transport import LaneTransport
 from twostroke.transfer.shm import ShmTransport
@@ -251,7 +251,7 @@ def _seeds(methods: Sequence[MethodDescriptor], known: dict[str, Message]) -> li
     return [bytes([index]) + message.SerializeToString() for index, message in enumerate(messages)]
 
 
-FLEET_METHODS = methods_of(fleet_pb2, faults_pb2, without=set())
+FLEET_METHODS = methods_of(fleet_pb2, without=set())
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ _KINDS = {
     "ray::PrefillWorker": "prefill worker",
     "ray::DecodeWorker": "decode worker",
     "ray::SupervisorActor": "supervisor",
-    "-m router": "router",
+    "injection.process router": "router",
     "cluster.cli serve": "launcher",
 }
 

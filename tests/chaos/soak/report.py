@@ -9,9 +9,9 @@ from typing import Any
 
 from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.report import Facts, markdown
+from tests.chaos.injection.plan import Kind
 from tests.chaos.soak.memory import WARM_UP_S, Memory, most_bytes, most_files
 from tools.simulate.fleet.results import percentile
-from twostroke.faults.plan import Kind
 
 SCHEMA_VERSION = 1
 """Of the JSON; raised when a key changes its meaning."""

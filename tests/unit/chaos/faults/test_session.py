@@ -16,9 +16,9 @@ from tests.chaos.faults.outcome import MISMATCHES, Outcome
 from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.session import shared_out
 from tests.chaos.faults.trials import ANYWHERE, HEAD, PROCESSES, QUICK, Trial, trials
+from tests.chaos.injection.plan import Kind
 from twostroke.errors import ConfigError
-from twostroke.faults.plan import Kind
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point
 
 
 def options(*flags: str) -> FaultsOptions:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from twostroke.faults.plan import Fault, Kind
+from tests.chaos.injection.plan import Fault, Kind
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 
 from twostroke.errors import ConfigError
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point
 
 FROZEN_S = 10.0
 """Of a process or a link, where a fault does not say how long."""

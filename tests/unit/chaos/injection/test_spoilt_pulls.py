@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.injection.injector import HIT, Injector
+from tests.chaos.injection.plan import Fault
+from tests.chaos.injection.product import injected
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, prompt_of
-from twostroke.faults import injector
-from twostroke.faults.injector import HIT, Injector
-from twostroke.faults.plan import Fault
 
 
 @pytest.fixture
-def armable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Injector]:
+def armable(tmp_path: Path) -> Iterator[Injector]:
     """Of both workers and the router, which are in this process."""
     made = Injector("everybody", str(tmp_path / "journal"))
-    monkeypatch.setattr(injector, "_injector", made)
-    yield made
+    with injected(made):
+        yield made
     made.heal()
     made.links.close()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.injection.plan import FROZEN_S, Fault, Kind
+from tests.chaos.injection.points import EVENTS, REACHED_BY, SPOILING, Cell, Process, cells, why_not
 from twostroke.errors import ConfigError
-from twostroke.faults.plan import FROZEN_S, Fault, Kind
-from twostroke.faults.points import EVENTS, REACHED_BY, SPOILING, Cell, Process, cells, why_not
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point
 
 
 def test_a_fault_is_what_its_text_says() -> None:
@@ -80,9 +80,9 @@ def test_every_point_is_in_the_code_of_a_process_that_comes_to_it() -> None:
         Process.PREFILL: ["prefill_worker", "twostroke"],
         Process.SUPERVISOR: ["cluster"],
     }
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     code = {
-        folder: "".join(path.read_text() for path in (root / folder).rglob("*.py") if "faults" not in path.parts)
+        folder: "".join(path.read_text() for path in (root / folder).rglob("*.py"))
         for folder in ("router", "decode_worker", "prefill_worker", "twostroke", "cluster")
     }
     for point in Point:

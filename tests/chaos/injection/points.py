@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from twostroke.faults.plan import Kind
-from twostroke.lifetime import Point
+from tests.chaos.injection.plan import Kind
+from twostroke.fault_points import Point
 
 
 class Process(enum.StrEnum):

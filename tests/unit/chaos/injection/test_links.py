@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from twostroke.faults.links import PAGE_CHUNK_BYTES, SLOW_S, Links
-from twostroke.faults.plan import Fault, Kind
-from twostroke.lifetime import Point
+from tests.chaos.injection.links import PAGE_CHUNK_BYTES, SLOW_S, Links
+from tests.chaos.injection.plan import Fault, Kind
+from twostroke.fault_points import Point
 
 PAGE = bytes(range(256)) * 16
 PATIENCE_S = 30.0

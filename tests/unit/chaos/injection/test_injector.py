@@ -14,19 +14,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.injection.injector import ONE, Injector, from_environment
+from tests.chaos.injection.plan import Fault
+from twostroke import fault_points
 from twostroke.errors import ConfigError
-from twostroke.faults import injector
-from twostroke.faults.injector import ONE, Injector, install
-from twostroke.faults.plan import Fault
-from twostroke.lifetime import Point
+from twostroke.fault_points import Point
 
 Start = Callable[[str, str], subprocess.Popen[str]]
 
 SETUP = """
 import threading, time
-from twostroke.faults import install, reach
-from twostroke.lifetime import Point
-install("child")
+from tests.chaos.injection.injector import from_environment
+from twostroke.fault_points import Point
+injector = from_environment()
+injector.begin("child")
+reach = injector.reach
 """
 
 
@@ -83,14 +85,12 @@ def test_of_many_threads_at_a_point_one_meets_the_fault() -> None:
 
 
 def test_without_the_variable_there_is_no_injector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(injector, "_injector", None)
     monkeypatch.delenv("TWOSTROKE_FAULT", raising=False)
-    assert install("here") is None
-    assert not injector.reach(Point.ROUTER_EVENTS)
-    assert injector.announced("127.0.0.1:1") == injector.dialled("127.0.0.1:1") == "127.0.0.1:1"
+    assert from_environment() is None
+    assert not fault_points.reach(Point.ROUTER_EVENTS)
     monkeypatch.setenv("TWOSTROKE_FAULT", "nowhere:kill:1")
     with pytest.raises(ConfigError, match="there is no point 'nowhere'"):
-        install("here")
+        from_environment()
 
 
 def test_a_killed_process_has_written_down_why_and_does_nothing_more(start: Start, tmp_path: Path) -> None:

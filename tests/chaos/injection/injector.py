@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -14,9 +13,10 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from twostroke.faults.links import Links
-from twostroke.faults.plan import BREAK, ENVIRONMENT, Fault, Guard, Kind
-from twostroke.lifetime import Point
+from tests.chaos.injection import control
+from tests.chaos.injection.links import Links
+from tests.chaos.injection.plan import BREAK, ENVIRONMENT, Fault, Guard, Kind
+from twostroke.fault_points import Point
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ BY_CALL = "control"
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
 NEXT_LIFE = "{journal}.{process}"
-"""Names a file with a fault that is armed when the process begins, once: beside the journal."""
+"""Names a file with a fault for the process's next life: points are reached before a call could arm anything."""
 ONE = "{journal}.{fault}.one"
 """Names a file that one process of all in which the fault is armed takes away: in the others it does not happen then.
 Where there never was one, it happens in all."""
@@ -34,18 +34,35 @@ HIT = " has hit pages"
 
 
 class Injector:
-    """Of one process. Points are reached on any thread; no lock is held while a fault happens."""
+    """The faults of one process. Points are reached on any thread; no lock is held while a fault happens."""
 
-    def __init__(self, process: str, journal: str | None = None, off: Guard | None = None) -> None:
+    def __init__(self, process: str = "", journal: str | None = None, off: Guard | None = None) -> None:
         self.process = process
-        """Its name in the journal."""
+        """The name of the process in the journal; empty until `begin`."""
         self.off = off
         self.links = Links(self._has_hit)
-        self._journal = journal
+        self.journal = journal
         self._lock = threading.Lock()
         self._reached: Counter[Point] = Counter()
         self._armed: Fault | None = None
         self._left = 0
+
+    def begin(self, process: str) -> None:
+        """The process is `process` from now on: it can be told what to do, and may have been left a fault."""
+        if self.process:
+            return
+        self.process = process
+        if self.journal is None:
+            return
+        control.serve(self, control.port_file(self.journal, process))
+        note = Path(NEXT_LIFE.format(journal=self.journal, process=process))
+        if note.exists():
+            fault = Fault.parse(note.read_text())
+            note.unlink()
+            self.arm(fault)
+
+    def is_off(self, guard: Guard) -> bool:
+        return self.off is guard
 
     @property
     def reached(self) -> Mapping[str, int]:
@@ -81,9 +98,9 @@ class Injector:
 
     def _is_first(self, fault: Fault) -> bool:
         """Of all processes, where it is to happen in one."""
-        if self._journal is None:
+        if self.journal is None:
             return True
-        note = Path(ONE.format(journal=self._journal, fault=fault))
+        note = Path(ONE.format(journal=self.journal, fault=fault))
         taken = note.with_suffix(".taken")
         try:
             note.rename(taken)
@@ -108,11 +125,11 @@ class Injector:
         self._write_down(f"{fault}{HIT}")
 
     def _write_down(self, what: str) -> None:
-        if self._journal is None:
+        if self.journal is None:
             return
         line = {"process": self.process, "pid": os.getpid(), "fault": what, "at_s": time.time()}
         # One write of one line: processes share the file. What the kernel has outlives SIGKILL.
-        with open(self._journal, "ab", buffering=0) as journal:
+        with open(self.journal, "ab", buffering=0) as journal:
             journal.write(json.dumps(line).encode() + b"\n")
 
 
@@ -132,72 +149,16 @@ def freeze(seconds: float) -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
-_injector: Injector | None = None
-"""A process has one, as it has one set of signal handlers; set once, when it starts."""
+def from_environment() -> Injector | None:
+    """The injector of a process that was started with TWOSTROKE_FAULT; None for every other process.
 
-
-def install(process: str) -> Injector | None:
-    """What TWOSTROKE_FAULT asks for, or None where it is not set. Raises ConfigError for what is no fault."""
-    global _injector  # noqa: PLW0603
-    if not os.environ.get(ENVIRONMENT):
-        return None
-    fault = planned()
-    if _injector is None or _injector.process != process:
-        journal = os.environ.get(JOURNAL)
-        off = os.environ.get(BREAK)
-        _injector = Injector(process, journal, Guard(off) if off else None)
-        fault = fault or _left_for(process, journal)
-        if fault is not None:
-            _injector.arm(fault)
-    return _injector
-
-
-def planned() -> Fault | None:
-    """The fault that TWOSTROKE_FAULT names. Raises ConfigError for what is no fault."""
+    Raises ConfigError for what is no fault.
+    """
     wanted = os.environ.get(ENVIRONMENT)
-    return Fault.parse(wanted) if wanted and wanted != BY_CALL else None
-
-
-def _left_for(process: str, journal: str | None) -> Fault | None:
-    """What this life is to begin with: points that are reached before a call could arm anything."""
-    note = Path(NEXT_LIFE.format(journal=journal, process=process))
-    if journal is None or not note.exists():
+    if not wanted:
         return None
-    text = note.read_text()
-    note.unlink()
-    return Fault.parse(text)
-
-
-def announced(address: str, *, pages: bool = False) -> str:
-    """What peers are told of this process's port at `address`. `pages`: it is where they read pages."""
-    return address if _injector is None else _injector.links.announce(address, pages=pages)
-
-
-def dialled(address: str) -> str:
-    """What to connect to in order to reach a peer at `address`; `hang_up` when it is no longer needed."""
-    return address if _injector is None else _injector.links.dial(address)
-
-
-def hang_up(dialled_address: str) -> None:
-    if _injector is not None:
-        _injector.links.hang_up(dialled_address)
-
-
-def carried(connected: socket.socket) -> socket.socket:
-    """What to use instead of a socket that is connected to a peer's pages."""
-    return connected if _injector is None else _injector.links.carry(connected)
-
-
-def links() -> Links | None:
-    """Of this process; None where nothing can go wrong with them on purpose."""
-    return None if _injector is None else _injector.links
-
-
-def is_off(guard: Guard) -> bool:
-    """True only where a test proves that it notices."""
-    return _injector is not None and _injector.off is guard
-
-
-def reach(point: Point) -> bool:
-    """The code has come to `point`. True where it is to drop what it has at hand; never, unless a test asks for it."""
-    return _injector is not None and _injector.reach(point)
+    off = os.environ.get(BREAK)
+    injector = Injector(journal=os.environ.get(JOURNAL), off=Guard(off) if off else None)
+    if wanted != BY_CALL:
+        injector.arm(Fault.parse(wanted))
+    return injector

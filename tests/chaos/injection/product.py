@@ -1,0 +1,276 @@
+"""Where the injector takes hold of the product.
+
+The product has one hook, `twostroke.fault_points.HOOK`. All else is wrapped from here, in this process only: each entry
+of `PARTS` names a module and the function that wraps its classes, at once or as soon as the module is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+from urllib.parse import unquote
+
+from tests.chaos.injection.injector import Injector
+from tests.chaos.injection.plan import Guard
+from twostroke import fault_points
+
+Around = Callable[..., Any]
+"""Takes the function that it stands around, then what that is called with."""
+
+
+class Injection:
+    """The faults of one process, in the product's classes."""
+
+    def __init__(self, injector: Injector) -> None:
+        self.injector = injector
+        self._undo = contextlib.ExitStack()
+        self._later = dict(PARTS)
+
+    def begin(self) -> None:
+        self._undo.enter_context(patch.object(fault_points.HOOK, "reach", self.injector.reach))
+        for name in PARTS:
+            if name in sys.modules:
+                self._later.pop(name)(self, sys.modules[name])
+        finder = _OnImport(self)
+        sys.meta_path.insert(0, finder)
+        self._undo.callback(sys.meta_path.remove, finder)
+
+    def end(self) -> None:
+        self._undo.close()
+
+    def waits_for(self, name: str) -> bool:
+        return name in self._later
+
+    def imported(self, module: ModuleType) -> None:
+        self._later.pop(module.__name__)(self, module)
+
+    def wrap(self, owner: Any, name: str, around: Around) -> None:
+        """`around` is called instead of the function `name` of a class or module."""
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **named: Any) -> Any:
+            return around(inner, *args, **named)
+
+        self._undo.enter_context(patch.object(owner, name, outer))
+
+    def guard(self, owner: Any, name: str, guard: Guard, otherwise: Around) -> None:
+        """While the guard is off, `otherwise` is called instead of the function `name`."""
+        inner = getattr(owner, name)
+
+        @functools.wraps(inner)
+        def outer(*args: Any, **named: Any) -> Any:
+            return (otherwise if self.injector.is_off(guard) else inner)(*args, **named)
+
+        self._undo.enter_context(patch.object(owner, name, outer))
+
+
+def inject(injector: Injector) -> Injection:
+    """Until the end of the process, or the injection's."""
+    injection = Injection(injector)
+    injection.begin()
+    return injection
+
+
+@contextlib.contextmanager
+def injected(injector: Injector) -> Iterator[Injector]:
+    injection = inject(injector)
+    try:
+        yield injector
+    finally:
+        injection.end()
+
+
+class _OnImport(MetaPathFinder):
+    """Tells the injection of modules that it waits for, when they have been imported."""
+
+    def __init__(self, injection: Injection) -> None:
+        self._injection = injection
+        self._asked: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in self._asked or not self._injection.waits_for(fullname):
+            return None
+        self._asked.add(fullname)
+        spec = importlib.util.find_spec(fullname)
+        assert spec is not None
+        assert spec.loader is not None
+        execute = spec.loader.exec_module
+
+        def then_wrap(module: ModuleType) -> None:
+            execute(module)
+            self._injection.imported(module)
+
+        setattr(spec.loader, "exec_module", then_wrap)  # noqa: B010  # a loader belongs to one module
+        return spec
+
+
+def _processes(injection: Injection, module: ModuleType) -> None:
+    """Routers that a launcher starts can be broken, too."""
+    python, *options, name = module.COMMAND
+    command = (python, *options, "tests.chaos.injection.process", name)
+    injection._undo.enter_context(patch.object(module, "COMMAND", command))
+
+
+def _worker(injection: Injection, module: ModuleType) -> None:
+    def begin(inner: Around, host: Any, config: Any, *args: Any) -> None:
+        injection.injector.begin(config.worker_id)
+        inner(host, config, *args)
+        host.address = injection.injector.links.announce(host.address)
+
+    injection.wrap(module.WorkerHost, "__init__", begin)
+
+
+def _router(injection: Injection, module: ModuleType) -> None:
+    def begin(inner: Around, server: Any, *args: Any, **named: Any) -> None:
+        inner(server, *args, **named)
+        # By a port of clients: that is the same in the router's next life.
+        injection.injector.begin(f"router-{server.addresses.grpc.rpartition(':')[2]}")
+
+    injection.wrap(module.RouterServer, "__init__", begin)
+
+
+def _supervisor(injection: Injection, module: ModuleType) -> None:
+    def begin(inner: Around, supervisor: Any, *args: Any, **named: Any) -> None:
+        injection.injector.begin("supervisor")
+        inner(supervisor, *args, **named)
+
+    def behind_a_proxy(inner: Around, supervisor: Any) -> Any:
+        """The proxy has the port that routers know."""
+        spec = supervisor._spec
+        supervisor._spec = dataclasses.replace(spec, port=0)
+        server = inner(supervisor)
+        supervisor._spec = spec
+        supervisor._address = injection.injector.links.announce(server.address, port=spec.port)
+        return server
+
+    injection.wrap(module.Supervisor, "__init__", begin)
+    injection.wrap(module.Supervisor, "_server", behind_a_proxy)
+
+
+def _channels(injection: Injection, module: ModuleType) -> None:
+    links = injection.injector.links
+
+    def dial(inner: Around, channel: Any, address: str, *args: Any, **named: Any) -> None:
+        channel.dialled = links.dial(address)
+        inner(channel, channel.dialled, *args, **named)
+        channel.address = address
+
+    async def hang_up(inner: Around, channel: Any) -> None:
+        await inner(channel)
+        links.hang_up(channel.dialled)
+
+    injection.wrap(module.PeerChannel, "__init__", dial)
+    injection.wrap(module.PeerChannel, "close", hang_up)
+
+
+def _page_ports(injection: Injection, module: ModuleType) -> None:
+    async def announce(inner: Around, *args: Any) -> tuple[str, Any]:
+        address, listener = await inner(*args)
+        return injection.injector.links.announce(address, pages=True), listener
+
+    injection.wrap(module.NetworkTransport, "listen", announce)
+
+
+def _page_readers(injection: Injection, module: ModuleType) -> None:
+    def carry(inner: Around, seal: Any, sock: Any) -> Any:
+        return inner(seal, injection.injector.links.carry(sock))
+
+    for seal in (module.Plain, module.Sealed):
+        injection.wrap(seal, "dialled", carry)
+
+
+def _page_requests(injection: Injection, module: ModuleType) -> None:
+    injection.guard(module.PageRequest, "changed", Guard.FENCING, lambda *_: "")
+
+
+def _same_host(injection: Injection, module: ModuleType) -> None:
+    injection.guard(module, "refuse_changed", Guard.FENCING, lambda *_, **__: None)
+
+
+def _shared_memory(injection: Injection, module: ModuleType) -> None:
+    """There is no wire: a bit of a page that has just been copied is flipped."""
+    landing: dict[Any, Any] = {}
+
+    def pull(inner: Around, transport: Any, peer: Any, copies: Any, deadline_s: float) -> Any:
+        transfer = inner(transport, peer, copies, deadline_s)
+        if copies:
+            landing[transfer] = copies[len(copies) // 2].local
+        return transfer
+
+    async def wait(inner: Around, transport: Any, transfer: Any) -> Any:
+        try:
+            result = await inner(transport, transfer)
+        finally:
+            page = landing.pop(transfer, None)
+        if page is not None and result.outcome.name == "DONE" and injection.injector.links.take_corruption():
+            damaged = memories[transport].page(page)
+            damaged[len(damaged) // 2] ^= 1
+        return result
+
+    memories: dict[Any, Any] = {}
+
+    async def opened(inner: Around, transport: Any, memory: Any, identity: Any) -> Any:
+        memories[transport] = memory
+        return await inner(transport, memory, identity)
+
+    injection.wrap(module.ShmTransport, "open", opened)
+    injection.wrap(module.ShmTransport, "pull", pull)
+    injection.wrap(module.ShmTransport, "wait", wait)
+    _same_host(injection, module)
+
+
+def _leases(injection: Injection, module: ModuleType) -> None:
+    async def at_once(service: Any) -> None:
+        del service
+
+    injection.guard(module.PagesService, "_until_cancelled", Guard.FENCING, at_once)
+
+
+def _digests(injection: Injection, module: ModuleType) -> None:
+    injection.guard(module.PullClient, "_is_intact", Guard.DIGESTS, lambda *_: True)
+
+
+def _attempts(injection: Injection, module: ModuleType) -> None:
+    def is_late(inner: Around, *args: Any) -> bool:
+        return bool(inner(*args)) and not injection.injector.is_off(Guard.ATTEMPTS)
+
+    injection.wrap(module.AnswerBook, "_is_late", is_late)
+
+
+def _resume(injection: Injection, module: ModuleType) -> None:
+    def from_the_start(token: str, choices: int, field: str, *mark: Any) -> Any:
+        del field
+        client = unquote(token.partition(":")[0]).rpartition("~")[0]
+        return module.StreamPoint.begin(client, choices, *mark)
+
+    injection.guard(module.StreamPoint, "after", Guard.RESUME, from_the_start)
+
+
+PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
+    "cluster.router_process": _processes,
+    "cluster.supervisor": _supervisor,
+    "decode_worker.book": _attempts,
+    "router.frontend.resume": _resume,
+    "router.server": _router,
+    "twostroke.rpc.channel": _channels,
+    "twostroke.transfer.cuda_ipc": _same_host,
+    "twostroke.transfer.network": _page_ports,
+    "twostroke.transfer.requests": _page_requests,
+    "twostroke.transfer.seal": _page_readers,
+    "twostroke.transfer.shm": _shared_memory,
+    "twostroke.worker.host": _worker,
+    "twostroke.worker.pages_service": _leases,
+    "twostroke.worker.pull_client": _digests,
+}
