@@ -108,14 +108,10 @@ class Point(enum.StrEnum):
     """A drain has been asked for; the worker has not been told."""
 
 
-def _pass(point: Point) -> bool:
-    del point
-    return False
-
-
 @dataclass(slots=True)
 class Hook:
-    reach: Callable[[Point], bool] = _pass
+    reached: Callable[[Point], bool] | None = None
+    """None outside of the harness."""
 
 
 HOOK = Hook()
@@ -124,4 +120,4 @@ HOOK = Hook()
 
 def reach(point: Point) -> bool:
     """Return True where the caller is to drop the batch of events at hand; that is never so without a harness."""
-    return HOOK.reach(point)
+    return HOOK.reached is not None and HOOK.reached(point)

@@ -36,7 +36,7 @@ class Injection:
         self._later = dict(PARTS)
 
     def begin(self) -> None:
-        self._undo.enter_context(patch.object(fault_points.HOOK, "reach", self.injector.reach))
+        self._undo.enter_context(patch.object(fault_points.HOOK, "reached", self.injector.reach))
         for name in PARTS:
             if name in sys.modules:
                 self._later.pop(name)(self, sys.modules[name])
