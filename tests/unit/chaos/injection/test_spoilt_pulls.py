@@ -12,6 +12,7 @@ from tests.chaos.injection.plan import Fault
 from tests.chaos.injection.product import injected
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill, prompt_of
+from twostroke.config import RuntimeConfig
 
 
 @pytest.fixture
@@ -39,8 +40,8 @@ async def test_what_a_link_does_to_pages_changes_no_token(
     transport: str, fault: str, failures: int, armable: Injector, tmp_path: Path
 ) -> None:
     async with (
-        prefill(transports=(transport,)) as source,
-        decode(transports=(transport,)) as target,
+        prefill(runtime=RuntimeConfig(transports=(transport,))) as source,
+        decode(runtime=RuntimeConfig(transports=(transport,))) as target,
         router_to(target) as router,
     ):
         armable.arm(Fault.parse(fault))
