@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster import activity, announce
+from cluster import activity, announce, fetching
 from cluster.activity import Activity
 from router.addresses import Addresses
 from twostroke.config import CertificatesConfig, ClusterConfig, DoorsConfig
@@ -28,8 +28,8 @@ def fetch_in_two_steps(model: str, dtype: str, on_progress: Callable[[str, float
 
 
 @pytest.fixture(autouse=True)
-def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announce, "fetch", fetch_in_two_steps)
+def two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "fetch", fetch_in_two_steps)
 
 
 def test_without_a_terminal_progress_is_a_few_plain_lines_as_it_is_made(capsys: pytest.CaptureFixture[str]) -> None:
