@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 from pathlib import Path
+
+import grpc
 
 from cluster import ray_credentials
 from cluster.announce import Announcer
@@ -15,6 +18,10 @@ AUTO = "auto"
 CONNECT_S = 5.0
 PAUSE_S = 0.5
 """Between two tries to reach a head that is not up yet."""
+HEAD_S = 4.0
+"""For Ray's head to answer. Ray itself would try for two minutes, whoever is there."""
+ANY_HEAD_KNOWS = "/ray.rpc.NodeInfoGcsService/GetClusterId"
+"""The first that Ray asks a head."""
 CURRENT = Path("/tmp/ray/ray_current_cluster")
 """Written by `ray start`."""
 
@@ -27,28 +34,40 @@ def reachable(address: str, wait_s: float = 0.0, announcer: Announcer | None = N
         raise ConfigError(f"--address must be HOST:PORT of a Ray head, or {AUTO}, got {address!r}", field="--address")
     context = ray_credentials.check()
     until_s = time.monotonic() + wait_s
-    while (error := _try(host, int(port))) is not None:
+    while (error := _try(host, int(port), context)) is not None:
         if time.monotonic() >= until_s:
             raise ConfigError(
-                f"--address {address}: nothing answers there: {error}; is Ray's head up (ray start --head), and "
-                "is this its port?",
+                f"--address {address}: {error}; is Ray's head up (ray start --head), and is this its port?",
                 field="--address",
-            ) from error
+            )
         announcer = announcer or Announcer()
         announcer.say_once(f"waiting for Ray's head at {address}")
         time.sleep(PAUSE_S)
-    ray_credentials.check_head(host, int(port), context)
     return address
 
 
-def _try(host: str, port: int) -> OSError | None:
+def _try(host: str, port: int, context: ssl.SSLContext | None) -> str | None:
+    """Why nobody can join there now. Raises ConfigError where waiting would not help."""
     try:
         socket.create_connection((host.strip("[]"), port), CONNECT_S).close()
     except OSError as error:
-        return error
+        return f"nothing answers there: {error}"
     except UnicodeError:  # a name that no name service is asked for
-        return OSError("no name of a host")
+        return "nothing answers there: no name of a host"
+    ray_credentials.check_head(host, port, context)
+    with ray_credentials.channel_to(host, port, context) as channel:
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(ANY_HEAD_KNOWS)
+        try:
+            ask(b"", timeout=HEAD_S)
+        except grpc.RpcError as error:
+            code = error.code()
+            if (code in _NO_RPC and context is None) or code is grpc.StatusCode.UNIMPLEMENTED:
+                return "what answers there is no head of Ray"
     return None
+
+
+_NO_RPC = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNKNOWN})
+"""Any other status is a head's: it may ask for a token first."""
 
 
 def _here() -> str:

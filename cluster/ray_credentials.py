@@ -11,11 +11,13 @@ import socket
 import ssl
 from pathlib import Path
 
+import grpc
+
 from twostroke.errors import ConfigError
 
 MODES = ("token", "disabled")
 CERTIFICATES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
-HANDSHAKE_S = 5.0
+HANDSHAKE_S = 3.0
 NO_TLS = "WRONG_VERSION_NUMBER"
 """OpenSSL's word for an answer that is no TLS."""
 
@@ -63,12 +65,23 @@ def check_head(host: str, port: int, context: ssl.SSLContext | None) -> None:
     except ssl.SSLError as error:
         if context is not None and error.reason == NO_TLS:
             raise ConfigError(f"{said} speaks no TLS, and RAY_USE_TLS is set here", field="--address") from error
-    except OSError:
-        return  # it is busy, or was asked for something else than it has: Ray will say
+    except OSError as error:
+        if context is not None:
+            raise ConfigError(
+                f"{said} does not speak TLS within {HANDSHAKE_S:g} s: {error}", field="--address"
+            ) from error
     else:
         if context is None:
             variables = ", ".join(CERTIFICATES)
             raise ConfigError(f"{said} speaks TLS: set RAY_USE_TLS=1, {variables}", field="--address")
+
+
+def channel_to(host: str, port: int, context: ssl.SSLContext | None) -> grpc.Channel:
+    """For rpc with the head. It may show a certificate for another name of its host, which fails here, not in Ray."""
+    if context is None:
+        return grpc.insecure_channel(f"{host}:{port}")
+    cert, key, ca = (Path(os.environ[name]).read_bytes() for name in CERTIFICATES)
+    return grpc.secure_channel(f"{host}:{port}", grpc.ssl_channel_credentials(ca, key, cert))
 
 
 def _shake_hands(host: str, port: int, context: ssl.SSLContext) -> None:

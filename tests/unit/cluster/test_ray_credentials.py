@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from cluster.ray_address import reachable
+from cluster.ray_address import ANY_HEAD_KNOWS, reachable
 from cluster.ray_credentials import CERTIFICATES
 from tests.certificates import Authority, Issued
 from twostroke.errors import ConfigError
@@ -25,9 +25,16 @@ def nothing_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def head(authority: Authority | None = None, issued: Issued | None = None) -> Iterator[str]:
+def head(
+    authority: Authority | None = None,
+    issued: Issued | None = None,
+    answer: Callable[[bytes, grpc.ServicerContext], bytes] = lambda request, context: request,
+) -> Iterator[str]:
     """Its address. With certificates it wants one of whoever comes, as Ray's."""
     server = grpc.server(futures.ThreadPoolExecutor(1))
+    handler = grpc.unary_unary_rpc_method_handler(answer)
+    service, _, method = ANY_HEAD_KNOWS.removeprefix("/").partition("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     if authority is None or issued is None:
         port = server.add_insecure_port("127.0.0.1:0")
     else:
