@@ -130,7 +130,7 @@ def _credentials(config: ClusterConfig) -> list[tuple[str, str]]:
         told.append((f'--cacert "${ca}"', f"{ca} (file: CAs of this certificate)"))
         if config.certificates.clients.ca is not None:
             told.append((f'--cert "${cert}" --key "${key}"', f"{cert} and {key} (files: yours)"))
-    if config.doors.api_keys is not None:
+    if config.endpoints.api_keys is not None:
         told.append((f'-H "Authorization: Bearer ${api_key.VARIABLE}"', f"{api_key.VARIABLE} (a key)"))
     return told
 

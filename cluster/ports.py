@@ -37,7 +37,7 @@ def check(host: str, flag: str, port: int) -> None:
         raise ConfigError(f"{flag} {port} is in use on {host}; choose another or stop what listens there", field=flag)
 
 
-def check_doors(host: str, metrics_host: str | None, by_flag: Mapping[str, int]) -> None:
+def check_endpoints(host: str, metrics_host: str | None, by_flag: Mapping[str, int]) -> None:
     """Of one router."""
     for flag, port in by_flag.items():
         check((metrics_host if flag == "--metrics-port" else None) or host, flag, port)

@@ -154,13 +154,13 @@ class RouterKeeper:
 
 def _on_ports_of(addresses: Addresses, config: RouterConfig) -> RouterConfig:
     """Of its next lives."""
-    has_own_metrics = config.doors.own_metrics_port is not None
-    doors = config.doors.replace(
+    has_own_metrics = config.endpoints.own_metrics_port is not None
+    endpoints = config.endpoints.replace(
         admin_port=_port(addresses.admin),
         metrics_port=_port(addresses.metrics) if has_own_metrics else None,
     )
     listen = config.listen.replace(grpc_port=_port(addresses.grpc))
-    return config.replace(listen=listen, doors=doors, takes_over=True)
+    return config.replace(listen=listen, endpoints=endpoints, is_restart=True)
 
 
 def _port(address: str) -> int:

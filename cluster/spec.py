@@ -143,13 +143,13 @@ class RouterPorts:
 
 def router_ports(config: ClusterConfig) -> list[RouterPorts]:
     """Of each router: those of the first one counted up. Raises ConfigError where two are the same."""
-    doors, of_routers = config.doors, []
+    endpoints, of_routers = config.endpoints, []
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}
     for index in range(config.routers):
-        first = (config.listen.http_port, config.listen.grpc_port, doors.admin_port)
+        first = (config.listen.http_port, config.listen.grpc_port, endpoints.admin_port)
         http, grpc, admin = (port + index if port else 0 for port in first)
-        metrics = doors.metrics_port + index if doors.metrics_port else doors.metrics_port
+        metrics = endpoints.metrics_port + index if endpoints.metrics_port else endpoints.metrics_port
         ports = RouterPorts(http, grpc, admin, metrics)
         check_distinct(ports.by_flag(), taken, _of_routers(config))
         of_routers.append(ports)
@@ -164,7 +164,7 @@ def router_configs(config: ClusterConfig, *, token: str, fleet_address: str, mod
     return [
         RouterConfig(
             listen=config.listen.replace(http_port=ports.http, grpc_port=ports.grpc),
-            doors=config.doors.replace(admin_port=ports.admin, metrics_port=ports.metrics),
+            endpoints=config.endpoints.replace(admin_port=ports.admin, metrics_port=ports.metrics),
             fleet_address=fleet_address,
             cluster_token=token,
             tls=config.certificates.clients,

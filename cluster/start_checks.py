@@ -39,8 +39,8 @@ def check(config: ClusterConfig) -> None:
     tls.check(config.certificates)
     if config.token_file is not None:
         read_token(config.token_file)
-    if config.doors.api_keys is not None:
-        read_keys(config.doors.api_keys)
+    if config.endpoints.api_keys is not None:
+        read_keys(config.endpoints.api_keys)
     if config.routers:
         file_can_be_made("--request-log", config.routing.request_log)
         for file in config.routing.public_prefixes:
@@ -50,7 +50,7 @@ def check(config: ClusterConfig) -> None:
 def check_machine(config: ClusterConfig) -> None:
     """This machine, for all of a cluster; for its routers only, where there are other nodes for workers."""
     for router in router_ports(config):
-        ports.check_doors(config.listen.host, config.doors.metrics_host, router.by_flag())
+        ports.check_endpoints(config.listen.host, config.endpoints.metrics_host, router.by_flag())
     if config.address is not None:
         return
     ports.check(LOOPBACK, "--fleet-port", config.fleet_port)

@@ -165,7 +165,7 @@ class AnswerBook(RoleServices):
             answer.move_to(Stage.RUNNING)
 
     def planning(self) -> None:
-        if self._host.config.schedule.takeover:
+        if self._host.config.schedule.local_prefill:
             self._takeover.consider(self._by_sequence.values())
 
     def preempted(self, sequence: Sequence) -> None:

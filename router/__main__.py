@@ -54,7 +54,7 @@ async def serve(config: RouterConfig) -> None:
     signals = _signals()
     await core.start(server.peer_address)
     try:
-        if config.takes_over:
+        if config.is_restart:
             await _first(core.until_ready(READY_S), core.ended())
         async with server.serving():
             collector.keep_out_of_the_way()

@@ -29,15 +29,15 @@ class AdminServer:
     """Its ports are bound when it is constructed."""
 
     def __init__(self, config: RouterConfig, front: Front) -> None:
-        doors, shares_port = config.doors, config.http_fd is not None
+        endpoints, shares_port = config.endpoints, config.http_fd is not None
         self._routing: RoutingService | None = None
         self._pages: HttpServer | None = None
         self._serving_pages: asyncio.Task[None] | None = None
         self.metrics_address: str | None = None
         """None: clients' HTTP port has the metrics."""
-        metrics_port = doors.own_metrics_port
+        metrics_port = endpoints.own_metrics_port
         if metrics_port is not None:
-            host = doors.metrics_host or config.listen.host
+            host = endpoints.metrics_host or config.listen.host
             self._listener = bind_listener(host, metrics_port, "--metrics-port", shares_port=shares_port)
             self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0, most_connections=MOST_SCRAPERS))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
@@ -46,7 +46,7 @@ class AdminServer:
         sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
         self._rpc = RpcServer(
             config.listen.host,
-            doors.admin_port,
+            endpoints.admin_port,
             token=us.token,
             sealed=sealed,
             callers=Callers(max_message_bytes=MOST_MESSAGE_BYTES),

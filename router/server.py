@@ -24,7 +24,7 @@ from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
 from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
-from twostroke.config import DoorsConfig, RouterConfig
+from twostroke.config import EndpointsConfig, RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch
 from twostroke.models.catalog import recommended_sampling
@@ -92,19 +92,19 @@ class RouterServer:
         http = host_port(config.listen.host, self._listener.getsockname()[1])
         has_own_metrics = self._admin.metrics_address is not None
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
-        max_body_bytes = config.doors.max_request_bytes
+        max_body_bytes = config.endpoints.max_request_bytes
         app = build_http_app(
             front,
             self._doorman,
             max_body_bytes=max_body_bytes,
             with_metrics=not has_own_metrics,
-            outer=browser_middleware(config.doors, config.listen.host),
+            outer=browser_middleware(config.endpoints, config.listen.host),
         )
         self._http = HttpServer(
             http_config(
                 app,
                 grace_s=int(CLOSE_GRACE_S),
-                most_connections=config.doors.max_connections,
+                most_connections=config.endpoints.max_connections,
                 certificates=certificates,
             )
         )
@@ -178,17 +178,17 @@ class RouterServer:
 
 
 def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
-    if config.doors.api_keys is None:
+    if config.endpoints.api_keys is None:
         return OpenHouse(config.cluster_token)
-    return KeyedDoorman(config.doors.api_keys, config.cluster_token, metrics)
+    return KeyedDoorman(config.endpoints.api_keys, config.cluster_token, metrics)
 
 
 def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificates | None) -> RpcServer:
     callers = Callers(
-        options=_client_options(config.doors),
+        options=_client_options(config.endpoints),
         entrance=StrangersEntrance(visits.admit),
-        max_message_bytes=config.doors.max_request_bytes,
-        most_connections=config.doors.max_connections,
+        max_message_bytes=config.endpoints.max_request_bytes,
+        most_connections=config.endpoints.max_connections,
     )
     return RpcServer(
         config.listen.host,
@@ -200,9 +200,9 @@ def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificate
     )
 
 
-def _client_options(doors: DoorsConfig) -> tuple[tuple[str, int], ...]:
+def _client_options(endpoints: EndpointsConfig) -> tuple[tuple[str, int], ...]:
     """Of gRPC, for connections of strangers."""
-    age_ms = int(1000 * doors.max_connection_age_s)
+    age_ms = int(1000 * endpoints.max_connection_age_s)
     return (
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.max_concurrent_streams", MOST_STREAMS),

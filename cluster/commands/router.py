@@ -38,19 +38,19 @@ def run(args: argparse.Namespace) -> int:
 def config_from(args: argparse.Namespace) -> RouterConfig:
     """Raises ConfigError that names the flag."""
     told = flags.read(RouterCommand, args)
-    listen, doors = told.listen, told.doors
+    listen, endpoints = told.listen, told.endpoints
     host, port = _host_and_port(told.fleet)
     if told.token_file is None:
         raise ConfigError(
             f"--token-file (or ${TOKEN_VARIABLE}) is missing: the file with the fleet's secret", field="--token-file"
         )
-    by_flag = RouterPorts(listen.http_port, listen.grpc_port, doors.admin_port, doors.metrics_port).by_flag()
+    by_flag = RouterPorts(listen.http_port, listen.grpc_port, endpoints.admin_port, endpoints.metrics_port).by_flag()
     ports.check_distinct({**by_flag, "--peer-port": told.peer_port}, {})
     tls.check(told.certificates)
     model = ModelConfig(model=told.model, dtype=told.dtype, served_model_name=told.served_model_name)
     config = RouterConfig(
         listen=listen,
-        doors=doors,
+        endpoints=endpoints,
         tls=told.certificates.clients,
         cluster_tls=told.certificates.cluster,
         fleet_address=told.fleet,
@@ -65,7 +65,7 @@ def config_from(args: argparse.Namespace) -> RouterConfig:
         tracing=told.tracing,
         patience=told.patience,
     )
-    ports.check_doors(listen.host, doors.metrics_host, by_flag)
+    ports.check_endpoints(listen.host, endpoints.metrics_host, by_flag)
     return config
 
 

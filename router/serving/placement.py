@@ -75,7 +75,7 @@ class Placer:
         rules = Rules(
             reconsiders=config.routing.policy in RECONSIDERING,
             slo_ttft_s=config.routing.slo_ttft_s,
-            most_held=config.routing.max_held,
+            most_held=config.routing.max_queued_requests,
         )
         admission = Admission(rules, self._selector, routing.reservations)
         self._room = WaitingRoom(admission, self._workers, AdmissionMetrics(metrics.registry))

@@ -20,7 +20,7 @@ from router.addresses import Addresses
 from tests.chaos.injection.process import command_of
 from twostroke.config import (
     CacheConfig,
-    DoorsConfig,
+    EndpointsConfig,
     ListenConfig,
     ModelConfig,
     Role,
@@ -83,7 +83,7 @@ class ProcessCluster:
         event_faults: str = "",
         public_prefixes: tuple[str, ...] = (),
         transports: tuple[str, ...] | None = None,
-        doors: DoorsConfig | None = None,
+        endpoints: EndpointsConfig | None = None,
         tracing: TracingConfig | None = None,
         tls: TlsConfig | None = None,
         cluster_tls: TlsConfig | None = None,
@@ -93,7 +93,7 @@ class ProcessCluster:
         self.tls, self.cluster_tls = tls, cluster_tls
         self.us = Membership.of(TOKEN, cluster_tls)
         self.tracing = tracing or TracingConfig()
-        self.doors = doors or DoorsConfig()
+        self.endpoints = endpoints or EndpointsConfig()
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
         self.event_faults = event_faults
@@ -137,7 +137,7 @@ class ProcessCluster:
         )
         config = RouterConfig(
             listen=ListenConfig(http_port=http_port, grpc_port=grpc_port),
-            doors=self.doors.replace(admin_port=admin_port),
+            endpoints=self.endpoints.replace(admin_port=admin_port),
             fleet_address=self._fleet_server.address,
             cluster_token=TOKEN,
             tls=self.tls,
@@ -319,7 +319,7 @@ async def running_cluster(
     public_prefixes: tuple[str, ...] = (),
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
-    doors: DoorsConfig | None = None,
+    endpoints: EndpointsConfig | None = None,
     tracing: TracingConfig | None = None,
     fleet_port: int = 0,
     tls: TlsConfig | None = None,
@@ -336,7 +336,7 @@ async def running_cluster(
             event_faults=event_faults,
             public_prefixes=public_prefixes,
             transports=transports,
-            doors=doors,
+            endpoints=endpoints,
             tracing=tracing,
             fleet_port=fleet_port,
             tls=tls,

@@ -16,7 +16,7 @@ import yaml
 from router.frontend.auth.api_keys import draw_key
 from tests.cluster.processes import SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
 from tests.unit.worker.rig import paced
-from twostroke.config import DoorsConfig, Role, RouterConfig, WorkerConfig
+from twostroke.config import EndpointsConfig, Role, RouterConfig, WorkerConfig
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.rpc.v1.inference_pb2_grpc import InferenceStub
 
@@ -63,8 +63,8 @@ async def test_neither_tokens_nor_keys_nor_prompts_are_in_arguments_logs_or_metr
     }
     file = tmp_path / "keys.yaml"
     file.write_text(yaml.safe_dump({"keys": entries}))
-    doors = DoorsConfig(api_keys=str(file))
-    async with running_cluster(prefill=1, decode=1, model=paced(step_ms=1), doors=doors) as cluster:
+    endpoints = EndpointsConfig(api_keys=str(file))
+    async with running_cluster(prefill=1, decode=1, model=paced(step_ms=1), endpoints=endpoints) as cluster:
         metadata = (("authorization", f"Bearer {good.key}"),)
         async with grpc.aio.insecure_channel(cluster.grpc) as channel:
             request = generate_request([7] * 40, max_tokens=3)

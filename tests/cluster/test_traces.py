@@ -21,7 +21,7 @@ from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2_grpc
 
 PACED = ModelConfig(model="paced:step_ms=4,prefill_tokens_per_s=20000,max_model_len=4096", served_model_name="tiny")
-BY_64 = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, takeover=False)
+BY_64 = ScheduleConfig(max_num_seqs=8, max_num_batched_tokens=64, local_prefill=False)
 PROMPT_BLOCKS, BLOCK = 20, 16
 PROMPT = list(range(1, PROMPT_BLOCKS * BLOCK + 6))
 CLIENT_TRACE, CLIENT_SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

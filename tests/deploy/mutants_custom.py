@@ -117,7 +117,7 @@ RAYS = [
 OURS = [
     Mutant("a flag that the router has not", "commands_parse",
            swap_in_list(ROUTER, f"{BOX}.args", "--grace=", "--graces=")),
-    Mutant("a value that is no number", "commands_parse", add(ROUTER, f"{BOX}.args", "--max-held=many")),
+    Mutant("a value that is no number", "commands_parse", add(ROUTER, f"{BOX}.args", "--max-queued-requests=many")),
     Mutant("a command that there is not", "commands_parse",
            put(RAY, f"{HEAD}.initContainers[launcher].command", ["twostroke", "upp"])),
     Mutant("a hook with a flag that there is not", "commands_parse",

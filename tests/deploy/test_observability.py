@@ -69,7 +69,7 @@ async def test_every_query_of_dashboards_and_rules_has_numbers_while_a_cluster_w
     tool("prometheus")
     asked = {*dashboard_queries(), *recorded()}
     assert len(asked) > 80
-    always_pulls = {"policy": "round-robin", "schedule": ScheduleConfig(takeover=False)}
+    always_pulls = {"policy": "round-robin", "schedule": ScheduleConfig(local_prefill=False)}
     async with (
         running_cluster(prefill=1, decode=1, model=PACED, **always_pulls) as cluster,
         scraping(cluster, tmp_path) as prometheus,

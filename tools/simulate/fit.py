@@ -75,7 +75,7 @@ def fitted(*logs: Log) -> FleetShape:
         step_tokens=step_tokens,
         # No line says these: they are as live workers have them that nobody told otherwise.
         max_num_seqs=min(LIVE.max_num_seqs, max(1, step_tokens - 1)),
-        takeover=LIVE.takeover,
+        takeover=LIVE.local_prefill,
         step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
         link_bytes_per_s=_middle(
             [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s

@@ -7,7 +7,7 @@ imports torch or ray: routers and launchers read it too.
 
 from twostroke.config.cache import DEVICE_SHARE, HOST_CACHE_BYTES, MIN_PAGES, CacheConfig
 from twostroke.config.cluster import ClusterConfig
-from twostroke.config.endpoints import DoorsConfig, ListenConfig
+from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import DEFAULT_MODEL, PACED_PREFIX, ModelConfig
 from twostroke.config.placement import RoleConfig, WorkerPorts
 from twostroke.config.router import RouterCommand, RouterConfig
@@ -29,7 +29,7 @@ __all__ = [
     "CacheConfig",
     "CertificatesConfig",
     "ClusterConfig",
-    "DoorsConfig",
+    "EndpointsConfig",
     "ListenConfig",
     "ModelConfig",
     "PatienceConfig",

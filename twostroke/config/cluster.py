@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from twostroke.config.cache import CacheConfig
-from twostroke.config.endpoints import DoorsConfig, ListenConfig
+from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import ModelConfig
 from twostroke.config.placement import RoleConfig, WorkerPorts
 from twostroke.config.routing import PatienceConfig, RoutingConfig
@@ -75,7 +75,7 @@ class ClusterConfig(Settings):
     cache: CacheConfig = group(CacheConfig, "cache", "memory")
     schedule: ScheduleConfig = group(ScheduleConfig, "schedule")
     scaling: ScalingConfig = group(ScalingConfig, "scaling")
-    doors: DoorsConfig = group(DoorsConfig, "security", "doors")
+    endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
     """Those of the first router; ports of the others count up, as those for clients do."""
     certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
     tracing: TracingConfig = group(TracingConfig, "tracing")

@@ -19,7 +19,7 @@ class ListenConfig(Settings):
     grpc_port: int = port(50051, help="port of the twostroke.v1 gRPC API")
 
 
-class DoorsConfig(Settings):
+class EndpointsConfig(Settings):
     admin_port: int = port(
         section="routers", help="port of gRPC health for probes, and of Control for who has the cluster's token"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from twostroke.config.endpoints import DoorsConfig, ListenConfig
+from twostroke.config.endpoints import EndpointsConfig, ListenConfig
 from twostroke.config.model import DEFAULT_MODEL
 from twostroke.config.routing import PatienceConfig, RoutingConfig
 from twostroke.config.security import CertificatesConfig
@@ -18,7 +18,7 @@ class RouterConfig(Settings):
     http_fd: int | None = None
     """Descriptor of the HTTP endpoint's listening socket, where whoever starts the router keeps it over restarts of
     the router. Old and new then share the gRPC port too."""
-    takes_over: bool = False
+    is_restart: bool = False
     """A router before this one may still serve: listen only once there are workers (or after a while)."""
     fleet_address: str = ""
     """host:port of the supervisor's Fleet service."""
@@ -40,7 +40,7 @@ class RouterConfig(Settings):
     """With workers."""
     rank: int = 0
     """Place among the routers of a cluster: those that see the same do not draw the same."""
-    doors: DoorsConfig = group(DoorsConfig, "security", "doors")
+    endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
     worker_wait_s: float = setting(
         60.0,
         is_hidden=True,
@@ -88,7 +88,7 @@ class RouterCommand(Settings):
         25.0, flag="--grace", section="fleet", least=0, help="time for open requests after SIGTERM"
     )
     """Kubernetes kills after thirty, unless it is told otherwise."""
-    doors: DoorsConfig = group(DoorsConfig, "security", "doors")
+    endpoints: EndpointsConfig = group(EndpointsConfig, "security", "endpoints")
     certificates: CertificatesConfig = group(CertificatesConfig, "security", "certificates")
     model: str = setting(
         DEFAULT_MODEL,

@@ -28,7 +28,7 @@ class RoutingConfig(Settings):
         help="refuse requests (429 with Retry-After) whose first token is predicted later than this",
         default_text="none",
     )
-    max_held: int = setting(10_000, least=1, help="most requests that wait in a router; one more is refused")
+    max_queued_requests: int = setting(10_000, least=1, help="most requests that wait in a router; one more is refused")
     """10 000 are some ten megabytes of token ids, and hours of work for most fleets."""
     public_prefixes: tuple[str, ...] = setting(
         (),

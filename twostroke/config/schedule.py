@@ -30,7 +30,9 @@ class ScheduleConfig(Settings):
     max_passes: int = setting(
         4, is_hidden=True, least=0, help="how often shorter pulls may start before a longer one that does not fit yet"
     )
-    takeover: bool = setting(True, help="decode workers with room compute prompts that would wait at a prefill worker")
+    local_prefill: bool = setting(
+        True, help="decode workers with room compute prompts that would wait at a prefill worker"
+    )
 
     @property
     def step_target_s(self) -> float:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.frontend.openai.http import SHOULD_RETRY_HEADER, error_response
 from router.frontend.params import check_request_id
-from twostroke.config import DoorsConfig
+from twostroke.config import EndpointsConfig
 from twostroke.errors import Forbidden, InvalidRequest, MisdirectedRequest
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -83,22 +83,22 @@ class BrowserGuard:
         return "*" in self._origins or origin in self._origins or origin.lower() == f"{scheme}://{host}".lower()
 
 
-def browser_middleware(doors: DoorsConfig, host: str) -> list[Middleware]:
+def browser_middleware(endpoints: EndpointsConfig, host: str) -> list[Middleware]:
     """`host`: the interface that clients connect to."""
     middleware = []
-    if doors.cors_origins:
+    if endpoints.cors_origins:
         cors = Middleware(
             CORSMiddleware,
-            allow_origins=doors.cors_origins,
+            allow_origins=endpoints.cors_origins,
             allow_methods=("GET", "POST"),
             allow_headers=("*",),
             expose_headers=(REQUEST_ID_HEADER, "retry-after", SHOULD_RETRY_HEADER),
             max_age=PREFLIGHT_S,
         )
         middleware.append(cors)
-    if doors.allowed_hosts or (doors.api_keys is None and _is_loopback(host)):
-        hosts = frozenset(name.lower() for name in (*doors.allowed_hosts, host))
-        middleware.append(Middleware(BrowserGuard, hosts=hosts, origins=frozenset(doors.cors_origins)))
+    if endpoints.allowed_hosts or (endpoints.api_keys is None and _is_loopback(host)):
+        hosts = frozenset(name.lower() for name in (*endpoints.allowed_hosts, host))
+        middleware.append(Middleware(BrowserGuard, hosts=hosts, origins=frozenset(endpoints.cors_origins)))
     return middleware
 
 

@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--serve-flags",
         default="",
         metavar="FLAGS",
-        help='others of `twostroke serve`: --serve-flags="--threads 2 --no-takeover"',
+        help='others of `twostroke serve`: --serve-flags="--threads 2 --no-local-prefill"',
     )
     group = parser.add_argument_group("what is compared")
     group.add_argument(

@@ -17,13 +17,13 @@ from tools.simulate.runs import Runner
 from tools.simulate.runs import Trial as Simulated
 from tools.simulate.traces.trace import Trace
 
-NO_TAKEOVER = "--no-takeover"
+NO_LOCAL_PREFILL = "--no-local-prefill"
 
 
 def fleet_of(trials: Sequence[Trial], served: Served) -> FleetShape:
     """One for all policies: the simulator is told of none of them how it did."""
     shape = fitted(*(trial.log for trial in trials))
-    return replace(shape, seed=served.seed, takeover=shape.takeover and NO_TAKEOVER not in served.flags)
+    return replace(shape, seed=served.seed, takeover=shape.takeover and NO_LOCAL_PREFILL not in served.flags)
 
 
 def replayed(policies: Sequence[str], trace: Trace, shape: FleetShape, run_all: Runner) -> list[Run]:

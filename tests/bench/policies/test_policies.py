@@ -131,11 +131,11 @@ def test_bad_flags_are_refused_by_name(arguments: Arguments, flags: tuple[str, .
 
 def test_round_robin_is_always_among_them_and_other_flags_go_to_serve(arguments: Arguments, tmp_path: Path) -> None:
     options = options_from(
-        arguments("policies", *SMALL, "--policies", "kv", "--serve-flags", "--threads 2 --no-takeover")
+        arguments("policies", *SMALL, "--policies", "kv", "--serve-flags", "--threads 2 --no-local-prefill")
     )
     assert options.policies == ("kv", "round-robin")
     started = options.served.arguments("kv", tmp_path / "log")
-    assert started[-3:] == ["--threads", "2", "--no-takeover"]
+    assert started[-3:] == ["--threads", "2", "--no-local-prefill"]
     assert started[started.index("--seed") + 1] == "5"
 
 

@@ -32,7 +32,7 @@ async def kept_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode:
         decode=decode,
         model=MODEL,
         cache=POOL,
-        schedule=ScheduleConfig(takeover=False),
+        schedule=ScheduleConfig(local_prefill=False),
         policy="round-robin",
         routers=2,
         transports=("tcp",),

@@ -36,7 +36,7 @@ from tests.chaos.fuzz.parsers import (
 from tests.chaos.fuzz.target import Target, Try
 from tests.unit.router.conftest import ScriptedDispatcher
 from tests.unit.worker.rig import TOKEN, Running, decode, prefill
-from twostroke.config import DoorsConfig, ListenConfig, RouterConfig, RoutingConfig
+from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
@@ -286,12 +286,12 @@ HTTP = len(FRONT_METHODS)
 def front_doors() -> Iterator[Try]:
     with asyncio.Runner() as runner:
         dispatcher = ScriptedDispatcher(script=script)
-        doors = DoorsConfig(max_request_bytes=1 << 16)
+        endpoints = EndpointsConfig(max_request_bytes=1 << 16)
         config = RouterConfig(
             listen=ListenConfig(http_port=0, grpc_port=0),
             served_model_name="toy",
             routing=RoutingConfig(seed=1),
-            doors=doors,
+            endpoints=endpoints,
         )
         server = RouterServer(config, dispatcher, ByteText(), RouterMetrics(), router_id="router-0")
         serving = server.serving()

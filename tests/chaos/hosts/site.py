@@ -46,7 +46,7 @@ routers: {{count: 2, host: {host}, admin_port: {admin}}}
 # All prompts travel: nobody weighs whether that is worth it.
 routing: {{policy: round-robin}}
 cache: {{kv_cache_memory: 4M}}
-schedule: {{takeover: false}}
+schedule: {{local_prefill: false}}
 """
 
 

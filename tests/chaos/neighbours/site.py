@@ -18,7 +18,7 @@ from router.frontend.auth.api_keys import draw_key
 from tests.certificates import Authority
 from tests.chaos.neighbours.target import Target
 from tests.cluster.processes import ProcessCluster, port_of, running_cluster
-from twostroke.config import CacheConfig, DoorsConfig, ModelConfig
+from twostroke.config import CacheConfig, EndpointsConfig, ModelConfig
 
 VOCABULARY = 4000
 CONNECTIONS = 100
@@ -94,7 +94,7 @@ class Site:
 async def serving(folder: Path, *, secured: bool) -> AsyncIterator[Site]:
     """`secured`: with TLS at the clients' ports, API keys, and TLS between processes."""
     write_tokenizer(folder)
-    doors, keys = _doors(folder, secured=secured)
+    endpoints, keys = _endpoints(folder, secured=secured)
     clients, cluster_ca = Authority(folder, "clients"), Authority(folder, "cluster")
     tls = dataclasses.replace(clients.config(clients.issue("door", names=("localhost",))), ca=None)
     async with running_cluster(
@@ -104,7 +104,7 @@ async def serving(folder: Path, *, secured: bool) -> AsyncIterator[Site]:
         model_dir=folder,
         cache=CacheConfig(kv_cache_memory_bytes=32 << 20),
         transports=("tcp",),
-        doors=doors,
+        endpoints=endpoints,
         tls=tls if secured else None,
         cluster_tls=cluster_ca.config(cluster_ca.issue("worker")) if secured else None,
     ) as cluster:
@@ -114,17 +114,17 @@ async def serving(folder: Path, *, secured: bool) -> AsyncIterator[Site]:
             raise Died(site.last_words())
 
 
-def _doors(folder: Path, *, secured: bool) -> tuple[DoorsConfig, tuple[str, str]]:
+def _endpoints(folder: Path, *, secured: bool) -> tuple[EndpointsConfig, tuple[str, str]]:
     if not secured:
-        return DoorsConfig(max_connections=CONNECTIONS, metrics_port=0), ("", "")
+        return EndpointsConfig(max_connections=CONNECTIONS, metrics_port=0), ("", "")
     honest, hostile = draw_key(), draw_key()
     entries: dict[str, dict[str, object]] = {
         honest.id: {"tenant": "honest", "sha256": honest.sha256},
         hostile.id: {"tenant": "hostile", "sha256": hostile.sha256, "concurrency": HOSTILE_CALLS},
     }
     (folder / "keys.yaml").write_text(yaml.safe_dump({"keys": entries}))
-    doors = DoorsConfig(max_connections=CONNECTIONS, metrics_port=0, api_keys=str(folder / "keys.yaml"))
-    return doors, (honest.key, hostile.key)
+    endpoints = EndpointsConfig(max_connections=CONNECTIONS, metrics_port=0, api_keys=str(folder / "keys.yaml"))
+    return endpoints, (honest.key, hostile.key)
 
 
 def _target(cluster: ProcessCluster, ca: str) -> Target:

@@ -15,7 +15,7 @@ from rich.console import Console
 from cluster import activity, announce, fetching
 from cluster.activity import Activity
 from router.addresses import Addresses
-from twostroke.config import CertificatesConfig, ClusterConfig, DoorsConfig
+from twostroke.config import CertificatesConfig, ClusterConfig, EndpointsConfig
 
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -70,7 +70,7 @@ def test_where_tls_and_keys_are_asked_for_the_commands_to_paste_show_them(
 ) -> None:
     config = ClusterConfig(
         certificates=CertificatesConfig(tls_cert="a.pem", tls_key="a.key", tls_client_ca="clients.pem"),
-        doors=DoorsConfig(api_keys="keys.toml"),
+        endpoints=EndpointsConfig(api_keys="keys.toml"),
     )
     announce.Announcer().ready(config, (Addresses("h:1", "h:2", "h:5", "h:1"),), tmp_path, "")
 

@@ -47,7 +47,7 @@ routing:
   slo_ttft: 2
   public_prefix: [/etc/a.txt, /etc/b.json]
 cache: {block_size: 32, kv_cache_memory: 512M}
-schedule: {step_target_ms: 25, takeover: false}
+schedule: {step_target_ms: 25, local_prefill: false}
 """
 FLAGS = [
     *("--address", "head:6379", "--ray-wait", "30", "--fleet-port", "50050", "--model", "some/model"),
@@ -55,7 +55,7 @@ FLAGS = [
     *("--transports", "shm,tcp", "--orphan-grace", "9", "--routers", "0", "--host", "0.0.0.0", "--http-port", "8080"),
     *("--worker-rpc-port", "50052", "--worker-pages-port", "50053", "--worker-metrics-port", "9091"),
     *("--policy", "random", "--slo-ttft", "2", "--public-prefix", "/etc/a.txt", "--public-prefix", "/etc/b.json"),
-    *("--block-size", "32", "--kv-cache-memory", "512M", "--step-target-ms", "25", "--no-takeover"),
+    *("--block-size", "32", "--kv-cache-memory", "512M", "--step-target-ms", "25", "--no-local-prefill"),
 ]
 
 

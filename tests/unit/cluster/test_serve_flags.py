@@ -12,7 +12,7 @@ from cluster.commands.serve import config_from
 from cluster.flags.parser import USAGE_ERROR
 from cluster.spec import RouterPorts, fleet_spec, router_configs, router_ports
 from tools.cli import COMMANDS, PROGRAM, main
-from twostroke.config import DEVICE_SHARE, ClusterConfig, DoorsConfig, ListenConfig, RoutingConfig
+from twostroke.config import DEVICE_SHARE, ClusterConfig, EndpointsConfig, ListenConfig, RoutingConfig
 from twostroke.config.cache import memory_bytes, size_text
 from twostroke.credentials import TlsConfig
 from twostroke.errors import ConfigError
@@ -35,10 +35,10 @@ def test_every_flag_reaches_the_config() -> None:
         *("--prefill", "2", "--decode", "3", "--host", "0.0.0.0", "--http-port", "1", "--grpc-port", "2"),
         *("--threads", "4", "--dtype", "float32", "--block-size", "32", "--policy", "random", "--model", "some/model"),
         *("--max-model-len", "100", "--max-num-seqs", "5", "--max-num-batched-tokens", "64", "--seed", "6"),
-        *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-takeover"),
+        *("--pin", "--no-borrow", "--step-target-ms", "25", "--no-local-prefill"),
         *("--device", "cuda:1", "--kv-cache-memory", "512M", "--served-model-name", "name", "--address", "host:6379"),
         *("--suspect-after", "2", "--dead-after", "5", "--orphan-grace", "9"),
-        *("--request-log", "/tmp/log.jsonl", "--routers", "2", "--slo-ttft", "2.5", "--max-held", "77"),
+        *("--request-log", "/tmp/log.jsonl", "--routers", "2", "--slo-ttft", "2.5", "--max-queued-requests", "77"),
     )
     assert (config.prefill, config.decode, config.routers, config.runtime.threads, config.routing.seed) == (
         2,
@@ -50,7 +50,7 @@ def test_every_flag_reaches_the_config() -> None:
     assert (config.listen.host, config.listen.http_port, config.listen.grpc_port) == ("0.0.0.0", 1, 2)
     assert (config.routing.policy, config.address) == ("random", "host:6379")
     assert config.routing.request_log == "/tmp/log.jsonl"
-    assert (config.routing.slo_ttft_s, config.routing.max_held) == (2.5, 77)
+    assert (config.routing.slo_ttft_s, config.routing.max_queued_requests) == (2.5, 77)
     assert (config.patience.suspect_after_s, config.patience.dead_after_s) == (2.0, 5.0)
     assert {worker.runtime.orphan_grace_s for worker in fleet_spec(config, token="", port=0).workers} == {9.0}
     assert {worker.patience for worker in fleet_spec(config, token="", port=0).workers} == {config.patience}
@@ -59,7 +59,7 @@ def test_every_flag_reaches_the_config() -> None:
     assert (config.cache.block_size, config.cache.kv_cache_memory_bytes) == (32, 512 << 20)
     assert (config.schedule.max_num_seqs, config.schedule.max_num_batched_tokens) == (5, 64)
     assert (config.runtime.pin, config.runtime.borrow) == (True, False)
-    assert (config.schedule.step_target_s, config.schedule.takeover) == (0.025, False)
+    assert (config.schedule.step_target_s, config.schedule.local_prefill) == (0.025, False)
 
 
 def test_a_request_log_is_where_the_user_stands_not_where_the_router_does(
@@ -171,7 +171,7 @@ def test_a_size_is_shown_as_it_can_be_typed(size_bytes: int) -> None:
         (["--worker-rpc-port", "7001"], "fixed ports of workers are for one worker per node"),
         (["--token-file", "/no/such/secret"], "--token-file /no/such/secret: No such file"),
         (["--slo-ttft", "0"], "--slo-ttft must be positive and finite"),
-        (["--max-held", "-1"], "--max-held must be 1 or more"),
+        (["--max-queued-requests", "-1"], "--max-queued-requests must be 1 or more"),
         (["--host", "203.0.113.1"], "--host"),
         (["--address", "nowhere"], "--address"),
         (["--address", "127.0.0.1:1"], "--address"),
@@ -266,9 +266,9 @@ def test_workers_that_may_share_a_gpu_share_its_memory_out() -> None:
 
 
 def test_every_router_refuses_and_holds_as_the_cluster_is_told() -> None:
-    config = config_of("--slo-ttft", "2.5", "--max-held", "77", "--routers", "2")
+    config = config_of("--slo-ttft", "2.5", "--max-queued-requests", "77", "--routers", "2")
     configs = router_configs(config, token="t", fleet_address="f:1", model_dir="")
-    assert [(each.routing.slo_ttft_s, each.routing.max_held) for each in configs] == [(2.5, 77)] * 2
+    assert [(each.routing.slo_ttft_s, each.routing.max_queued_requests) for each in configs] == [(2.5, 77)] * 2
 
 
 def test_several_routers_count_their_ports_up_and_draw_differently() -> None:
@@ -291,8 +291,8 @@ def test_routers_whose_ports_would_meet_are_refused() -> None:
         router_ports(ClusterConfig(routers=2, listen=ListenConfig(http_port=0, grpc_port=0)))
         == [RouterPorts(0, 0, 0, None)] * 2
     )
-    doors = DoorsConfig(admin_port=7000, metrics_port=9090)
-    second = router_ports(ClusterConfig(routers=2, doors=doors))[1]
+    endpoints = EndpointsConfig(admin_port=7000, metrics_port=9090)
+    second = router_ports(ClusterConfig(routers=2, endpoints=endpoints))[1]
     assert second == RouterPorts(8001, 50052, 7001, 9091)
 
 

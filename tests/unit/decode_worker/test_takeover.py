@@ -85,7 +85,7 @@ SLOW = paced(prefill_tokens_per_s=1000)
 @pytest.mark.parametrize("takeover", [True, False])
 async def test_a_burst_is_computed_on_both_sides_and_every_answer_is_right(takeover: bool) -> None:
     prompts = [prompt_of(8 * BLOCK + i, seed=i) for i in range(4)]
-    schedule = CHUNK.replace(takeover=takeover)
+    schedule = CHUNK.replace(local_prefill=takeover)
     async with (
         prefill(model=SLOW, schedule=CHUNK) as source,
         decode(model=SLOW, schedule=schedule) as target,

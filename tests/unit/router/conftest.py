@@ -21,7 +21,7 @@ from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
 from tests.hand_cut import HandCutTransport
-from twostroke.config import DoorsConfig, ListenConfig, RouterConfig, RoutingConfig
+from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
 from twostroke.request import FinishReason, SampledToken
 from twostroke.rpc.v1 import control_pb2
@@ -168,18 +168,18 @@ async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
 
 @pytest.fixture
 async def doors() -> AsyncIterator[Doors]:
-    async with open_doors(DoorsConfig(max_request_bytes=1 << 16)) as opened:
+    async with open_doors(EndpointsConfig(max_request_bytes=1 << 16)) as opened:
         yield opened
 
 
 @asynccontextmanager
-async def open_doors(doors: DoorsConfig) -> AsyncIterator[Doors]:
+async def open_doors(endpoints: EndpointsConfig) -> AsyncIterator[Doors]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
     config = RouterConfig(
         listen=ListenConfig(http_port=0, grpc_port=0),
         served_model_name="toy",
         routing=RoutingConfig(seed=1),
-        doors=doors,
+        endpoints=endpoints,
     )
     server = RouterServer(config, dispatcher, ByteText(), metrics, router_id="router-0")
     url = f"http://{server.addresses.http}"

@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from router.addresses import bind_listener
-from twostroke.config import DoorsConfig, ListenConfig, RouterConfig
+from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 HEAVY = ("torch", "ray", "transformers", "triton")
@@ -155,7 +155,7 @@ def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
         kept, idle = (http.client.HTTPConnection(*door, timeout=10) for _ in range(2))
         with router_process(config(**told), listener.fileno()) as first:
             ports = {door: int(address.rpartition(":")[2]) for door, address in addresses_of(first).items()}
-            told |= {"grpc_port": ports["grpc"], "doors": DoorsConfig(admin_port=ports["admin"])}
+            told |= {"grpc_port": ports["grpc"], "endpoints": EndpointsConfig(admin_port=ports["admin"])}
             assert live(kept) is live(idle) is None
             with router_process(config(**told), listener.fileno()) as second:
                 assert addresses_of(second)["grpc"] == f"127.0.0.1:{ports['grpc']}"

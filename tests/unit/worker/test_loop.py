@@ -156,7 +156,7 @@ async def test_a_life_that_is_cancelled_while_a_step_runs_keeps_the_memory_until
 async def test_time_spent_on_prompts_and_what_is_left_of_a_queue_are_told_in_seconds() -> None:
     slow = paced(prefill_tokens_per_s=2000, step_ms=5)
     prompts = [prompt_of(600, seed=seed) for seed in (1, 2)]
-    waits = ScheduleConfig(takeover=False)
+    waits = ScheduleConfig(local_prefill=False)
     async with prefill(model=slow) as source, decode(model=slow, schedule=waits) as target, router_to(target) as router:
         for number, prompt in enumerate(prompts):
             await router.open(prompt, 4, source=source, request_id=str(number))

@@ -113,7 +113,7 @@ async def test_a_refusal_that_was_wrong_is_counted(fleet, soon, sampled):
 
 
 async def test_no_more_wait_than_may(fleet, soon, sampled):
-    core, worker = await busy_core(fleet, soon, max_held=2)
+    core, worker = await busy_core(fleet, soon, max_queued_requests=2)
     waiting = [asking(core, f"r{number}") for number in range(2)]
     await soon(lambda: held(core) == 2)
     with pytest.raises(Overloaded, match="too many requests wait"):

@@ -21,7 +21,7 @@ from router.frontend.auth.api_keys import KeyEntry, NewKey, draw_key, find_key, 
 from router.frontend.auth.auth import KeyedDoorman
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import Doors, open_doors
-from twostroke.config import DoorsConfig
+from twostroke.config import EndpointsConfig
 from twostroke.errors import ConfigError, InvalidApiKey
 from twostroke.kv_cache.block import owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2
@@ -63,7 +63,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 async def guarded(file: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doors]:
     monkeypatch.setattr(doorman, "LOOK_S", 0.01)
-    async with open_doors(DoorsConfig(api_keys=str(file))) as doors:
+    async with open_doors(EndpointsConfig(api_keys=str(file))) as doors:
         yield doors
 
 

@@ -15,7 +15,7 @@ from router.frontend.request_handler import Front
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import ScriptedDispatcher
-from twostroke.config import DoorsConfig
+from twostroke.config import EndpointsConfig
 from twostroke.errors import ConfigError
 
 APP = "https://app.example.com"
@@ -25,7 +25,7 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 @asynccontextmanager
-async def router(doors: DoorsConfig, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+async def router(doors: EndpointsConfig, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
     front = Front(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
     app = build_http_app(front, max_body_bytes=1 << 16, outer=browser_middleware(doors, host))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
@@ -33,7 +33,7 @@ async def router(doors: DoorsConfig, host: str = "127.0.0.1") -> AsyncIterator[h
 
 
 async def test_without_cors_no_page_of_another_origin_is_told_anything() -> None:
-    async with router(DoorsConfig(), "0.0.0.0") as http:
+    async with router(EndpointsConfig(), "0.0.0.0") as http:
         answer = await http.post(TEXT, json=ASKED, headers={"origin": APP})
         assert answer.status_code == 200, "an open port does not look at names: that is for whoever opened it"
         preflight = await http.options(TEXT, headers={"origin": APP, **PREFLIGHT})
@@ -44,7 +44,7 @@ async def test_without_cors_no_page_of_another_origin_is_told_anything() -> None
 
 @pytest.mark.parametrize("origins", [(APP,), ("https://other.example.com", APP), ("*",)])
 async def test_pages_of_the_origins_that_are_named_may_call(origins: tuple[str, ...]) -> None:
-    async with router(DoorsConfig(cors_origins=origins)) as http:
+    async with router(EndpointsConfig(cors_origins=origins)) as http:
         preflight = await http.options(TEXT, headers={"origin": APP, **PREFLIGHT})
         assert preflight.status_code == 200
         assert "authorization" in preflight.headers["access-control-allow-headers"]
@@ -62,7 +62,7 @@ async def test_pages_of_the_origins_that_are_named_may_call(origins: tuple[str, 
 
 
 async def test_pages_of_other_origins_may_not() -> None:
-    async with router(DoorsConfig(cors_origins=(APP,))) as http:
+    async with router(EndpointsConfig(cors_origins=(APP,))) as http:
         for origin in ("https://evil.example.com", "null", "http://app.example.com", APP + ".evil.org"):
             assert (await http.options(TEXT, headers={"origin": origin, **PREFLIGHT})).status_code == 400
             answer = await http.post(TEXT, json=ASKED, headers={"origin": origin})
@@ -72,20 +72,20 @@ async def test_pages_of_other_origins_may_not() -> None:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
 async def test_on_loopback_a_page_cannot_send_what_a_browser_does_not_ask_about(kind: str) -> None:
-    async with router(DoorsConfig()) as http:
+    async with router(EndpointsConfig()) as http:
         typed = {"content-type": kind} if kind else {}
         posted = await http.post(TEXT, content='{"prompt": "a"}', headers={**typed, "origin": "https://evil.org"})
         assert posted.status_code == 403
         assert posted.json()["error"]["type"] == "invalid_request_error"
         without_origin = await http.post(TEXT, content='{"prompt": "a"}', headers=typed)
         assert without_origin.status_code == (415 if kind else 200)
-    async with router(DoorsConfig(), "0.0.0.0") as http:
+    async with router(EndpointsConfig(), "0.0.0.0") as http:
         posted = await http.post(TEXT, content='{"prompt": "a"}', headers={**typed, "origin": "https://evil.org"})
         assert posted.status_code == 415, "JSON needs a preflight, and nobody answers that"
 
 
 async def test_a_page_that_this_server_shows_is_its_own() -> None:
-    async with router(DoorsConfig()) as http:
+    async with router(EndpointsConfig()) as http:
         assert (await http.post(TEXT, json=ASKED, headers={"origin": "http://localhost:8000"})).status_code == 200
         assert (await http.post(TEXT, json=ASKED, headers={"origin": "http://localhost:9000"})).status_code == 403
 
@@ -93,24 +93,26 @@ async def test_a_page_that_this_server_shows_is_its_own() -> None:
 @pytest.mark.parametrize(
     ("doors", "bound", "host", "status"),
     [
-        (DoorsConfig(), "127.0.0.1", "localhost", 200),
-        (DoorsConfig(), "127.0.0.1", "127.0.0.1:8000", 200),
-        (DoorsConfig(), "127.0.0.1", "127.8.9.1", 200),
-        (DoorsConfig(), "::1", "[::1]:8000", 200),
-        (DoorsConfig(), "127.0.0.1", "evil.org:8000", 421),
-        (DoorsConfig(), "127.0.0.1", "localhost.evil.org", 421),
-        (DoorsConfig(), "127.0.0.1", "[", 421),
-        (DoorsConfig(), "::1", "evil.org", 421),
-        (DoorsConfig(), "localhost", "evil.org", 421),
-        (DoorsConfig(), "0.0.0.0", "llm.example.com", 200),
-        (DoorsConfig(api_keys="keys.yaml"), "127.0.0.1", "llm.example.com", 200),
-        (DoorsConfig(allowed_hosts=("llm.example.com",)), "127.0.0.1", "LLM.example.com:443", 200),
-        (DoorsConfig(allowed_hosts=("llm.example.com",)), "127.0.0.1", "localhost", 200),
-        (DoorsConfig(allowed_hosts=("llm.example.com",)), "0.0.0.0", "other.example.com", 421),
-        (DoorsConfig(allowed_hosts=("*",)), "127.0.0.1", "other.example.com", 200),
+        (EndpointsConfig(), "127.0.0.1", "localhost", 200),
+        (EndpointsConfig(), "127.0.0.1", "127.0.0.1:8000", 200),
+        (EndpointsConfig(), "127.0.0.1", "127.8.9.1", 200),
+        (EndpointsConfig(), "::1", "[::1]:8000", 200),
+        (EndpointsConfig(), "127.0.0.1", "evil.org:8000", 421),
+        (EndpointsConfig(), "127.0.0.1", "localhost.evil.org", 421),
+        (EndpointsConfig(), "127.0.0.1", "[", 421),
+        (EndpointsConfig(), "::1", "evil.org", 421),
+        (EndpointsConfig(), "localhost", "evil.org", 421),
+        (EndpointsConfig(), "0.0.0.0", "llm.example.com", 200),
+        (EndpointsConfig(api_keys="keys.yaml"), "127.0.0.1", "llm.example.com", 200),
+        (EndpointsConfig(allowed_hosts=("llm.example.com",)), "127.0.0.1", "LLM.example.com:443", 200),
+        (EndpointsConfig(allowed_hosts=("llm.example.com",)), "127.0.0.1", "localhost", 200),
+        (EndpointsConfig(allowed_hosts=("llm.example.com",)), "0.0.0.0", "other.example.com", 421),
+        (EndpointsConfig(allowed_hosts=("*",)), "127.0.0.1", "other.example.com", 200),
     ],
 )
-async def test_on_loopback_a_foreign_name_is_refused(doors: DoorsConfig, bound: str, host: str, status: int) -> None:
+async def test_on_loopback_a_foreign_name_is_refused(
+    doors: EndpointsConfig, bound: str, host: str, status: int
+) -> None:
     async with router(doors, bound) as http:
         for path in ("/v1/models", "/live"):
             assert (await http.get(path, headers={"host": host})).status_code == status
@@ -130,8 +132,10 @@ async def test_on_loopback_a_foreign_name_is_refused(doors: DoorsConfig, bound: 
 )
 def test_origins_and_names_that_no_browser_sends_are_refused(wrong: dict[str, tuple[str, ...]], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        DoorsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
+        EndpointsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
 
 
 def test_good_ones_are_taken() -> None:
-    DoorsConfig(cors_origins=("*", "http://localhost:3000", "https://[::1]:8443"), allowed_hosts=("LLM", "::1", "*"))
+    EndpointsConfig(
+        cors_origins=("*", "http://localhost:3000", "https://[::1]:8443"), allowed_hosts=("LLM", "::1", "*")
+    )

@@ -26,7 +26,7 @@ from router.server import _client_options
 from tests.certificates import Authority
 from tests.half_calls import half_a_call
 from tests.unit.router.conftest import open_doors
-from twostroke.config import DoorsConfig
+from twostroke.config import EndpointsConfig
 from twostroke.credentials import TlsConfig
 from twostroke.errors import ConfigError
 from twostroke.request import SampledToken
@@ -160,9 +160,9 @@ async def test_one_connection_too_many_ends_the_one_that_waits_longest() -> None
 
 
 async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on() -> None:
-    ages = dict(_client_options(DoorsConfig(max_connection_age_s=77)))
+    ages = dict(_client_options(EndpointsConfig(max_connection_age_s=77)))
     assert ages["grpc.max_connection_age_ms"] == 77_000
-    async with open_doors(DoorsConfig(max_connection_age_s=1)) as doors:
+    async with open_doors(EndpointsConfig(max_connection_age_s=1)) as doors:
         doors.dispatcher.script = lambda request, index: [SampledToken(65)] * 150
 
         async def slowly(request: inference_pb2.GenerateRequest) -> AsyncIterator[int]:
@@ -248,13 +248,13 @@ async def test_who_is_not_let_in_or_does_not_come_to_the_end_of_a_message_has_no
     monkeypatch.setattr(open_calls, "MESSAGE_S", 0.2)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: {}")
-    async with open_doors(DoorsConfig(api_keys=str(keys))) as doors:
+    async with open_doors(EndpointsConfig(api_keys=str(keys))) as doors:
         for method in (*methods, reflection):
             said, writer = await half_a_call(doors.grpc_address, method)
             assert (b"an API key is needed" in said) == ("Inference" in method), method
             writer.close()
     monkeypatch.setattr(entrance, "MESSAGE_S", 0.2)
-    async with open_doors(DoorsConfig()) as doors:
+    async with open_doors(EndpointsConfig()) as doors:
         for method in methods:
             said, writer = await half_a_call(doors.grpc_address, method)
             assert b"did not arrive" in said, method
@@ -265,7 +265,7 @@ async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "LOOK_S", 0.05)
-    async with open_doors(DoorsConfig(max_connections=3)) as doors:
+    async with open_doors(EndpointsConfig(max_connections=3)) as doors:
         stub = inference_pb2_grpc.InferenceStub(doors.channel)
         assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
         silent = [await asyncio.open_connection(*doors.grpc_address.split(":")) for _ in range(6)]
@@ -280,7 +280,7 @@ async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
 
 async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_server, "HANDSHAKE_MS", 500)
-    async with open_doors(DoorsConfig()) as doors:
+    async with open_doors(EndpointsConfig()) as doors:
         reader, writer = await asyncio.open_connection(*doors.grpc_address.split(":"))
         await ends(reader)
         writer.close()
@@ -296,7 +296,7 @@ async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.
 )
 def test_limits_that_let_nobody_in_are_refused(wrong: dict[str, float], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        DoorsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
+        EndpointsConfig(**wrong)  # type: ignore[arg-type]  # one of its fields
 
 
 async def test_who_sends_more_than_its_last_request_may_be_slow_to_take_its_answer(

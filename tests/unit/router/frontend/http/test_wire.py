@@ -14,7 +14,7 @@ from router.frontend.auth.api_keys import draw_key
 from router.frontend.http import protocol as http_protocol
 from tests.unit.router.conftest import Doors, open_doors
 from tests.unit.router.frontend.http.test_slow_clients import ends, listening
-from twostroke.config import DoorsConfig
+from twostroke.config import EndpointsConfig
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 LIVE = b"GET /live HTTP/1.1\r\nHost: localhost\r\n"
@@ -154,7 +154,7 @@ async def keyed(tmp_path: Path) -> AsyncIterator[tuple[Doors, bytes]]:
     new = draw_key()
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys: {{{new.id}: {{tenant: acme, sha256: '{new.sha256}'}}}}")
-    async with open_doors(DoorsConfig(api_keys=str(file), max_connections=8)) as doors:
+    async with open_doors(EndpointsConfig(api_keys=str(file), max_connections=8)) as doors:
         yield doors, f"Authorization: Bearer {new.key}\r\n".encode()
 
 
