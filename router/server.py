@@ -28,6 +28,7 @@ from twostroke.config import EndpointsConfig, RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch
 from twostroke.models.catalog import recommended_sampling
+from twostroke.rpc.connections import STRANGERS_BYTES
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
 from twostroke.tls import Certificates, Use
@@ -189,6 +190,7 @@ def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificate
         entrance=StrangersEntrance(visits.admit),
         max_message_bytes=config.endpoints.max_request_bytes,
         most_connections=config.endpoints.max_connections,
+        strangers_bytes=STRANGERS_BYTES,
     )
     return RpcServer(
         config.listen.host,

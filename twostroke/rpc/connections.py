@@ -2,18 +2,23 @@
 
 gRPC's own limit closes newcomers, whoever they are: a hundred strangers that say nothing would keep everybody out. Its
 core owns the sockets and tells nobody of them. So this looks for them among the process's descriptors, and ends one by
-`shutdown` through a duplicate, which the core takes as the other side's end. It looks only where there are more
-descriptors than connections are allowed; a call costs a few entries in a table.
+`shutdown` through a duplicate, which the core takes as the other side's end. A call costs a few entries in a table.
+
+The core also keeps all header fields of a call, however many, until they end, and hands them to Python: 13 MB of them
+hold the event loop for a second. So a connection over which nobody was let in may send only so much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import os
 import socket
 import stat
+import struct
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -25,6 +30,15 @@ LOOK_S = 0.2
 SPARE = 1024
 """Connections beyond the limit that may come between two looks; gRPC closes what comes beyond those."""
 
+STRANGERS_BYTES = 256 << 10
+"""Bytes that a connection may have sent before a call over it is let in, where messages are read after that. Those
+that have sent more, a large first message perhaps, have until the next look for the event loop to let them in."""
+STRANGERS_BYTES_PER_S = 16 << 10
+"""Bytes that a connection may send for every second that it lives, beside those before a call over it is let in: for
+those that ask about health again and again."""
+
+_TCP_INFO_BYTES_RECEIVED = struct.Struct("128xQ")
+"""Where Linux' `struct tcp_info` says it."""
 _FOLDER = "/dev/fd"
 """Of the process's own descriptors; on Linux and on macOS."""
 
@@ -41,13 +55,21 @@ class _Seen:
 
 
 class Connections:
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, strangers_bytes: int) -> None:
+        """`most` connections; each may send `strangers_bytes` before a call over it is let in."""
         self.most = most
+        self._strangers_bytes = strangers_bytes
         self._ports: frozenset[int] = frozenset()
         self._known: OrderedDict[str, int] = OrderedDict()
         """Open calls that were let in, by gRPC's name of the other side; the one that has called last comes last."""
         self._seen: dict[tuple[int, int], _Seen | None] = {}
         """By descriptor and inode, so that a number that is used again is looked at again; None: no connection here."""
+        self._descriptors: list[str] = []
+        """At the last look."""
+        self._greedy: set[_Seen] = set()
+        """Strangers that had sent too much at the last look."""
+        self._has_strangers = False
+        """There are connections over which nobody was let in."""
 
     @contextlib.contextmanager
     def calling(self, peer: str) -> Iterator[None]:
@@ -71,9 +93,20 @@ class Connections:
         while True:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(OSError):  # no descriptor is left to look with: one will be, at another look
-                if len(os.listdir(_FOLDER)) > self.most:
-                    seen = await asyncio.to_thread(self._look)
+                descriptors = os.listdir(_FOLDER)
+                if self._has_strangers or descriptors != self._descriptors or len(descriptors) > self.most:
+                    self._descriptors = descriptors
+                    seen, greedy = await asyncio.to_thread(self._look, self._known_peers())
+                    known = self._known_peers()
+                    self._has_strangers = not known.issuperset(each.peer for each in seen)
+                    for each in greedy & self._greedy:
+                        if each.peer not in known:
+                            _end(each)
+                    self._greedy = greedy
                     self._make_room(seen)
+
+    def _known_peers(self) -> set[Peer]:
+        return {_peer_of(name) for name in self._known}
 
     def _make_room(self, seen: list[_Seen]) -> None:
         too_many = len(seen) - self.most
@@ -86,8 +119,9 @@ class Connections:
         for each in idle[:too_many]:
             _end(each)
 
-    def _look(self) -> list[_Seen]:
-        """The connections that are there. On a thread of its own: of thousands it takes some milliseconds."""
+    def _look(self, known: set[Peer]) -> tuple[list[_Seen], set[_Seen]]:
+        """The connections that are there, and those of strangers that have sent too much. On a thread of its own: of
+        thousands it takes some milliseconds."""
         now_s, before, self._seen = time.monotonic(), self._seen, {}
         for name in os.listdir(_FOLDER):
             descriptor = int(name)
@@ -98,7 +132,12 @@ class Connections:
             if stat.S_ISSOCK(status.st_mode):
                 key = descriptor, status.st_ino
                 self._seen[key] = before[key] if key in before else self._connection(*key, now_s)
-        return [each for each in self._seen.values() if each is not None]
+        seen = [each for each in self._seen.values() if each is not None]
+        return seen, {each for each in seen if each.peer not in known and self._is_greedy(each, now_s)}
+
+    def _is_greedy(self, stranger: _Seen, now_s: float) -> bool:
+        allowed_bytes = self._strangers_bytes + STRANGERS_BYTES_PER_S * (now_s - stranger.since_s)
+        return _received_bytes(stranger) > allowed_bytes
 
     def _connection(self, descriptor: int, inode: int, now_s: float) -> _Seen | None:
         own = _duplicate(descriptor)
@@ -125,6 +164,18 @@ def _end(seen: _Seen) -> None:
             own.shutdown(socket.SHUT_RDWR)
 
 
+def _received_bytes(seen: _Seen) -> int:
+    """0 where the system does not say."""
+    own = _duplicate(seen.descriptor) if sys.platform == "linux" else None
+    if own is None:
+        return 0
+    with own, contextlib.suppress(OSError):  # it may be over
+        said = own.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+        if len(said) >= _TCP_INFO_BYTES_RECEIVED.size:
+            return int(_TCP_INFO_BYTES_RECEIVED.unpack_from(said)[0])
+    return 0
+
+
 def _duplicate(descriptor: int) -> socket.socket | None:
     try:
         copy = os.dup(descriptor)
@@ -137,6 +188,7 @@ def _duplicate(descriptor: int) -> socket.socket | None:
         return None
 
 
+@functools.lru_cache(8 * SPARE)
 def _peer_of(name: str) -> Peer:
     """Of gRPC's name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
     host, _, port = unquote(name).partition(":")[2].rpartition(":")

@@ -73,6 +73,9 @@ class Callers:
     entrance: Entrance = field(default_factory=OwnEntrance)
     max_message_bytes: int = MAX_MESSAGE_BYTES
     most_connections: int = MOST_CONNECTIONS
+    strangers_bytes: int = 2 * MAX_MESSAGE_BYTES
+    """Bytes that a connection may have sent before a call over it is let in. More is an attack. gRPC reads the message
+    of a call of the cluster's own before it says where that comes from."""
 
 
 PEERS = Callers()
@@ -257,7 +260,7 @@ class RpcServer:
         ports = [(port, certificates), *([] if sealed is None else [sealed])]
         for each, _ in ports:
             check_can_listen(host, each, shares_port)
-        self._connections = Connections(callers.most_connections)
+        self._connections = Connections(callers.most_connections, callers.strangers_bytes)
         self._keeping: asyncio.Task[None] | None = None
         self._offered = {"": True, "ready": True, "live": False}
         """Names that health knows, and whether they wait until the process is ready."""

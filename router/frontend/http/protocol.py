@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import urllib.parse
 import weakref
 from collections import deque
@@ -69,6 +68,8 @@ class TimedProtocol(asyncio.Protocol):
     share: ClassVar[LoopShare]
     arriving: ClassVar[weakref.WeakSet[TimedProtocol]]
     """Those that are accepted, and shake hands still. Where that fails nobody tells; then asyncio just drops them."""
+    lingering: ClassVar[dict[TimedProtocol, None]]
+    """Connections whose clients have their answer, in the order in which they got it."""
 
     def __init__(
         self,
@@ -131,6 +132,7 @@ class TimedProtocol(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.discard(self)
+        self.lingering.pop(self, None)
         self._stop_timer()
         if self._stall_due is not None:
             self._stall_due.cancel()
@@ -386,6 +388,7 @@ class TimedProtocol(asyncio.Protocol):
     def _linger(self) -> None:
         """Closing a socket with unread bytes resets the connection, and the client may not see its answer."""
         self._lingers = True
+        self.lingering[self] = None
         self._unparsed = _NOTHING
         self._waits_since_s = self._loop.time()
         self._linger_until_s = self._loop.time() + LINGER_S
@@ -432,8 +435,6 @@ class TimedProtocol(asyncio.Protocol):
 
     def _behind_s(self, now_s: float) -> float:
         """How long it has waited, less the time that its body's bytes account for."""
-        if self._lingers:
-            return math.inf
         return now_s - self._waits_since_s - self._body_bytes / LEAST_BYTES_PER_S
 
     @property
@@ -442,7 +443,11 @@ class TimedProtocol(asyncio.Protocol):
         return self._answering is not None and self._answering.is_read
 
     def _make_room(self) -> None:
-        """End the connection that is furthest behind: neither silence nor a slow body keeps anybody out."""
+        """End the connection that is furthest behind: neither silence nor a slow body keeps anybody out. Those that
+        have their answer go first, and need no search: strangers that are refused as fast as they come are many."""
+        if self.lingering:
+            next(iter(self.lingering)).abort()
+            return
         now_s = self._loop.time()
         waiting = [each for each in self._connections if isinstance(each, TimedProtocol) and not each._is_protected]
         max(waiting, key=lambda each: each._behind_s(now_s)).abort()
@@ -467,5 +472,5 @@ def _refusal_of(error: httptools.HttpParserError) -> Refusal:
 
 
 def timed_protocol(most_connections: int) -> type[TimedProtocol]:
-    facts = {"most_connections": most_connections, "arriving": weakref.WeakSet(), "share": LoopShare()}
+    facts = {"most_connections": most_connections, "arriving": weakref.WeakSet(), "lingering": {}, "share": LoopShare()}
     return type("TimedProtocol", (TimedProtocol,), facts)
