@@ -32,7 +32,7 @@ def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Load
 
 def ability_of(shape: FleetShape) -> Ability:
     delays = shape.delays
-    calls_s = delays.door_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
+    calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
     return Ability(
         cost=shape.cost,
         step_tokens=shape.step_tokens,

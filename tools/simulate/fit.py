@@ -123,7 +123,7 @@ def _delays(answers: Sequence[AnswerRecord], shape: FleetShape) -> Delays:
     smooth = [answer for answer in answers if answer.attempts == 1 and answer.ttft_s is not None]
     return replace(
         usual,
-        door_s=_middle(_between(smooth, Instant.RECEIVED, Instant.ROUTED), usual.door_s),
+        frontend_s=_middle(_between(smooth, Instant.RECEIVED, Instant.ROUTED), usual.frontend_s),
         # There and back.
         open_s=_middle(_between(smooth, Instant.ROUTED, Instant.OPENED), 2 * usual.open_s) / 2,
         pull_s=_middle(_pull_residuals(smooth, shape), 2 * usual.pull_s) / 2,

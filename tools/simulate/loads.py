@@ -48,7 +48,7 @@ def pace_at(utilisation: float, trial: Trial, run_all: Runner) -> float:
         (run,) = run_all([replace(trial, rate_scale=scale)])
         found = results.utilisation(run)
         if not found:
-            raise ConfigError(f"--of {trial.arm}: it keeps prefill workers idle at any pace", field="of")
+            raise ConfigError(f"--of {trial.variant}: it keeps prefill workers idle at any pace", field="of")
         if abs(found / utilisation - 1) <= NEAR:
             break
         scale *= utilisation / found
@@ -59,7 +59,7 @@ def pace_at(utilisation: float, trial: Trial, run_all: Runner) -> float:
 class FoundRate:
     """Between which paces the promise breaks."""
 
-    arm: str
+    variant: str
     keeps: float | None
     """The highest pace at which it was kept, in requests per second; None: at none."""
     breaks: float | None
@@ -83,7 +83,7 @@ def highest_rates(trials: Sequence[Trial], ttft_s: float, precision: float, run_
         for (at, rate), run in zip(wanted, found, strict=True):
             tried[at].append(Tried(rate, keeps(run, ttft_s)))
             runs[at][rate] = run
-    return [_found(trial.arm, past, seen) for trial, past, seen in zip(trials, tried, runs, strict=True)]
+    return [_found(trial.variant, past, seen) for trial, past, seen in zip(trials, tried, runs, strict=True)]
 
 
 def keeps(run: Run, ttft_s: float) -> bool:
@@ -98,11 +98,11 @@ def _requests_per_s(trace: Trace) -> float:
     return len(trace.rows) / span_s(trace)
 
 
-def _found(arm: str, tried: Sequence[Tried], runs: dict[float, Run]) -> FoundRate:
+def _found(variant: str, tried: Sequence[Tried], runs: dict[float, Run]) -> FoundRate:
     bracket = bracket_of(tried)
     run = runs[bracket.passing] if bracket.passing is not None else None
     return FoundRate(
-        arm,
+        variant,
         bracket.passing,
         bracket.failing,
         results.percentile(results.ttfts(run), 0.9) if run is not None else None,

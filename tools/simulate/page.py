@@ -29,7 +29,7 @@ class Found:
 
 
 def render_page(found: Found, setting: str, promise: Promise) -> str:
-    names = tuple(dict.fromkeys([each.arm for each in found.summaries] + [each.arm for each in found.rates]))
+    names = tuple(dict.fromkeys([each.variant for each in found.summaries] + [each.variant for each in found.rates]))
     colours = colours_of(names)
     sections = [
         *([_over_loads(found, colours, promise)] if found.summaries else []),
@@ -40,10 +40,13 @@ def render_page(found: Found, setting: str, promise: Promise) -> str:
 
 
 def _over_loads(found: Found, colours: dict[str, int], promise: Promise) -> Section:
-    by_arm = {arm: [each for each in found.summaries if each.arm == arm] for arm in colours}
+    by_variant = {variant: [each for each in found.summaries if each.variant == variant] for variant in colours}
     paces = list(dict.fromkeys(each.rate_scale for each in found.summaries))
     hits = [
-        (f"x{scale:.3g}", [(colours[each.arm], each.hit_rate) for each in found.summaries if each.rate_scale == scale])
+        (
+            f"x{scale:.3g}",
+            [(colours[each.variant], each.hit_rate) for each in found.summaries if each.rate_scale == scale],
+        )
         for scale in paces
     ]
     hit_words = Words("hit rate by policy", "pace", "hit rate; dashed: oracle")
@@ -51,19 +54,19 @@ def _over_loads(found: Found, colours: dict[str, int], promise: Promise) -> Sect
         "Load",
         explanation(promise, found.oracle_rate),
         figures=(
-            Figure("Time to first token over load: p90, dashed p50", _ttft_over_load(by_arm, colours)),
+            Figure("Time to first token over load: p90, dashed p50", _ttft_over_load(by_variant, colours)),
             Figure("Prompt tokens that were not computed", bar_figure(hits, hit_words, found.oracle_rate)),
         ),
     )
 
 
-def _ttft_over_load(by_arm: dict[str, list[Summary]], colours: dict[str, int]) -> str:
+def _ttft_over_load(by_variant: dict[str, list[Summary]], colours: dict[str, int]) -> str:
     lines = []
-    for arm, summaries in by_arm.items():
+    for variant, summaries in by_variant.items():
         for dashed in (False, True):
             values = [(each, each.ttft_p50_s if dashed else each.ttft_p90_s) for each in summaries]
             points = tuple((each.requests_per_s, value) for each, value in values if value)
-            lines.append(Line(colours[arm], points, dashed, f"{arm} {'p50' if dashed else 'p90'}"))
+            lines.append(Line(colours[variant], points, dashed, f"{variant} {'p50' if dashed else 'p90'}"))
     return line_figure(lines, Words("time to first token over load", "requests/s", "s"), log_y=True)
 
 
@@ -72,7 +75,7 @@ def _at_pace(found: Found, scale: float, colours: dict[str, int]) -> Section:
     runs = [run for pace, run in found.runs if pace == scale]
     grid = Grid(
         tuple(column.title for column in COLUMNS_SHOWN),
-        tuple(Row(colours[each.arm], tuple(column.shown(each) for column in COLUMNS_SHOWN)) for each in here),
+        tuple(Row(colours[each.variant], tuple(column.shown(each) for column in COLUMNS_SHOWN)) for each in here),
     )
     ttfts = [Series(colours[run.policy], tuple(results.ttfts(run))) for run in runs]
     return Section(
@@ -129,9 +132,9 @@ def _rates(rates: Sequence[FoundRate], colours: dict[str, int]) -> Section:
         ("policy", "requests/s", "fails at", "p90", "util"),
         tuple(
             Row(
-                colours[each.arm],
+                colours[each.variant],
                 (
-                    each.arm,
+                    each.variant,
                     "none" if each.keeps is None else f"{each.keeps:.2f}",
                     "-" if each.breaks is None else f"{each.breaks:.2f}",
                     seconds(each.p90_s),
@@ -141,6 +144,6 @@ def _rates(rates: Sequence[FoundRate], colours: dict[str, int]) -> Section:
             for each in rates
         ),
     )
-    bars = [("", [(colours[each.arm], each.keeps or 0.0) for each in rates])]
+    bars = [("", [(colours[each.variant], each.keeps or 0.0) for each in rates])]
     figure = Figure("Highest rate, requests/s", bar_figure(bars, Words("highest rate by policy", "", "requests/s")))
     return Section("Highest rate", grid=grid, figures=(figure,))

@@ -38,7 +38,7 @@ def percent(value: float | None, sign: str = "") -> str:
 
 
 COLUMNS_SHOWN = (
-    Column("policy", lambda each: each.arm),
+    Column("policy", lambda each: each.variant),
     Column("requests", lambda each: str(each.requests)),
     Column("done", lambda each: str(each.completed)),
     Column("refused", lambda each: str(each.refused)),
@@ -100,7 +100,7 @@ def explanation(promise: Promise, oracle_rate: float) -> str:
 def notes_of(summaries: Sequence[Summary]) -> list[str]:
     notes = []
     for each in summaries:
-        what = f"{each.arm} at x{each.rate_scale:.3g}"
+        what = f"{each.variant} at x{each.rate_scale:.3g}"
         if each.event_gaps or each.divergences:
             counts = f"{each.event_gaps} gaps, {each.snapshots} snapshots, {each.divergences} divergences found"
             notes.append(f"{what}: events had {counts}")
@@ -118,11 +118,11 @@ def print_rates(found: Sequence[FoundRate], ttft_s: float, console: Console) -> 
         pad_edge=False,
     )
     base = found[0].keeps
-    for at, heading in enumerate(("policy", "requests/s", f"over {found[0].arm}", "fails at", "p90", "util")):
+    for at, heading in enumerate(("policy", "requests/s", f"over {found[0].variant}", "fails at", "p90", "util")):
         table.add_column(heading, justify="right" if at else "left", no_wrap=True)
     for each in found:
         table.add_row(
-            escape(each.arm),
+            escape(each.variant),
             "none" if each.keeps is None else f"{each.keeps:.2f}",
             f"{each.keeps / base:.2f}x" if each.keeps and base else "-",
             "-" if each.breaks is None else f"{each.breaks:.2f}",

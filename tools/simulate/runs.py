@@ -10,9 +10,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.live_routing import Brains
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import policy_of
 
@@ -21,7 +21,7 @@ from tools.simulate.variants import policy_of
 class Trial:
     """One policy, one fleet, one trace at one pace."""
 
-    arm: str
+    variant: str
     trace: Trace
     shape: FleetShape
     rate_scale: float = 1.0
@@ -54,14 +54,16 @@ def _told(trials: Sequence[Trial], runs: Iterable[Run]) -> list[Run]:
         done.append(run)
         if sys.stderr.isatty():
             shape = trial.shape
-            what = f"{trial.arm} x{trial.rate_scale:.3g} on {shape.prefill}+{shape.decode}"
+            what = f"{trial.variant} x{trial.rate_scale:.3g} on {shape.prefill}+{shape.decode}"
             print(f"{number}/{len(trials)} {what}: {run.cpu_s:.1f} s", file=sys.stderr)
     return done
 
 
 def run_trial(trial: Trial) -> Run:
-    brains = Brains(trial.arm, lambda: policy_of(trial.arm, peer_pulls=trial.peer_pulls), holds=trial.holds)
-    return simulate(paced(trial.trace, trial.rate_scale), trial.shape, brains)
+    adapters = RoutingAdapters(
+        trial.variant, lambda: policy_of(trial.variant, peer_pulls=trial.peer_pulls), holds=trial.holds
+    )
+    return simulate(paced(trial.trace, trial.rate_scale), trial.shape, adapters)
 
 
 def paced(trace: Trace, rate_scale: float) -> Trace:

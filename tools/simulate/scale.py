@@ -17,10 +17,10 @@ from cluster.scaling.planner import Outlook, Planner
 from tools.simulate.demand import check_objectives
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Outcome, Run, Status
+from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.live_routing import Brains
 from tools.simulate.options import add_fleet, add_json, add_source, fleet_from, source_from
 from tools.simulate.report import console_for, percent
 from tools.simulate.traces.trace import Trace
@@ -139,7 +139,7 @@ def compared(
     )
     fared = []
     for name, fleet, scaler in runs:
-        run = simulate(trace, fleet, Brains(OURS, lambda: policy_of(OURS), holds=True), scaler)
+        run = simulate(trace, fleet, RoutingAdapters(OURS, lambda: policy_of(OURS), holds=True), scaler)
         fared.append(_fared(name, run, promise))
     return planned, fared
 

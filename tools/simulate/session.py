@@ -31,7 +31,7 @@ from tools.simulate.report import (
 from tools.simulate.runs import Runner, Trial, runner
 from tools.simulate.summary import Summary, oracle_rate_of, summarise, with_ratios
 from tools.simulate.traces.trace import Trace
-from tools.simulate.variants import BASELINE, DEFAULT, arms_from, check_arm, with_baseline
+from tools.simulate.variants import BASELINE, DEFAULT, check_variant, variants_from, with_baseline
 from twostroke.errors import ConfigError
 
 
@@ -39,7 +39,7 @@ from twostroke.errors import ConfigError
 class Options:
     source: Source
     output: Output
-    arms: tuple[str, ...]
+    variants: tuple[str, ...]
     """Round-robin first."""
     rate_scales: tuple[float, ...]
     utilisations: tuple[float, ...]
@@ -64,7 +64,7 @@ class Options:
             raise ConfigError("--rate-scale and --utilisation exclude each other", field="utilisation")
         if self.admits and self.promise.ttft_s is None:
             raise ConfigError("--admission refuses by --slo-ttft: how many seconds?", field="slo_ttft")
-        check_arm("--of", self.of)
+        check_variant("--of", self.of)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def options_from(args: argparse.Namespace) -> Options:
     return Options(
         source=source_from(args),
         output=output_from(args),
-        arms=with_baseline(arms_from(args.policies)),
+        variants=with_baseline(variants_from(args.policies)),
         rate_scales=numbers("--rate-scale", args.rate_scale),
         utilisations=numbers("--utilisation", args.utilisation),
         of=args.of,
@@ -110,7 +110,7 @@ def run_session(args: argparse.Namespace) -> int:
     console.print(_heading(options, trace, shape), markup=False)
     run_all = runner(options.output.jobs)
     real = real_answers(options.source.trace, options.source.limit)
-    options = dataclasses.replace(options, arms=tuple(dict.fromkeys((*options.arms, *policies_of(real)))))
+    options = dataclasses.replace(options, variants=tuple(dict.fromkeys((*options.variants, *policies_of(real)))))
     found = _rates(options, trace, shape, run_all)
     oracle_rate = oracle_rate_of(trace, shape)
     compared = _compare(options, trace, shape, run_all, holds=bool(real)) if options.find_rate_s is None else []
@@ -140,12 +140,12 @@ def _compare(
     """`holds`: requests wait in routers, as those of the live router did whose log this is."""
     scales = options.rate_scales or (1.0,)
     if options.utilisations:
-        meant = Trial(arm=options.of, trace=trace, shape=shape, peer_pulls=options.peer_pulls)
+        meant = Trial(variant=options.of, trace=trace, shape=shape, peer_pulls=options.peer_pulls)
         scales = tuple(pace_at(utilisation, meant, run_all) for utilisation in options.utilisations)
     trials = [
-        Trial(arm=arm, trace=trace, shape=shape, rate_scale=scale, peer_pulls=options.peer_pulls, holds=holds)
+        Trial(variant=variant, trace=trace, shape=shape, rate_scale=scale, peer_pulls=options.peer_pulls, holds=holds)
         for scale in scales
-        for arm in options.arms
+        for variant in options.variants
     ]
     return [(trial.rate_scale, run) for trial, run in zip(trials, run_all(trials), strict=True)]
 
@@ -153,7 +153,9 @@ def _compare(
 def _rates(options: Options, trace: Trace, shape: FleetShape, run_all: Runner) -> list[FoundRate]:
     if options.find_rate_s is None:
         return []
-    trials = [Trial(arm=arm, trace=trace, shape=shape, peer_pulls=options.peer_pulls) for arm in options.arms]
+    trials = [
+        Trial(variant=variant, trace=trace, shape=shape, peer_pulls=options.peer_pulls) for variant in options.variants
+    ]
     return highest_rates(trials, options.find_rate_s, options.precision, run_all)
 
 

@@ -191,7 +191,7 @@ def _trial(trace: Trace, shape: FleetShape, counts: Counts) -> Trial:
     own prefix cache."""
     pages = shape.decode_pages if counts.prefill else max(shape.decode_pages, shape.prefill_pages)
     fleet = dataclasses.replace(shape, prefill=counts.prefill, decode=counts.decode, decode_pages=pages)
-    return Trial(arm=OURS, trace=trace, shape=fleet)
+    return Trial(variant=OURS, trace=trace, shape=fleet)
 
 
 def _tried(counts: Counts, run: Run, promise: Promise) -> Tried:

@@ -20,7 +20,7 @@ from twostroke.config import Role
 class Summary:
     """Shares are of 1, times in seconds; None where there is nothing to take it from."""
 
-    arm: str
+    variant: str
     rate_scale: float
     """Of the trace's own pace."""
     requests_per_s: float
@@ -66,7 +66,7 @@ def summarise(run: Run, rate_scale: float, promise: Promise, oracle_rate: float)
     hit_rate = results.token_hit_rate(run)
     has_prefill = any(use.role is Role.PREFILL for use in run.workers)
     return Summary(
-        arm=run.policy,
+        variant=run.policy,
         rate_scale=rate_scale,
         requests_per_s=len(run.outcomes) / run.span_s if run.span_s else 0.0,
         requests=len(run.outcomes),
@@ -97,7 +97,7 @@ def summarise(run: Run, rate_scale: float, promise: Promise, oracle_rate: float)
 
 
 def with_ratios(summaries: Sequence[Summary]) -> list[Summary]:
-    base = {each.rate_scale: each.ttft_p90_s for each in summaries if each.arm == BASELINE}
+    base = {each.rate_scale: each.ttft_p90_s for each in summaries if each.variant == BASELINE}
     return [
         dataclasses.replace(each, p90_ratio=_ratio(each.ttft_p90_s, base.get(each.rate_scale))) for each in summaries
     ]

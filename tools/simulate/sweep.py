@@ -1,6 +1,6 @@
 """`twostroke simulate sweep`: is choosing request by request who computes a prompt as good as the better fixed rule?
 
-Prompt length x load x bandwidth; in every cell three arms under the same requests: the decode worker always computes,
+Prompt length x load x bandwidth; in every cell three variants under the same requests: the decode worker always computes,
 a prefill worker always does, and ours chooses.
 """
 
@@ -33,7 +33,7 @@ from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS
 from twostroke.errors import ConfigError
 
-ARMS = (ALWAYS_LOCAL, ALWAYS_REMOTE, OURS)
+VARIANTS = (ALWAYS_LOCAL, ALWAYS_REMOTE, OURS)
 BLOCK_TOKENS = 128
 """Short prompts must have some."""
 SLACK = 4.0
@@ -80,7 +80,7 @@ class Cell:
     requests_per_s: float
     promise: Promise
     goodput: dict[str, float]
-    """By arm."""
+    """By variant."""
 
     @property
     def ratio(self) -> float:
@@ -135,11 +135,13 @@ def sweep(axes: Axes, shape: FleetShape, asked: Promise, sizes: tuple[int, int],
     traces = [requests_at(place, fleet, *sizes) for place, fleet in zip(places, fleets, strict=True)]
     _check_objectives(asked, traces, fleets)
     trials = [
-        Trial(arm=arm, trace=trace, shape=fleet) for trace, fleet in zip(traces, fleets, strict=True) for arm in ARMS
+        Trial(variant=variant, trace=trace, shape=fleet)
+        for trace, fleet in zip(traces, fleets, strict=True)
+        for variant in VARIANTS
     ]
     runs = iter(runner(jobs)(trials))
     return [
-        _cell(place, trace, _promised(asked, trace, fleet), [next(runs) for _ in ARMS])
+        _cell(place, trace, _promised(asked, trace, fleet), [next(runs) for _ in VARIANTS])
         for place, trace, fleet in zip(places, traces, fleets, strict=True)
     ]
 
@@ -247,7 +249,7 @@ def _telling(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.is_telling]
 
 
-_HEADINGS = ("prompt", "load", "GB/s", "requests/s", "TTFT <=", "ITL <=", *ARMS, f"{OURS} / better")
+_HEADINGS = ("prompt", "load", "GB/s", "requests/s", "TTFT <=", "ITL <=", *VARIANTS, f"{OURS} / better")
 
 
 def _row(cell: Cell) -> tuple[str, ...]:
@@ -259,7 +261,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         f"{cell.requests_per_s:.2f}",
         f"{cell.promise.ttft_s:.3g}",
         f"{cell.promise.itl_s:.3g}",
-        *(f"{cell.goodput[arm]:.3f}" for arm in ARMS),
+        *(f"{cell.goodput[variant]:.3f}" for variant in VARIANTS),
         f"{cell.ratio:.3f}",
     )
 
@@ -276,8 +278,8 @@ def _page(cells: Sequence[Cell], setting: str) -> str:
     for tokens, bandwidth in dict.fromkeys((cell.place.prompt_tokens, cell.place.bytes_per_s) for cell in cells):
         here = [c for c in cells if (c.place.prompt_tokens, c.place.bytes_per_s) == (tokens, bandwidth)]
         lines = [
-            Line(colour, tuple((cell.place.load, cell.goodput[arm]) for cell in here), name=arm)
-            for colour, arm in enumerate(ARMS)
+            Line(colour, tuple((cell.place.load, cell.goodput[variant]) for cell in here), name=variant)
+            for colour, variant in enumerate(VARIANTS)
         ]
         title = f"{tokens} tokens, {bandwidth / GIGABYTE:g} GB/s"
         figures.append(
@@ -285,6 +287,6 @@ def _page(cells: Sequence[Cell], setting: str) -> str:
         )
     table = Grid(_HEADINGS, tuple(Row(None, _row(cell)) for cell in cells))
     return render(
-        Head("twostroke simulate sweep", setting, ARMS),
+        Head("twostroke simulate sweep", setting, VARIANTS),
         [Section("Who computes", verdict(cells), figures=tuple(figures)), Section("All cells", grid=table)],
     )

@@ -29,33 +29,33 @@ _WITHOUT_PEERS: dict[str, Callable[[], Policy]] = {
 """Others never pull from peers."""
 
 
-def policy_of(arm: str, *, peer_pulls: bool = True) -> Policy:
+def policy_of(variant: str, *, peer_pulls: bool = True) -> Policy:
     """A new one. Raises ConfigError, listing what there is."""
-    if arm in _OWN:
-        return _OWN[arm]()
-    if not peer_pulls and arm in _WITHOUT_PEERS:
-        return _WITHOUT_PEERS[arm]()
-    return policy_named(arm)
+    if variant in _OWN:
+        return _OWN[variant]()
+    if not peer_pulls and variant in _WITHOUT_PEERS:
+        return _WITHOUT_PEERS[variant]()
+    return policy_named(variant)
 
 
-def arms_from(text: str) -> tuple[str, ...]:
+def variants_from(text: str) -> tuple[str, ...]:
     """Names separated by commas, or all policies."""
     if text == EVERYTHING:
         return tuple(POLICIES)
-    arms = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not arms:
+    variants = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not variants:
         raise ConfigError(f"--policies needs a name: {', '.join(POLICIES)}, or {EVERYTHING}", field="policies")
-    for arm in arms:
-        check_arm("--policies", arm)
-    return tuple(dict.fromkeys(arms))
+    for variant in variants:
+        check_variant("--policies", variant)
+    return tuple(dict.fromkeys(variants))
 
 
-def check_arm(flag: str, arm: str) -> None:
-    if arm not in _OWN and arm not in POLICIES:
+def check_variant(flag: str, variant: str) -> None:
+    if variant not in _OWN and variant not in POLICIES:
         known = ", ".join((*POLICIES, *_OWN))
-        raise ConfigError(f"{flag} must be of {known}; got {arm!r}", field=field_of(flag))
+        raise ConfigError(f"{flag} must be of {known}; got {variant!r}", field=field_of(flag))
 
 
-def with_baseline(arms: Sequence[str]) -> tuple[str, ...]:
+def with_baseline(variants: Sequence[str]) -> tuple[str, ...]:
     """Round-robin first: everything is told relative to it."""
-    return tuple(dict.fromkeys((BASELINE, *arms)))
+    return tuple(dict.fromkeys((BASELINE, *variants)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.checks import file_can_be_made, positive
 from router.routing.policies import POLICIES
 from tools.simulate.options import Source, add_source, source_from
-from tools.simulate.variants import BASELINE, arms_from
+from tools.simulate.variants import BASELINE, variants_from
 from twostroke.errors import ConfigError
 
 DEFAULT_POLICIES = "kv,round-robin,least-requests"
@@ -123,7 +123,7 @@ def options_from(args: argparse.Namespace) -> PoliciesOptions:
             seed=args.seed,
             flags=tuple(shlex.split(args.serve_flags)),
         ),
-        policies=tuple(dict.fromkeys((*arms_from(args.policies), BASELINE))),
+        policies=tuple(dict.fromkeys((*variants_from(args.policies), BASELINE))),
         utilisations=tuple(dict.fromkeys(args.utilisations)),
         rounds=args.rounds,
         warmup=args.warmup,

@@ -28,7 +28,7 @@ def fleet_of(trials: Sequence[Trial], served: Served) -> FleetShape:
 
 def replayed(policies: Sequence[str], trace: Trace, shape: FleetShape, run_all: Runner) -> list[Run]:
     """Requests wait in routers as they do in live ones."""
-    return run_all([Simulated(arm=policy, trace=trace, shape=shape, holds=True) for policy in policies])
+    return run_all([Simulated(variant=policy, trace=trace, shape=shape, holds=True) for policy in policies])
 
 
 def likeness(trials: Sequence[Trial], run: Run) -> Likeness:

@@ -101,7 +101,7 @@ def test_a_worker_is_as_busy_as_its_counter_grew() -> None:
 
 def test_what_was_simulated_stands_beside_the_median_of_real_rounds() -> None:
     trace = replayed(generated("conversation", 20, 2.0, 1), Replay())
-    run = run_trial(Simulated(arm="kv", trace=trace, shape=FleetShape(prefill=1, decode=1), holds=True))
+    run = run_trial(Simulated(variant="kv", trace=trace, shape=FleetShape(prefill=1, decode=1), holds=True))
     found = likeness([trial("kv", 0, 1.0), trial("kv", 1, 3.0), trial("kv", 2, 2.0), trial("dynamo", 0, 9.0)], run)
     assert (found.policy, found.requests, found.real_s) == ("kv", 9, (2.0, 2.0))
     simulated_s = sorted(outcome.ttft_s for outcome in run.outcomes if outcome.ttft_s is not None)

@@ -10,7 +10,7 @@ from tools.simulate.fleet.host import Host
 from tools.simulate.fleet.peers import pull_from_peer
 from tools.simulate.fleet.pulls import Job, Pull, PullSpec
 from tools.simulate.fleet.results import Gaps
-from tools.simulate.fleet.simulated_request import Journey
+from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import TOKEN, Flight
 from twostroke.request import SamplingParams
 from twostroke.schedule.scheduler import Admission, Emission
@@ -25,16 +25,16 @@ LOOK_AGAIN_S = 1e-4
 class Reader(Protocol):
     """The router that a request came from."""
 
-    def began(self, journey: Journey) -> None:
+    def began(self, request: SimulatedRequest) -> None:
         """Its first token of this attempt was emitted."""
 
-    def answered(self, journey: Journey) -> None:
+    def answered(self, request: SimulatedRequest) -> None:
         """Its last token was emitted."""
 
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    journey: Journey
+    request: SimulatedRequest
     reader: Reader
     sequence: Sequence
     source: Host | None
@@ -61,21 +61,21 @@ class Answers:
 
     # What routers ask for
 
-    def open(self, journey: Journey, reader: Reader, source: Host | None, peer: Host | None) -> None:
+    def open(self, request: SimulatedRequest, reader: Reader, source: Host | None, peer: Host | None) -> None:
         """Raises Overloaded."""
-        host, placement = self.host, journey.placement
+        host, placement = self.host, request.placement
         assert placement is not None
         sequence = Sequence(
-            journey.request_id,
+            request.request_id,
             host.new_session(),
-            [TOKEN] * journey.known_tokens,
-            journey.prompt_tokens,
-            list(journey.names),
-            sampling=SamplingParams(seed=0, max_tokens=journey.answer_tokens, ignore_eos=True),
+            [TOKEN] * request.known_tokens,
+            request.prompt_tokens,
+            list(request.names),
+            sampling=SamplingParams(seed=0, max_tokens=request.answer_tokens, ignore_eos=True),
         )
         host.scheduler.enqueue(sequence)
         self._answers[sequence] = Answer(
-            journey, reader, sequence, source, peer, placement.peer_blocks, len(journey.names)
+            request, reader, sequence, source, peer, placement.peer_blocks, len(request.names)
         )
         host.wake()
 
@@ -86,9 +86,9 @@ class Answers:
             self._count(done)
         return list(self._answers.values())
 
-    def drop(self, journey: Journey) -> None:
+    def drop(self, request: SimulatedRequest) -> None:
         """Its router went away, or nobody wants it."""
-        found = [answer for answer in self._answers.values() if answer.journey is journey]
+        found = [answer for answer in self._answers.values() if answer.request is request]
         for answer in found:
             del self._answers[answer.sequence]
             self.host.scheduler.end(answer.sequence)
@@ -124,7 +124,7 @@ class Answers:
         for emission in emissions:
             if emission.finish is not None:
                 answer = self._answers.pop(emission.sequence)
-                answer.reader.answered(answer.journey)
+                answer.reader.answered(answer.request)
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""
@@ -171,12 +171,12 @@ class Answers:
             chunk_tokens=host.scheduler.step_tokens,
             block_size=host.shape.block_size,
         )
-        now_s, youngest_s = host.agenda.now_s, pulls[-1].started_s
+        now_s, youngest_s = host.queue.now_s, pulls[-1].started_s
         pull = choose(pulls, pace, now_s)
         if pull is not None:
             pull.stop()
         elif now_s - youngest_s < ANSWER_S:
-            host.agenda.at(max(youngest_s + ANSWER_S, now_s + LOOK_AGAIN_S), host.wake)
+            host.queue.at(max(youngest_s + ANSWER_S, now_s + LOOK_AGAIN_S), host.wake)
 
     def _pull_again(self, answer: Answer) -> None:
         """The page source has failed: what its peer was to give it is fetched from there, once."""
@@ -203,31 +203,31 @@ class Answers:
             answer = self._answers.get(chunk.sequence)
             if answer is None or not chunk.samples:
                 continue
-            journey = answer.journey
-            journey.emitted += flight.steps
-            if journey.last_token_s is not None:
-                self._note_gap(journey, first_s - journey.last_token_s)
-            journey.last_token_s = last_s
+            request = answer.request
+            request.emitted += flight.steps
+            if request.last_token_s is not None:
+                self._note_gap(request, first_s - request.last_token_s)
+            request.last_token_s = last_s
             if not answer.has_begun:
                 self._begin(answer, last_s)
             if flight.steps > 1:
-                journey.longest_gap_s = max(
-                    journey.longest_gap_s, last_s - flight.begun_s - flight.after(flight.steps - 1)
+                request.longest_gap_s = max(
+                    request.longest_gap_s, last_s - flight.begun_s - flight.after(flight.steps - 1)
                 )
         self._note_steps(flight)
 
     def _begin(self, answer: Answer, now_s: float) -> None:
         answer.has_begun = True
-        journey, size = answer.journey, self.host.shape.block_size
-        if journey.first_token_s is None:
-            journey.first_token_s = now_s
+        request, size = answer.request, self.host.shape.block_size
+        if request.first_token_s is None:
+            request.first_token_s = now_s
             blocks = answer.blocks - answer.missing_blocks + answer.reused_blocks
-            journey.cached_tokens = min(blocks * size, journey.prompt_tokens)
-            journey.pulled_tokens = min(answer.peer_pages * size, journey.cached_tokens)
-        answer.reader.began(journey)
+            request.cached_tokens = min(blocks * size, request.prompt_tokens)
+            request.pulled_tokens = min(answer.peer_pages * size, request.cached_tokens)
+        answer.reader.began(request)
 
-    def _note_gap(self, journey: Journey, gap_s: float) -> None:
-        journey.longest_gap_s = max(journey.longest_gap_s, gap_s)
+    def _note_gap(self, request: SimulatedRequest, gap_s: float) -> None:
+        request.longest_gap_s = max(request.longest_gap_s, gap_s)
         self._gaps[Gaps.bucket_of(gap_s)] += 1
 
     def _note_steps(self, flight: Flight) -> None:

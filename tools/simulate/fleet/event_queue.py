@@ -25,7 +25,7 @@ class Entry:
         self.action = None
 
 
-class Agenda:
+class EventQueue:
     def __init__(self) -> None:
         self.now_s = 0.0
         self._entries: list[tuple[float, int, Entry]] = []

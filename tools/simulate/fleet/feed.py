@@ -47,7 +47,7 @@ class Feed:
         """Comes after the next one."""
         self._last_s = 0.0
         self._is_following = False
-        host.agenda.after(self._delays.event_s, self._subscribe)
+        host.queue.after(self._delays.event_s, self._subscribe)
 
     def close(self) -> None:
         self._stream += 1
@@ -86,11 +86,11 @@ class Feed:
             self._send(*held)
 
     def _send(self, batch: EventBatch, load: Load) -> None:
-        agenda, stream = self._host.agenda, self._stream
+        queue, stream = self._host.queue, self._stream
         jitter_s = self._delays.event_jitter_s
         delay_s = self._delays.event_s + (jitter_s * self._draws.random() if jitter_s else 0.0)
-        self._last_s = max(self._last_s, agenda.now_s + delay_s)
-        agenda.at(self._last_s, lambda: self._take(stream, batch, load))
+        self._last_s = max(self._last_s, queue.now_s + delay_s)
+        queue.at(self._last_s, lambda: self._take(stream, batch, load))
 
     def _take(self, stream: int, batch: EventBatch, load: Load) -> None:
         if stream != self._stream:
@@ -106,4 +106,4 @@ class Feed:
             if again == self._stream:
                 self._subscribe()
 
-        self._host.agenda.after(delay_s, subscribe)
+        self._host.queue.after(delay_s, subscribe)

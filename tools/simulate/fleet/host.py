@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Agenda, Entry
+from tools.simulate.fleet.event_queue import Entry, EventQueue
 from tools.simulate.fleet.host_memory import HostMemory
 from tools.simulate.fleet.pulls import Job, Party, Pull, PullSpec
 from tools.simulate.fleet.shape import FleetShape
@@ -64,20 +64,20 @@ class Tally:
     served_pages: int = 0
     evicted_pages: int = 0
     preemptions: int = 0
-    lives: int = 0
+    epochs: int = 0
 
 
 class Host:
     def __init__(
         self,
-        agenda: Agenda,
+        queue: EventQueue,
         shape: FleetShape,
         worker: WorkerId,
         role: Role,
         epoch: Epoch,
         tally: Tally,
     ) -> None:
-        self.agenda = agenda
+        self.queue = queue
         self.shape = shape
         self.worker = worker
         self.role = role
@@ -110,13 +110,13 @@ class Host:
         self._flight: Flight | None = None
         self._end: Entry | None = None
         self._is_woken = False
-        self._published_s = agenda.now_s
+        self._published_s = queue.now_s
         self._lasting = self._lasting_report()
-        tally.lives += 1
+        tally.epochs += 1
 
     def mount(self, actions: RoleActions) -> None:
         self._actions = actions
-        self.agenda.after(self.shape.heartbeat_s, self._beat)
+        self.queue.after(self.shape.heartbeat_s, self._beat)
 
     @property
     def actions(self) -> RoleActions:
@@ -141,7 +141,7 @@ class Host:
             self._cut()
         elif not self._is_woken:
             self._is_woken = True
-            self.agenda.at(self.agenda.now_s, self._begin_if_idle)
+            self.queue.at(self.queue.now_s, self._begin_if_idle)
 
     def progressed(self) -> None:
         """Blocks may have become readable: whoever pulls them hears of it, and routers do."""
@@ -152,7 +152,7 @@ class Host:
 
     def publish(self) -> None:
         batch, load = self.log.publish(), self.load_report()
-        self._published_s = self.agenda.now_s
+        self._published_s = self.queue.now_s
         for follower in self._followers:
             follower(batch, load)
 
@@ -201,14 +201,14 @@ class Host:
 
     def copied(self, source: Party, pages: int, seconds: float) -> None:
         self.tally.pulled_pages += pages
-        self.links.copied(source.worker, pages * self.shape.page_bytes, seconds, self.agenda.now_s)
+        self.links.copied(source.worker, pages * self.shape.page_bytes, seconds, self.queue.now_s)
         self._lasting = self._lasting_report()
 
     def gave(self, pages: int) -> None:
         self.tally.served_pages += pages
 
     def answered(self, source: Party, latency_s: float) -> None:
-        self.links.answered(source.worker, latency_s, self.agenda.now_s)
+        self.links.answered(source.worker, latency_s, self.queue.now_s)
 
     # What the pool tells
 
@@ -234,14 +234,14 @@ class Host:
             self._end.cancel()
         delay_s = self.shape.delays.detection_s
         for pull in [*self.served]:
-            self.agenda.after(delay_s, pull.fail)
+            self.queue.after(delay_s, pull.fail)
         for pull in [*self.pulls]:
-            self.agenda.after(delay_s, pull.release_source)
+            self.queue.after(delay_s, pull.release_source)
 
     def steps_done(self) -> Flight | None:
         """What has run of the steps under way, as a flight of its own."""
         flight = self._flight
-        steps = flight.ended_by(self.agenda.now_s) if flight is not None else 0
+        steps = flight.ended_by(self.queue.now_s) if flight is not None else 0
         if flight is None or not steps:
             return None
         return Flight(
@@ -268,7 +268,7 @@ class Host:
         )
         links = [
             control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
-            for peer, link in self.links.known(self.agenda.now_s).items()
+            for peer, link in self.links.known(self.queue.now_s).items()
         ]
         return control_pb2.Load(
             state=control_pb2.WORKER_STATE_SERVING,
@@ -305,18 +305,18 @@ class Host:
             return
         may_admit_more = bool(preempted or (admitted and scheduler.waiting))
         repeats = 0 if may_admit_more else scheduler.repeats(step)
-        flight = self.pace.flight(step, self.agenda.now_s, repeats)
+        flight = self.pace.flight(step, self.queue.now_s, repeats)
         flight.steps = min(flight.steps, actions.most_steps(flight))
         self._flight = flight
-        self._end = self.agenda.at(flight.end_s, self._ended)
+        self._end = self.queue.at(flight.end_s, self._ended)
 
     def _cut(self) -> None:
         flight = self._flight
         assert flight is not None
         assert self._end is not None
-        if flight.steps > 1 and flight.cut(self.agenda.now_s):
+        if flight.steps > 1 and flight.cut(self.queue.now_s):
             self._end.cancel()
-            self._end = self.agenda.at(flight.end_s, self._ended)
+            self._end = self.queue.at(flight.end_s, self._ended)
 
     def _ended(self) -> None:
         flight = self._flight
@@ -335,10 +335,10 @@ class Host:
         if self.is_dead:
             return
         due_s = self._published_s + self.shape.heartbeat_s
-        if due_s <= self.agenda.now_s + 1e-9:
+        if due_s <= self.queue.now_s + 1e-9:
             self.publish()
-            due_s = self.agenda.now_s + self.shape.heartbeat_s
-        self.agenda.at(due_s, self._beat)
+            due_s = self.queue.now_s + self.shape.heartbeat_s
+        self.queue.at(due_s, self._beat)
 
     def check_quiet(self) -> None:
         """Assert that nothing is held and nobody waits."""

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.shape import FleetShape, HostTier
 from twostroke.ids import BlockName, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
@@ -21,7 +21,7 @@ from twostroke.schedule.sequence import Sequence
 
 class Owner(Protocol):
     @property
-    def agenda(self) -> Agenda: ...
+    def queue(self) -> EventQueue: ...
     @property
     def shape(self) -> FleetShape: ...
     @property
@@ -66,8 +66,8 @@ class HostMemory:
         for block, page in pages.items():
             self._names.move_to_end(sequence.names[block])
             owner.pool.assign_writer(page, session)
-        self._bus_free_s = max(owner.agenda.now_s, self._bus_free_s) + len(blocks) * self._page_s
-        owner.agenda.at(self._bus_free_s, lambda: self._come(pages, arrived))
+        self._bus_free_s = max(owner.queue.now_s, self._bus_free_s) + len(blocks) * self._page_s
+        owner.queue.at(self._bus_free_s, lambda: self._come(pages, arrived))
         return blocks
 
     def _come(self, pages: dict[int, PageId], arrived: Callable[[int], None]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Agenda, Entry
+from tools.simulate.fleet.event_queue import Entry, EventQueue
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.wire import Wire, carry
 from twostroke.errors import InvalidRequest, Overloaded, TransferFailed
@@ -38,7 +38,7 @@ class Party(Protocol):
     @property
     def worker(self) -> WorkerId: ...
     @property
-    def agenda(self) -> Agenda: ...
+    def queue(self) -> EventQueue: ...
     @property
     def shape(self) -> FleetShape: ...
     @property
@@ -96,7 +96,7 @@ class Pull:
         self._ready: list[tuple[int, bool]] = []
         self._job: Job | None = None
         self._timer: Entry | None = None
-        self._asked_s = host.agenda.now_s
+        self._asked_s = host.queue.now_s
         self._is_copying = False
         self._will_fail = False
         self._is_over = False
@@ -132,8 +132,8 @@ class Pull:
         for page in spec.pages.values():
             host.pool.assign_writer(page, spec.session)
         if spec.resident_within_s is not None:
-            self._timer = host.agenda.after(spec.resident_within_s, self.stop)
-        host.agenda.after(host.shape.delays.pull_s, self._reach)
+            self._timer = host.queue.after(spec.resident_within_s, self.stop)
+        host.queue.after(host.shape.delays.pull_s, self._reach)
 
     def announce(self) -> None:
         """At the source: something may have become readable."""
@@ -148,7 +148,7 @@ class Pull:
             self._will_fail = True
         if len(pending) < before and before == len(self.spec.pages) and not self._ready[0][1]:
             delay_s = self._host.shape.delays.pull_s
-            self._host.answered(self.spec.source, self._host.agenda.now_s + delay_s - self._asked_s)
+            self._host.answered(self.spec.source, self._host.queue.now_s + delay_s - self._asked_s)
         if len(pending) < before or self._will_fail:
             self._copy()
 
@@ -183,7 +183,7 @@ class Pull:
         if self._is_over or host.is_dead:
             return
         if spec.source.is_dead:
-            host.agenda.after(host.shape.delays.detection_s, self.fail)
+            host.queue.after(host.shape.delays.detection_s, self.fail)
             return
         try:
             if spec.resident_within_s is not None:
@@ -206,11 +206,11 @@ class Pull:
         host, source = self._host, self.spec.source
         blocks, self._ready = self._ready[:COPY_PAGES], self._ready[COPY_PAGES:]
         self._is_copying = True
-        ready_s = host.agenda.now_s + host.shape.delays.pull_s
+        ready_s = host.queue.now_s + host.shape.delays.pull_s
         end_s = carry(source.wire, host.wire, len(blocks) * host.shape.page_bytes, ready_s)
         host.copied(source, len(blocks), end_s - ready_s)
         source.gave(len(blocks))
-        host.agenda.at(end_s, lambda: self._copied(blocks))
+        host.queue.at(end_s, lambda: self._copied(blocks))
 
     def _copied(self, blocks: list[tuple[int, bool]]) -> None:
         self._is_copying = False

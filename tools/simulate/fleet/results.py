@@ -115,7 +115,7 @@ class WorkerUse:
     served_pages: int
     evicted_pages: int
     preemptions: int
-    lives: int
+    epochs: int
     pages: int
     pages_cached: int
     """At the end."""

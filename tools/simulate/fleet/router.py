@@ -1,6 +1,6 @@
-"""A simulated router: takes requests in, gives them to decode workers as its brain says, and follows every worker.
+"""A simulated router: takes requests in, gives them to decode workers as its adapter says, and follows every worker.
 
-What the live router does over rpc (`router.serving`) takes a delay here; all decisions are the brain's.
+What the live router does over rpc (`router.serving`) takes a delay here; all decisions are the adapter's.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.feed import Counts, Feed, Listener
 from tools.simulate.fleet.host import Host
 from tools.simulate.fleet.results import Outcome, Status
-from tools.simulate.fleet.routing_adapter import Ask, Brain, Placement
+from tools.simulate.fleet.routing_adapter import Ask, Placement, RoutingAdapter
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.fleet.simulated_request import Journey
+from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import TOKEN
-from tools.simulate.fleet.worker_lifecycle import Lives
+from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
 from twostroke.errors import Overloaded
 from twostroke.ids import WorkerId
 from twostroke.kv_cache.block import name_block, root_name
@@ -30,29 +30,29 @@ COALESCE_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Dependencies:
     """What all routers share."""
 
-    agenda: Agenda
+    queue: EventQueue
     shape: FleetShape
-    lives: Lives
+    workers: WorkerLifecycle
     counts: Counts
     over: Callable[[Outcome], None]
 
 
-class Door:
-    def __init__(self, number: int, brain: Brain, around: Surroundings) -> None:
+class SimulatedRouter:
+    def __init__(self, number: int, adapter: RoutingAdapter, dependencies: Dependencies) -> None:
         self.name = f"router-{number}"
-        self.brain = brain
-        self.others: list[Door] = []
-        self._around = around
-        self._agenda = around.agenda
-        self._shape = around.shape
-        self._draws = random.Random(f"{around.shape.seed} {self.name} events")
+        self.adapter = adapter
+        self.others: list[SimulatedRouter] = []
+        self._dependencies = dependencies
+        self._queue = dependencies.queue
+        self._shape = dependencies.shape
+        self._draws = random.Random(f"{dependencies.shape.seed} {self.name} events")
         self._feeds: dict[WorkerId, Feed] = {}
-        self._open: dict[Journey, frozenset[WorkerId]] = {}
+        self._open: dict[SimulatedRequest, frozenset[WorkerId]] = {}
         """With the workers that have refused each."""
-        self._by_id: dict[str, Journey] = {}
+        self._by_id: dict[str, SimulatedRequest] = {}
         self._wake_s: float | None = None
         self._is_telling = False
 
@@ -60,173 +60,173 @@ class Door:
 
     def join(self, host: Host) -> None:
         """The supervisor lists this life of a worker."""
-        brain, worker, epoch = self.brain, host.worker, host.epoch
+        adapter, worker, epoch = self.adapter, host.worker, host.epoch
         self._close_feed(worker)
-        brain.joined(worker, host.role, epoch)
+        adapter.joined(worker, host.role, epoch)
 
         def hear(batch: EventBatch, load: Load) -> bool:
-            follows_on = brain.heard(worker, epoch, batch, load, self._agenda.now_s)
+            follows_on = adapter.heard(worker, epoch, batch, load, self._queue.now_s)
             self._drain()
             return follows_on
 
-        listener = Listener(hear, lambda: brain.next_sequence(worker, epoch))
-        self._feeds[worker] = Feed(host, listener, self._draws, self._around.counts)
+        listener = Listener(hear, lambda: adapter.next_sequence(worker, epoch))
+        self._feeds[worker] = Feed(host, listener, self._draws, self._dependencies.counts)
 
     def leave(self, host: Host) -> None:
         """This life of a worker is over; one that has begun since is not."""
-        if self._around.lives.host(host.worker) is not host:
+        if self._dependencies.workers.host(host.worker) is not host:
             return
         self._close_feed(host.worker)
-        self.brain.left(host.worker, self._agenda.now_s)
+        self.adapter.left(host.worker, self._queue.now_s)
         self._drain()
 
-    def lost(self, journey: Journey, attempt: int) -> None:
+    def lost(self, request: SimulatedRequest, attempt: int) -> None:
         """That attempt's decode worker died: it goes on elsewhere, from the last token that was sent."""
-        if journey in self._open and journey.attempts == attempt:
-            journey.was_lost = journey.was_lost or journey.first_token_s is None
-            self._again(journey)
+        if request in self._open and request.attempts == attempt:
+            request.was_lost = request.was_lost or request.first_token_s is None
+            self._again(request)
 
     # Requests
 
-    def take(self, journey: Journey) -> None:
-        self._open[journey] = frozenset()
-        self._by_id[journey.request_id] = journey
-        self._place(journey)
+    def take(self, request: SimulatedRequest) -> None:
+        self._open[request] = frozenset()
+        self._by_id[request.request_id] = request
+        self._place(request)
 
-    def began(self, journey: Journey) -> None:
-        self._agenda.after(self._shape.delays.token_s, lambda: self._first_token(journey))
+    def began(self, request: SimulatedRequest) -> None:
+        self._queue.after(self._shape.delays.token_s, lambda: self._first_token(request))
 
-    def answered(self, journey: Journey) -> None:
-        self._agenda.after(self._shape.delays.token_s, lambda: self._end(journey, Status.DONE))
+    def answered(self, request: SimulatedRequest) -> None:
+        self._queue.after(self._shape.delays.token_s, lambda: self._end(request, Status.DONE))
 
-    def restart(self, brain: Brain) -> list[Journey]:
+    def restart(self, adapter: RoutingAdapter) -> list[SimulatedRequest]:
         """Forget everything; returns the requests that were open, whose clients have to ask again."""
         lost = list(self._open)
-        for journey in lost:
-            if journey.placement is not None:
-                self._around.lives.answers(journey.placement.decode).drop(journey)
-            journey.forget_answer(self._shape.block_size)
+        for request in lost:
+            if request.placement is not None:
+                self._dependencies.workers.answers(request.placement.decode).drop(request)
+            request.forget_answer(self._shape.block_size)
         self._open.clear()
         self._by_id.clear()
-        self.brain = brain
+        self.adapter = adapter
         self._wake_s = None
         for feed in self._feeds.values():
             feed.close()
-        for host in self._around.lives.listed:
+        for host in self._dependencies.workers.listed:
             self.join(host)
         for other in self.others:
-            other.brain.left_router(self.name, self._agenda.now_s)
+            other.adapter.left_router(self.name, self._queue.now_s)
         return lost
 
     # What other routers say
 
     def hear_router(self, name: str, news: object) -> None:
-        self.brain.heard_router(name, news, self._agenda.now_s)
+        self.adapter.heard_router(name, news, self._queue.now_s)
 
     # Below: placing
 
-    def _place(self, journey: Journey) -> None:
-        self._name_blocks(journey)
+    def _place(self, request: SimulatedRequest) -> None:
+        self._name_blocks(request)
         ask = Ask(
-            request_id=journey.request_id,
-            arrived_s=journey.arrived_s,
-            known_tokens=journey.known_tokens,
-            names=tuple(journey.names),
-            most_answer_tokens=journey.answer_tokens - journey.emitted,
-            tenant=journey.tenant,
-            priority=journey.priority,
-            has_had_turn=journey.placement is not None,
-            without=self._open[journey],
+            request_id=request.request_id,
+            arrived_s=request.arrived_s,
+            known_tokens=request.known_tokens,
+            names=tuple(request.names),
+            most_answer_tokens=request.answer_tokens - request.emitted,
+            tenant=request.tenant,
+            priority=request.priority,
+            has_had_turn=request.placement is not None,
+            without=self._open[request],
         )
-        self.brain.place(ask, self._agenda.now_s)
+        self.adapter.place(ask, self._queue.now_s)
         self._drain()
 
     def _drain(self) -> None:
-        """Do what the brain has decided."""
-        brain, now_s = self.brain, self._agenda.now_s
-        for decided in brain.due(now_s):
-            journey = self._by_id[decided.request_id]
+        """Do what the adapter has decided."""
+        adapter, now_s = self.adapter, self._queue.now_s
+        for decided in adapter.due(now_s):
+            request = self._by_id[decided.request_id]
             if isinstance(decided, Placement):
-                self._send(journey, decided)
+                self._send(request, decided)
             else:
-                self._end(journey, Status.REFUSED, decided.retry_after_s)
-        wake_s = brain.wake_s()
+                self._end(request, Status.REFUSED, decided.retry_after_s)
+        wake_s = adapter.wake_s()
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
-            self._agenda.at(wake_s, self._woken)
+            self._queue.at(wake_s, self._woken)
         self._tell()
 
     def _woken(self) -> None:
         self._wake_s = None
         self._drain()
 
-    def _send(self, journey: Journey, placement: Placement) -> None:
-        journey.placement = placement
-        journey.attempts += 1
-        if journey.predicted_cached_tokens is None:
-            journey.predicted_cached_tokens = placement.cached_blocks * self._shape.block_size
-        attempt, open_s = journey.attempts, self._shape.delays.open_s
+    def _send(self, request: SimulatedRequest, placement: Placement) -> None:
+        request.placement = placement
+        request.attempts += 1
+        if request.predicted_cached_tokens is None:
+            request.predicted_cached_tokens = placement.cached_blocks * self._shape.block_size
+        attempt, open_s = request.attempts, self._shape.delays.open_s
 
         def reach() -> None:
-            if journey in self._open and journey.attempts == attempt:
-                self._reach(journey, placement, attempt)
+            if request in self._open and request.attempts == attempt:
+                self._reach(request, placement, attempt)
 
-        self._agenda.after(open_s, reach)
+        self._queue.after(open_s, reach)
 
-    def _reach(self, journey: Journey, placement: Placement, attempt: int) -> None:
-        lives, delays = self._around.lives, self._shape.delays
+    def _reach(self, request: SimulatedRequest, placement: Placement, attempt: int) -> None:
+        workers, delays = self._dependencies.workers, self._shape.delays
 
         def later(delay_s: float, action: Callable[[], None]) -> None:
             def act() -> None:
-                if journey in self._open and journey.attempts == attempt:
+                if request in self._open and request.attempts == attempt:
                     action()
 
-            self._agenda.after(delay_s, act)
+            self._queue.after(delay_s, act)
 
-        if lives.host(placement.decode).is_dead:
-            later(delays.detection_s, lambda: self._again(journey))
+        if workers.host(placement.decode).is_dead:
+            later(delays.detection_s, lambda: self._again(request))
             return
-        source = lives.host(placement.source) if placement.source is not None else None
-        peer = lives.host(placement.peer) if placement.peer is not None else None
+        source = workers.host(placement.source) if placement.source is not None else None
+        peer = workers.host(placement.peer) if placement.peer is not None else None
         try:
-            lives.answers(placement.decode).open(journey, self, source, peer)
+            workers.answers(placement.decode).open(request, self, source, peer)
         except Overloaded:
-            later(delays.open_s, lambda: self._elsewhere(journey, placement.decode))
+            later(delays.open_s, lambda: self._elsewhere(request, placement.decode))
             return
-        later(delays.open_s, lambda: self._opened(journey))
+        later(delays.open_s, lambda: self._opened(request))
 
-    def _opened(self, journey: Journey) -> None:
-        self.brain.opened(journey.request_id, self._agenda.now_s)
+    def _opened(self, request: SimulatedRequest) -> None:
+        self.adapter.opened(request.request_id, self._queue.now_s)
         self._tell()
 
-    def _elsewhere(self, journey: Journey, full: WorkerId) -> None:
-        self._open[journey] |= {full}
-        self._again(journey)
+    def _elsewhere(self, request: SimulatedRequest, full: WorkerId) -> None:
+        self._open[request] |= {full}
+        self._again(request)
 
-    def _again(self, journey: Journey) -> None:
-        self.brain.ended(journey.request_id, None, self._agenda.now_s)
-        self._place(journey)
+    def _again(self, request: SimulatedRequest) -> None:
+        self.adapter.ended(request.request_id, None, self._queue.now_s)
+        self._place(request)
 
-    def _first_token(self, journey: Journey) -> None:
-        if journey in self._open:
-            self.brain.first_token(journey.request_id, self._agenda.now_s)
+    def _first_token(self, request: SimulatedRequest) -> None:
+        if request in self._open:
+            self.adapter.first_token(request.request_id, self._queue.now_s)
             self._drain()
 
-    def _end(self, journey: Journey, status: Status, retry_after_s: float | None = None) -> None:
-        if journey not in self._open:
+    def _end(self, request: SimulatedRequest, status: Status, retry_after_s: float | None = None) -> None:
+        if request not in self._open:
             return
-        del self._open[journey]
-        del self._by_id[journey.request_id]
-        answer_tokens = journey.emitted if status is Status.DONE else None
-        self.brain.ended(journey.request_id, answer_tokens, self._agenda.now_s)
+        del self._open[request]
+        del self._by_id[request.request_id]
+        answer_tokens = request.emitted if status is Status.DONE else None
+        self.adapter.ended(request.request_id, answer_tokens, self._queue.now_s)
         token_s = self._shape.delays.token_s
-        self._around.over(journey.outcome(status, token_s, self._agenda.now_s, retry_after_s))
+        self._dependencies.over(request.outcome(status, token_s, self._queue.now_s, retry_after_s))
         self._drain()
 
-    def _name_blocks(self, journey: Journey) -> None:
+    def _name_blocks(self, request: SimulatedRequest) -> None:
         """Blocks that the answer has filled since get their names."""
-        names, size = journey.names, self._shape.block_size
-        while (len(names) + 1) * size <= journey.known_tokens:
+        names, size = request.names, self._shape.block_size
+        while (len(names) + 1) * size <= request.known_tokens:
             names.append(name_block(names[-1] if names else root_name(), [TOKEN] * size))
 
     def _close_feed(self, worker: WorkerId) -> None:
@@ -239,11 +239,11 @@ class Door:
     def _tell(self) -> None:
         if self.others and not self._is_telling:
             self._is_telling = True
-            self._agenda.after(COALESCE_S, self._tell_now)
+            self._queue.after(COALESCE_S, self._tell_now)
 
     def _tell_now(self) -> None:
         self._is_telling = False
         for other in self.others:
-            news = self.brain.news(other.name)
+            news = self.adapter.news(other.name)
             if news is not None:
-                self._agenda.after(self._shape.delays.reservation_s, partial(other.hear_router, self.name, news))
+                self._queue.after(self._shape.delays.reservation_s, partial(other.hear_router, self.name, news))

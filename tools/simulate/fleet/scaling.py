@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.host import Host
 from tools.simulate.fleet.results import Outcome
-from tools.simulate.fleet.worker_lifecycle import Lives
+from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
 from twostroke.config import Role
 from twostroke.ids import WorkerId
 from twostroke.rpc.v1.control_pb2 import Load
@@ -54,21 +54,21 @@ class Scaler(Protocol):
         """As many from now on."""
 
 
-class Crew:
+class ScaledWorkers:
     def __init__(
         self,
-        agenda: Agenda,
-        lives: Lives,
+        queue: EventQueue,
+        workers: WorkerLifecycle,
         scaler: Scaler,
         join: Callable[[Host], None],
         leave: Callable[[Host], None],
     ) -> None:
-        self._agenda = agenda
-        self._lives = lives
+        self._queue = queue
+        self._workers = workers
         self._scaler = scaler
         self._join = join
         self._leave = leave
-        self._begun_s: dict[WorkerId, float] = dict.fromkeys((host.worker for host in lives.alive), agenda.now_s)
+        self._begun_s: dict[WorkerId, float] = dict.fromkeys((host.worker for host in workers.alive), queue.now_s)
         """When each that there is was asked for."""
         self._starting: set[WorkerId] = set()
         self._switching: dict[Role, int] = {Role.PREFILL: 0, Role.DECODE: 0}
@@ -78,7 +78,7 @@ class Crew:
         self._ended: list[Outcome] = []
         self.arrived = 0
         self.changes = 0
-        agenda.after(scaler.tick_s, self._tick)
+        queue.after(scaler.tick_s, self._tick)
 
     def worker_seconds(self, until_s: float) -> float:
         return self._worker_s + sum(max(0.0, until_s - begun_s) for begun_s in self._begun_s.values())
@@ -87,14 +87,14 @@ class Crew:
         self._ended.append(outcome)
 
     def _tick(self) -> None:
-        for worker in list(self._lives.leaving):
+        for worker in list(self._workers.leaving):
             self._end_if_idle(worker)
         staff = {role: len(self._staff(role)) + self._switching[role] for role in self._switching}
         ended, self._ended = self._ended, []
-        listed = self._lives.listed
+        listed = self._workers.listed
         wanted = self._scaler(
             Look(
-                at_s=self._agenda.now_s,
+                at_s=self._queue.now_s,
                 arrived=self.arrived,
                 ended=ended,
                 loads={str(host.worker): (host.role, host.load_report()) for host in listed},
@@ -103,7 +103,7 @@ class Crew:
             )
         )
         self._become(wanted, staff)
-        self._agenda.after(self._scaler.tick_s, self._tick)
+        self._queue.after(self._scaler.tick_s, self._tick)
 
     def _become(self, wanted: dict[Role, int], staff: dict[Role, int]) -> None:
         lacks = {role: wanted[role] - staff[role] for role in staff}
@@ -120,30 +120,30 @@ class Crew:
                 self._go(role, then=None)
 
     def _staff(self, role: Role) -> list[WorkerId]:
-        return [w for w in self._begun_s if w not in self._lives.leaving and w.startswith(role.value)]
+        return [w for w in self._begun_s if w not in self._workers.leaving and w.startswith(role.value)]
 
     def _come(self, role: Role, start_s: float) -> None:
-        free = (w for w in self._lives.known if w.startswith(role.value) and w not in self._begun_s)
+        free = (w for w in self._workers.known if w.startswith(role.value) and w not in self._begun_s)
         worker = next(free, None)
         if worker is None:
             self._keep(role)
             return
-        self._begun_s[worker] = self._agenda.now_s
+        self._begun_s[worker] = self._queue.now_s
         self._starting.add(worker)
-        self._agenda.after(start_s, lambda: self._serve(worker))
+        self._queue.after(start_s, lambda: self._serve(worker))
 
     def _keep(self, role: Role) -> None:
         """Of those that leave, one stays: there are no more workers than have names."""
-        worker = next(w for w in self._lives.leaving if w.startswith(role.value))
-        then = self._lives.leaving.pop(worker)
+        worker = next(w for w in self._workers.leaving if w.startswith(role.value))
+        then = self._workers.leaving.pop(worker)
         if then is not None:
             self._switching[then] -= 1
-        self._join(self._lives.host(worker))
+        self._join(self._workers.host(worker))
 
     def _serve(self, worker: WorkerId) -> None:
         if worker in self._starting:
             self._starting.discard(worker)
-            self._join(self._lives.begin(worker))
+            self._join(self._workers.begin(worker))
 
     def _go(self, role: Role, then: Role | None) -> None:
         """One that still starts, or else the one with least to do."""
@@ -157,21 +157,21 @@ class Crew:
             self._starting.discard(starting[-1])
             self._gone(starting[-1], then)
             return
-        worker = min(staff, key=lambda worker: self._lives.host(worker).scheduler.running)
-        self._lives.leaving[worker] = then
-        self._leave(self._lives.host(worker))
+        worker = min(staff, key=lambda worker: self._workers.host(worker).scheduler.running)
+        self._workers.leaving[worker] = then
+        self._leave(self._workers.host(worker))
         self._end_if_idle(worker)
 
     def _end_if_idle(self, worker: WorkerId) -> None:
-        host = self._lives.host(worker)
+        host = self._workers.host(worker)
         if host.scheduler.running or host.scheduler.waiting or host.served or host.pulls:
             return
-        then = self._lives.leaving.pop(worker)
-        self._lives.end(worker)
+        then = self._workers.leaving.pop(worker)
+        self._workers.end(worker)
         self._gone(worker, then)
 
     def _gone(self, worker: WorkerId, then: Role | None) -> None:
-        self._worker_s += self._agenda.now_s - self._begun_s.pop(worker)
+        self._worker_s += self._queue.now_s - self._begun_s.pop(worker)
         if then is not None:
             self._switching[then] -= 1
             self._come(then, self._scaler.switch_s)

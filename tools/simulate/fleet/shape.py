@@ -25,7 +25,7 @@ attention to one token costs 1.9e-5 of what else a token does (80 layers of 8192
 class Delays:
     """One way each, in seconds, where nothing else is said."""
 
-    door_s: float = 0.002
+    frontend_s: float = 0.002
     """From the client to the router's decision: parsing, tokenizing, naming."""
     open_s: float = 0.001
     """Open: to the decode worker, and its answer back."""

@@ -10,7 +10,7 @@ from twostroke.ids import BlockName, RequestId
 
 
 @dataclass(slots=True, eq=False)
-class Journey:
+class SimulatedRequest:
     index: int
     request_id: RequestId
     arrived_s: float

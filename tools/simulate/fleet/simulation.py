@@ -6,18 +6,17 @@ import hashlib
 import random
 import time
 from functools import lru_cache, partial
-from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.feed import Counts
 from tools.simulate.fleet.host import Host
 from tools.simulate.fleet.results import EventUse, Gaps, Outcome, Run, WorkerUse
-from tools.simulate.fleet.router import Door, Surroundings
-from tools.simulate.fleet.routing_adapter import Brain
-from tools.simulate.fleet.scaling import Crew, Scaler
+from tools.simulate.fleet.router import Dependencies, SimulatedRouter
+from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.scaling import ScaledWorkers, Scaler
 from tools.simulate.fleet.shape import Death, FleetShape, RouterRestart
-from tools.simulate.fleet.simulated_request import Journey
-from tools.simulate.fleet.worker_lifecycle import Lives
+from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
 from tools.simulate.traces.trace import Trace, TraceRow
 from twostroke.errors import ConfigError, InternalError
 from twostroke.ids import BlockName, RequestId
@@ -34,16 +33,7 @@ STUCK_S = 3600.0
 """No request of any trace takes that long after the one before it has ended."""
 
 
-class Brains(Protocol):
-    """Makes the brain of each router."""
-
-    @property
-    def policy(self) -> str: ...
-
-    def __call__(self, shape: FleetShape, router: int) -> Brain: ...
-
-
-def simulate(trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None = None) -> Run:
+def simulate(trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None = None) -> Run:
     """`trace` must be in order (see tools.simulate.traces.trace.replayed), its blocks of the fleet's size. `scaler`
     says how many of the shape's workers there are; without one, all."""
     if trace.block_tokens != shape.block_size:
@@ -54,7 +44,7 @@ def simulate(trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | N
     _check_lengths(trace, shape)
     check_span(trace)
     begun_s = time.thread_time()
-    run = _Simulation(trace, shape, brains, scaler)
+    run = _Simulation(trace, shape, adapters, scaler)
     run.play()
     return run.result(time.thread_time() - begun_s)
 
@@ -81,86 +71,90 @@ def check_span(trace: Trace) -> None:
 
 
 class _Simulation:
-    def __init__(self, trace: Trace, shape: FleetShape, brains: Brains, scaler: Scaler | None) -> None:
+    def __init__(self, trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None) -> None:
         self._trace = trace
         self._shape = shape
-        self._brains = brains
-        self._agenda = Agenda()
-        self._lives = Lives(self._agenda, shape, None if scaler is None else scaler.begin)
+        self._adapters = adapters
+        self._queue = EventQueue()
+        self._workers = WorkerLifecycle(self._queue, shape, None if scaler is None else scaler.begin)
         self._counts = Counts()
         self._outcomes: list[Outcome] = []
         self._last_end_s = 0.0
         self._draws = random.Random(f"{shape.seed} routers")
-        around = Surroundings(self._agenda, shape, self._lives, self._counts, self._over)
-        self._doors = [Door(number, brains(shape, number), around) for number in range(shape.routers)]
-        for door in self._doors:
-            door.others = [other for other in self._doors if other is not door]
-            for host in self._lives.alive:
-                door.join(host)
-        self._crew = None if scaler is None else Crew(self._agenda, self._lives, scaler, self._join, self._leave)
+        dependencies = Dependencies(self._queue, shape, self._workers, self._counts, self._over)
+        self._routers = [
+            SimulatedRouter(number, adapters(shape, number), dependencies) for number in range(shape.routers)
+        ]
+        for router in self._routers:
+            router.others = [other for other in self._routers if other is not router]
+            for host in self._workers.alive:
+                router.join(host)
+        self._scaled = (
+            None if scaler is None else ScaledWorkers(self._queue, self._workers, scaler, self._join, self._leave)
+        )
 
     def play(self) -> None:
-        agenda, rows = self._agenda, self._trace.rows
+        queue, rows = self._queue, self._trace.rows
         for index, row in enumerate(rows):
-            agenda.at(WARM_UP_S + row.timestamp_s, partial(self._arrive, index, row))
-        agenda.at(WARM_UP_S + rows[-1].timestamp_s, self._lives.reach_span_end)
+            queue.at(WARM_UP_S + row.timestamp_s, partial(self._arrive, index, row))
+        queue.at(WARM_UP_S + rows[-1].timestamp_s, self._workers.reach_span_end)
         for death in self._shape.faults.deaths:
-            agenda.at(WARM_UP_S + death.at_s, partial(self._die, death))
+            queue.at(WARM_UP_S + death.at_s, partial(self._die, death))
         for restart in self._shape.faults.router_restarts:
-            agenda.at(WARM_UP_S + restart.at_s, partial(self._restart, restart))
-        agenda.after(STUCK_S, self._watch)
-        agenda.run()
-        self._lives.check_quiet()
-        for door in self._doors:
-            held = door.brain.counts().reservations
-            assert not held, f"{door.name} still holds {held} reservations"
+            queue.at(WARM_UP_S + restart.at_s, partial(self._restart, restart))
+        queue.after(STUCK_S, self._watch)
+        queue.run()
+        self._workers.check_quiet()
+        for router in self._routers:
+            held = router.adapter.counts().reservations
+            assert not held, f"{router.name} still holds {held} reservations"
 
     def result(self, cpu_s: float) -> Run:
-        brains = [door.brain.counts() for door in self._doors]
+        adapters = [router.adapter.counts() for router in self._routers]
         first_s = self._trace.rows[0].timestamp_s
         return Run(
-            policy=self._brains.policy,
+            policy=self._adapters.policy,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
-            workers=tuple(self._use(host) for host in self._lives.latest),
+            workers=tuple(self._use(host) for host in self._workers.latest),
             events=EventUse(
                 batches=self._counts.batches,
-                gaps=sum(counts.gaps for counts in brains),
-                snapshots=sum(counts.snapshots for counts in brains),
-                divergences=sum(counts.divergences for counts in brains),
+                gaps=sum(counts.gaps for counts in adapters),
+                snapshots=sum(counts.snapshots for counts in adapters),
+                divergences=sum(counts.divergences for counts in adapters),
             ),
-            gaps=Gaps(dict(self._lives.gaps)),
+            gaps=Gaps(dict(self._workers.gaps)),
             span_s=self._trace.rows[-1].timestamp_s - first_s,
             duration_s=self._last_end_s - WARM_UP_S - first_s,
-            decisions=sum(counts.decisions for counts in brains),
-            decision_cpu_s=sum(counts.decision_cpu_s for counts in brains),
+            decisions=sum(counts.decisions for counts in adapters),
+            decision_cpu_s=sum(counts.decision_cpu_s for counts in adapters),
             cpu_s=cpu_s,
-            false_refusals=sum(counts.false_refusals for counts in brains),
+            false_refusals=sum(counts.false_refusals for counts in adapters),
             unequal_indexes=tuple(self._unequal_indexes()),
             worker_s=self._worker_s(),
-            scalings=0 if self._crew is None else self._crew.changes,
+            scalings=0 if self._scaled is None else self._scaled.changes,
         )
 
     def _worker_s(self) -> float:
-        if self._crew is None:
+        if self._scaled is None:
             return (self._shape.prefill + self._shape.decode) * self._last_end_s
-        return self._crew.worker_seconds(self._last_end_s)
+        return self._scaled.worker_seconds(self._last_end_s)
 
     def _join(self, host: Host) -> None:
-        for door in self._doors:
-            door.join(host)
+        for router in self._routers:
+            router.join(host)
 
     def _leave(self, host: Host) -> None:
-        for door in self._doors:
-            door.leave(host)
+        for router in self._routers:
+            router.leave(host)
 
     def _arrive(self, index: int, row: TraceRow) -> None:
         shape = self._shape
-        if self._crew is not None:
-            self._crew.arrived += 1
-        journey = Journey(
+        if self._scaled is not None:
+            self._scaled.arrived += 1
+        request = SimulatedRequest(
             index=index,
             request_id=RequestId(f"{index}#0"),
-            arrived_s=self._agenda.now_s,
+            arrived_s=self._queue.now_s,
             prompt_tokens=row.input_tokens,
             answer_tokens=row.output_tokens,
             names=[name_of(number) for number in row.blocks[: row.input_tokens // shape.block_size]],
@@ -168,51 +162,51 @@ class _Simulation:
             priority=row.priority,
         )
         turn = index if shape.routers_by_turn else self._draws.randrange(shape.routers)
-        self._ask(journey, self._doors[turn % shape.routers])
+        self._ask(request, self._routers[turn % shape.routers])
 
-    def _ask(self, journey: Journey, door: Door) -> None:
-        self._agenda.after(self._shape.delays.door_s, lambda: door.take(journey))
+    def _ask(self, request: SimulatedRequest, router: SimulatedRouter) -> None:
+        self._queue.after(self._shape.delays.frontend_s, lambda: router.take(request))
 
     def _over(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        if self._crew is not None:
-            self._crew.over(outcome)
-        self._last_end_s = self._agenda.now_s
+        if self._scaled is not None:
+            self._scaled.over(outcome)
+        self._last_end_s = self._queue.now_s
         if len(self._outcomes) == len(self._trace.rows):
-            self._agenda.after(QUIET_S, self._agenda.stop)
+            self._queue.after(QUIET_S, self._queue.stop)
 
     def _watch(self) -> None:
         """Heartbeats go on for ever: a request that is never answered must end the run."""
-        waits_s = self._agenda.now_s - self._last_end_s
-        arrived = sum(WARM_UP_S + row.timestamp_s <= self._agenda.now_s - STUCK_S for row in self._trace.rows)
+        waits_s = self._queue.now_s - self._last_end_s
+        arrived = sum(WARM_UP_S + row.timestamp_s <= self._queue.now_s - STUCK_S for row in self._trace.rows)
         if waits_s >= STUCK_S and arrived > len(self._outcomes):
             raise InternalError(f"no request of the simulation has ended for {waits_s:.0f} s")
-        self._agenda.after(STUCK_S, self._watch)
+        self._queue.after(STUCK_S, self._watch)
 
     def _die(self, death: Death) -> None:
-        host = self._lives.host(death.worker)
-        attempts = [(lost.journey, lost.journey.attempts) for lost in self._lives.end(death.worker)]
-        self._agenda.after(self._shape.delays.detection_s, partial(self._notice, host, attempts))
+        host = self._workers.host(death.worker)
+        attempts = [(lost.request, lost.request.attempts) for lost in self._workers.end(death.worker)]
+        self._queue.after(self._shape.delays.detection_s, partial(self._notice, host, attempts))
         if death.back_at_s is not None:
-            self._agenda.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
+            self._queue.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
 
-    def _notice(self, host: Host, lost: list[tuple[Journey, int]]) -> None:
-        for door in self._doors:
-            door.leave(host)
-        for journey, attempt in lost:
-            for door in self._doors:
-                door.lost(journey, attempt)
+    def _notice(self, host: Host, lost: list[tuple[SimulatedRequest, int]]) -> None:
+        for router in self._routers:
+            router.leave(host)
+        for request, attempt in lost:
+            for router in self._routers:
+                router.lost(request, attempt)
 
     def _come_back(self, death: Death) -> None:
-        self._join(self._lives.begin(death.worker))
+        self._join(self._workers.begin(death.worker))
 
     def _restart(self, restart: RouterRestart) -> None:
-        door = self._doors[restart.router]
-        for journey in door.restart(self._brains(self._shape, restart.router)):
-            self._ask(journey, door)
+        router = self._routers[restart.router]
+        for request in router.restart(self._adapters(self._shape, restart.router)):
+            self._ask(request, router)
 
     def _use(self, host: Host) -> WorkerUse:
-        tally = self._lives.tallies[host.worker]
+        tally = self._workers.tallies[host.worker]
         return WorkerUse(
             worker=host.worker,
             role=host.role,
@@ -226,7 +220,7 @@ class _Simulation:
             served_pages=tally.served_pages,
             evicted_pages=tally.evicted_pages,
             preemptions=tally.preemptions,
-            lives=tally.lives,
+            epochs=tally.epochs,
             pages=host.pool.total,
             pages_cached=host.pool.count(PageState.CACHED),
         )
@@ -234,11 +228,11 @@ class _Simulation:
     def _unequal_indexes(self) -> list[str]:
         """What the routers have of each worker, held against its own log."""
         unequal: list[str] = []
-        for door in self._doors:
-            for host in self._lives.listed:
-                told, has = door.brain.blocks(host.worker), host.log.snapshot()
+        for router in self._routers:
+            for host in self._workers.listed:
+                told, has = router.adapter.blocks(host.worker), host.log.snapshot()
                 if told is None or (told.block_count, told.digest) != (has.block_count, has.digest):
-                    unequal.append(f"{door.name} {host.worker}")
+                    unequal.append(f"{router.name} {host.worker}")
         return unequal
 
 

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 
 from tools.simulate.fleet.decode import Answer, Answers
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.host import Host, Tally
 from tools.simulate.fleet.prefill import Builder
 from tools.simulate.fleet.shape import FleetShape
@@ -14,10 +14,10 @@ from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 
 
-class Lives:
-    def __init__(self, agenda: Agenda, shape: FleetShape, begin: dict[Role, int] | None = None) -> None:
+class WorkerLifecycle:
+    def __init__(self, queue: EventQueue, shape: FleetShape, begin: dict[Role, int] | None = None) -> None:
         """`begin`: so many of each role at first (None: all of them)."""
-        self._agenda = agenda
+        self._queue = queue
         self._shape = shape
         self.gaps: Counter[int] = Counter()
         self.tallies = {worker: Tally() for worker in shape.workers}
@@ -60,8 +60,8 @@ class Lives:
         """A new life, with nothing."""
         tally = self.tallies[worker]
         role = Role.PREFILL if worker.startswith(Role.PREFILL.value) else Role.DECODE
-        epoch = Epoch(tally.lives + 1, _nonce(f"{self._shape.seed} {worker} {tally.lives + 1}"))
-        host = self._hosts[worker] = Host(self._agenda, self._shape, worker, role, epoch, tally)
+        epoch = Epoch(tally.epochs + 1, _nonce(f"{self._shape.seed} {worker} {tally.epochs + 1}"))
+        host = self._hosts[worker] = Host(self._queue, self._shape, worker, role, epoch, tally)
         if role is Role.PREFILL:
             host.mount(Builder(host))
         else:

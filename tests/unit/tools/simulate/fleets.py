@@ -37,7 +37,7 @@ def run_of(trial: Trial, ttft_s: float, busy: float, itl_s: float = 0.02) -> Run
     )
     uses = tuple(_use(f"prefill-{number}", busy * span) for number in range(trial.shape.prefill))
     return Run(
-        policy=trial.arm,
+        policy=trial.variant,
         outcomes=outcomes,
         workers=uses,
         events=EventUse(),
@@ -80,7 +80,7 @@ def _use(worker: str, busy_s: float) -> WorkerUse:
         served_pages=0,
         evicted_pages=0,
         preemptions=0,
-        lives=1,
+        epochs=1,
         pages=1,
         pages_cached=0,
     )

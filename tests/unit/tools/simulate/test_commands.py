@@ -35,7 +35,7 @@ def test_policies_are_compared_at_every_pace_with_round_robin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found, page = simulated(tmp_path, *SMALL, "--policies", "kv", "--rate-scale", "1,2", "--slo-ttft", "8")
-    assert [(run["arm"], run["rate_scale"]) for run in found["runs"]] == [
+    assert [(run["variant"], run["rate_scale"]) for run in found["runs"]] == [
         ("round-robin", 1.0),
         ("kv", 1.0),
         ("round-robin", 2.0),
@@ -65,7 +65,7 @@ def test_a_utilisation_is_met_by_the_policy_that_it_is_of(tmp_path: Path) -> Non
 def test_the_highest_rate_is_found_for_every_policy(tmp_path: Path) -> None:
     arguments = ["--policies", "least-requests", "--find-rate", "15", "--precision", "0.5"]
     found, page = simulated(tmp_path, *SMALL, *arguments)
-    assert [each["arm"] for each in found["highest_rates"]] == ["round-robin", "least-requests"]
+    assert [each["variant"] for each in found["highest_rates"]] == ["round-robin", "least-requests"]
     for each in found["highest_rates"]:
         assert 0 < each["keeps"] < each["breaks"]
         assert each["p90_s"] <= 15

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tools.simulate.fit import Log, fitted, parse_log
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.host import Host, Tally
 from twostroke.config import Role
 from twostroke.errors import ConfigError
@@ -85,7 +85,7 @@ def test_costs_links_pools_and_counts_are_those_of_the_workers() -> None:
 def test_delays_are_what_predicted_work_does_not_explain() -> None:
     busy = answer(9, forecast={"queue_s": 3.0, "computed_tokens": 160}, instants={})
     delays = fitted(Log("a log", (*map(answer, range(5)), busy), WORKERS)).delays
-    assert delays.door_s == pytest.approx(0.003)
+    assert delays.frontend_s == pytest.approx(0.003)
     assert delays.open_s == pytest.approx(0.0025), "there and back"
     assert delays.pull_s == pytest.approx(0.002), "there and back"
     assert delays.token_s == pytest.approx(0.006), "from the worker's clock to the router's"
@@ -112,7 +112,7 @@ def test_several_runs_of_one_fleet_make_one_fleet() -> None:
 def test_a_fitted_worker_runs_steps_as_long_as_the_real_one(step_tokens: int) -> None:
     workers = tuple(replace(each, step_tokens=step_tokens) for each in WORKERS)
     shape = fitted(Log("a log", (), workers))
-    host = Host(Agenda(), shape, WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), Tally())
+    host = Host(EventQueue(), shape, WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), Tally())
     assert host.scheduler.step_tokens == step_tokens
     assert shape.takeover
 

@@ -12,7 +12,7 @@ from twostroke.errors import ConfigError
 from twostroke.schedule.cost import StepCost
 
 SHAPE = FleetShape(prefill=2, decode=2, cost=StepCost(step_s=0.01, prompt_token_s=1e-4))
-TRIAL = Trial(arm="round-robin", trace=even_trace(), shape=SHAPE)
+TRIAL = Trial(variant="round-robin", trace=even_trace(), shape=SHAPE)
 OWN_RATE = 100 / 99
 
 
@@ -42,16 +42,16 @@ def test_a_policy_that_leaves_prefill_workers_idle_has_no_such_pace() -> None:
 
 def test_the_highest_rates_of_all_policies_are_searched_side_by_side() -> None:
     limits = {"round-robin": 1.7, "kv": 6.0}
-    fleet = Recording(lambda t: run_of(t, 9.0 if t.rate_scale * OWN_RATE > limits[t.arm] else 1.0, 0.5))
-    trials = [TRIAL, Trial(arm="kv", trace=TRIAL.trace, shape=SHAPE)]
+    fleet = Recording(lambda t: run_of(t, 9.0 if t.rate_scale * OWN_RATE > limits[t.variant] else 1.0, 0.5))
+    trials = [TRIAL, Trial(variant="kv", trace=TRIAL.trace, shape=SHAPE)]
     found = highest_rates(trials, 5.0, 0.05, fleet)
     for each in found:
         assert each.keeps is not None
         assert each.breaks is not None
-        assert each.keeps <= limits[each.arm] <= each.breaks <= 1.06 * each.keeps
+        assert each.keeps <= limits[each.variant] <= each.breaks <= 1.06 * each.keeps
         assert (each.p90_s, each.utilisation) == (1.0, pytest.approx(0.5))
     assert len(fleet.batches[0]) == 2
-    assert len({(trial.arm, trial.rate_scale) for trial in fleet.trials}) == len(fleet.trials), "nothing runs twice"
+    assert len({(trial.variant, trial.rate_scale) for trial in fleet.trials}) == len(fleet.trials), "nothing runs twice"
 
 
 def test_a_promise_that_breaks_at_every_rate_has_none() -> None:

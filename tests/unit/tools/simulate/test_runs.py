@@ -18,7 +18,7 @@ def without_clocks(run: Run) -> Run:
 
 def test_a_run_is_the_same_in_another_process() -> None:
     trace = even_trace(requests=8)
-    trials = [Trial(arm=arm, trace=trace, shape=FLEET, rate_scale=4.0) for arm in ("kv", "round-robin")]
+    trials = [Trial(variant=variant, trace=trace, shape=FLEET, rate_scale=4.0) for variant in ("kv", "round-robin")]
     here, elsewhere = runner(1)(trials), runner(2)(trials)
     assert [run.policy for run in elsewhere] == ["kv", "round-robin"]
     assert list(map(without_clocks, here)) == list(map(without_clocks, elsewhere))

@@ -41,10 +41,10 @@ def under(conversations: Trace) -> Summarised:
     scale = OFFERED / offered_in_turns(conversations, FLEET)
     seen: dict[str, Summary] = {}
 
-    def summarised(arm: str) -> Summary:
-        if arm not in seen:
-            seen[arm] = summary_of(Trial(arm=arm, trace=conversations, shape=FLEET, rate_scale=scale))
-        return seen[arm]
+    def summarised(variant: str) -> Summary:
+        if variant not in seen:
+            seen[variant] = summary_of(Trial(variant=variant, trace=conversations, shape=FLEET, rate_scale=scale))
+        return seen[variant]
 
     return summarised
 
@@ -90,14 +90,16 @@ def test_first_tokens_come_when_they_were_predicted(under: Summarised) -> None:
 def test_four_routers_place_as_well_as_one(under: Summarised, conversations: Trace) -> None:
     one = under("kv")
     fleet = dataclasses.replace(FLEET, routers=4)
-    four = summary_of(Trial(arm="kv", trace=conversations, shape=fleet, rate_scale=one.rate_scale))
+    four = summary_of(Trial(variant="kv", trace=conversations, shape=fleet, rate_scale=one.rate_scale))
     assert p90_s(four) <= LOOSER * 1.10 * p90_s(one)
 
 
 def test_prefixes_of_peers_shorten_the_queue() -> None:
     """Shared prefixes under a load that no single holder could bear."""
     groups = generated("prefix-groups", 350, 12.0, seed=1)
-    with_peers, alone = (summary_of(Trial(arm=arm, trace=groups, shape=FLEET)) for arm in ("kv", "kv-no-peers"))
+    with_peers, alone = (
+        summary_of(Trial(variant=variant, trace=groups, shape=FLEET)) for variant in ("kv", "kv-no-peers")
+    )
     assert p90_s(with_peers) <= LOOSER * 0.9 * p90_s(alone)
     assert with_peers.pulled_tokens > 0
     assert alone.pulled_tokens == 0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from router.routing.policies import RECONSIDERING, policy_named
 from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.live_routing import Brains
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
 from twostroke.schedule.cost import StepCost
@@ -60,9 +60,9 @@ def chats(count: int = 120, seed: int = 0, every_s: float = 0.12) -> Trace:
     return trace(rows)
 
 
-def run(of: Trace, shape: FleetShape = SMALL, brains: Brains | str = "kv") -> Run:
+def run(of: Trace, shape: FleetShape = SMALL, adapters: RoutingAdapters | str = "kv") -> Run:
     """Policies that may be asked again hold what their workers have no time for."""
-    if isinstance(brains, str):
-        name = brains
-        brains = Brains(name, lambda: policy_named(name), holds=name in RECONSIDERING)
-    return simulate(of, shape, brains)
+    if isinstance(adapters, str):
+        name = adapters
+        adapters = RoutingAdapters(name, lambda: policy_named(name), holds=name in RECONSIDERING)
+    return simulate(of, shape, adapters)

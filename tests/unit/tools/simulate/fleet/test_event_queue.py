@@ -6,13 +6,13 @@ from functools import partial
 
 import pytest
 
-from tools.simulate.fleet import event_queue as agenda
-from tools.simulate.fleet.event_queue import Agenda
+from tools.simulate.fleet import event_queue as queue
+from tools.simulate.fleet.event_queue import EventQueue
 from twostroke.errors import InternalError
 
 
 def test_things_happen_in_order_and_equal_times_as_they_were_entered() -> None:
-    plan, happened = Agenda(), list[str]()
+    plan, happened = EventQueue(), list[str]()
     for when_s, what in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
         plan.at(when_s, partial(happened.append, what))
     plan.at(3.0, plan.stop)
@@ -23,7 +23,7 @@ def test_things_happen_in_order_and_equal_times_as_they_were_entered() -> None:
 
 
 def test_what_is_cancelled_does_not_happen() -> None:
-    plan, happened = Agenda(), list[str]()
+    plan, happened = EventQueue(), list[str]()
     plan.at(1.0, partial(happened.append, "x")).cancel()
     plan.after(2.0, plan.stop)
     plan.run()
@@ -31,15 +31,15 @@ def test_what_is_cancelled_does_not_happen() -> None:
 
 
 def test_a_run_with_nothing_left_to_happen_says_so() -> None:
-    plan = Agenda()
+    plan = EventQueue()
     plan.at(1.0, lambda: None)
     with pytest.raises(InternalError, match=r"stands still at 1.000 s"):
         plan.run()
 
 
 def test_time_that_does_not_pass_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agenda, "MOST_AT_ONCE", 100)
-    plan = Agenda()
+    monkeypatch.setattr(queue, "MOST_AT_ONCE", 100)
+    plan = EventQueue()
 
     def again() -> None:
         plan.after(0.0, again)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, SMALL, chats, run
 from tools.simulate.fleet.results import Run, Status, percentile, ttfts
 from tools.simulate.fleet.shape import Death, Delays, Faults, RouterRestart
-from tools.simulate.fleet.simulated_request import Journey
+from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.simulation import name_of
 from twostroke.ids import RequestId, WorkerId
 
@@ -39,7 +39,7 @@ def test_no_request_is_lost_with_its_worker() -> None:
     assert [outcome.status for outcome in done.outcomes] == [Status.DONE] * 200
     assert [outcome.output_tokens for outcome in done.outcomes] == [row.output_tokens for row in asked]
     assert any(outcome.attempts > 1 for outcome in done.outcomes)
-    assert {use.worker: use.lives for use in done.workers}["decode-0"] == 2
+    assert {use.worker: use.epochs for use in done.workers}["decode-0"] == 2
     assert done.unequal_indexes == ()
 
 
@@ -86,9 +86,11 @@ def test_answers_that_lost_their_worker_and_then_their_router_begin_anew() -> No
 def test_blocks_of_an_answer_are_forgotten_with_it() -> None:
     """They would be asked for without their tokens, and queues would come out negative."""
     names = [name_of(number) for number in range(3)]
-    journey = Journey(0, RequestId("0#0"), 0.0, prompt_tokens=2 * BLOCK + 1, answer_tokens=40, names=names, emitted=30)
-    journey.forget_answer(BLOCK)
-    assert (journey.known_tokens, journey.names) == (2 * BLOCK + 1, [name_of(0), name_of(1)])
+    request = SimulatedRequest(
+        0, RequestId("0#0"), 0.0, prompt_tokens=2 * BLOCK + 1, answer_tokens=40, names=names, emitted=30
+    )
+    request.forget_answer(BLOCK)
+    assert (request.known_tokens, request.names) == (2 * BLOCK + 1, [name_of(0), name_of(1)])
 
 
 def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:

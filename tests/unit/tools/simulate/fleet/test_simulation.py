@@ -23,7 +23,7 @@ def page_s(shape: FleetShape = PAIR) -> float:
 
 def way_s() -> float:
     """Of a request and its first token, without computing or copying anything."""
-    return DELAYS.door_s + DELAYS.open_s + 2 * DELAYS.pull_s + DELAYS.token_s
+    return DELAYS.frontend_s + DELAYS.open_s + 2 * DELAYS.pull_s + DELAYS.token_s
 
 
 def tail_s(context_tokens: int, tail_tokens: int) -> float:
@@ -62,7 +62,7 @@ def test_a_prompt_seen_before_is_found_where_it_is_kept() -> None:
     first, again = run(trace(rows), PAIR, "round-robin").outcomes
     assert first.ttft_s is not None
     assert again.cached_tokens == 4 * BLOCK
-    expected_s = DELAYS.door_s + DELAYS.open_s + DELAYS.token_s + tail_s(4 * BLOCK + 2, 2)
+    expected_s = DELAYS.frontend_s + DELAYS.open_s + DELAYS.token_s + tail_s(4 * BLOCK + 2, 2)
     assert again.ttft_s == pytest.approx(expected_s)
 
 
