@@ -1,7 +1,7 @@
 """`twostroke simulate sweep`: is choosing request by request who computes a prompt as good as the better fixed rule?
 
-Prompt length x load x bandwidth; in every cell three variants under the same requests: the decode worker always computes,
-a prefill worker always does, and ours chooses.
+Prompt length x load x bandwidth; in every cell three variants under the same requests: the decode worker always
+computes, a prefill worker always does, and ours chooses.
 """
 
 from __future__ import annotations
