@@ -9,13 +9,14 @@ it says how many tokens were sent, with an `e` where its end was sent, too; `-` 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import itertools
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -33,7 +34,7 @@ MOST_TOKENS = 1 << 32
 BLOCK_CHOICES = 32
 """Choices whose part of a token is written anew when one of them advances: about the root of the most there can be."""
 PULSE_S = 1.0
-"""While known tokens are replayed the client hears so often that somebody works for it."""
+"""A client that hears nothing else, as while its answer recovers, hears so often that somebody works for it."""
 
 _END = "end"
 _RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
@@ -148,16 +149,40 @@ class Unnamed:
 
 
 class Pulse:
-    """When a client that hears nothing else should hear that somebody works for it."""
+    """Lets a client that hears nothing else hear that somebody works for it, so that it does not leave."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat: Callable[[], Awaitable[None]]) -> None:
+        self._beat = beat
+        self._last_s = time.monotonic()
+        self.turns = asyncio.Lock()
+        """Messages and beats take turns: whoever sends holds it."""
+
+    def sent(self) -> None:
+        """The client has heard something."""
         self._last_s = time.monotonic()
 
-    def is_due(self) -> bool:
-        if time.monotonic() - self._last_s < PULSE_S:
-            return False
-        self._last_s = time.monotonic()
-        return True
+    async def during(self, work: Awaitable[None]) -> None:
+        """Wait for `work`, and beat where it sends nothing for `PULSE_S`."""
+        beating = asyncio.create_task(self._keep_beating())
+        try:
+            await work
+        except asyncio.CancelledError:
+            beating.cancel()
+            raise
+        finally:
+            async with self.turns:  # never in the middle of a beat: what is sent next would run into it
+                beating.cancel()
+            await asyncio.gather(beating, return_exceptions=True)  # what it met, the next message meets too
+
+    async def _keep_beating(self) -> None:
+        while True:
+            left_s = self._last_s + PULSE_S - time.monotonic()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+                continue
+            async with self.turns:
+                self.sent()
+                await self._beat()
 
 
 class Seeds:

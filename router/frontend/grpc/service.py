@@ -66,25 +66,33 @@ class InferenceService:
         assert isinstance(prepared, PreparedGenerate)
         request = inference_pb2.GenerateRequest.FromString(prepared.message)
         ask = _parse_ask(request, prepared.prompt, context.time_remaining(), visit, received_s, _traceparent(context))
-        progress, pulse = Progress(ask.point), Pulse()
+        progress, has_begun = Progress(ask.point), ask.point.resumptions > 0
+
+        async def beat() -> None:
+            if has_begun:
+                await context.write(inference_pb2.GenerateResponse(request_id=ask.request_id))
+
+        pulse = Pulse(beat)
         last: list[inference_pb2.GenerateResponse] = []
 
         async def send(event: TextEvent) -> None:
+            nonlocal has_begun
             if event.is_sent:
-                if pulse.is_due():
-                    await context.write(inference_pb2.GenerateResponse(request_id=ask.request_id, index=event.choice))
                 return
             message = self._message(ask.request_id, event)
             sent = progress.sent_token if event.finish is None else progress.finished
             message.resume_token = sent(event.choice)
             if event.usage is None:
-                await context.write(message)
+                async with pulse.turns:
+                    await context.write(message)
+                    pulse.sent()
+                has_begun = True
             else:
                 last.append(message)
 
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
-        await self._front.answer(ask, send)
+        await pulse.during(self._front.answer(ask, send))
         for message in last:
             yield message
 

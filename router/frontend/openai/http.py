@@ -118,17 +118,22 @@ class AnswerResponse(Response):
 
     async def _send_stream(self, send: Send) -> None:
         events = _EventStream(send)
-        turns = asyncio.Lock()
+
+        async def beat() -> None:
+            if events.is_started or self._ask.point.resumptions:
+                await events.send_comment()
+
+        pulse = Pulse(beat)
 
         async def forward(event: TextEvent) -> None:
-            async with turns:  # several prompts are answered at once: what a token says was sent goes before it
+            async with pulse.turns:  # several prompts are answered at once: what a token says was sent goes before it
                 for token, chunk in self._reply.chunks(event):
                     await events.send(_dumps(chunk), token)
-                if event.is_sent:
-                    await events.pulse()
+                    pulse.sent()
 
         try:
-            await self._front.answer(self._ask, forward)
+            work = self._front.answer(self._ask, forward)
+            await (pulse.during(work) if self._ask.is_resumable else work)
             await events.send("[DONE]")
         except ServeError as error:
             if not events.is_started:
@@ -143,7 +148,6 @@ class AnswerResponse(Response):
 class _EventStream:
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._pulse = Pulse()
         self.is_started = False
 
     async def send(self, data: str, token: str = "") -> None:
@@ -151,10 +155,8 @@ class _EventStream:
         and comments: stock clients take each line for a message, or drop messages that have another one."""
         await self._write(f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n")
 
-    async def pulse(self) -> None:
-        """A comment where nothing else is sent: of streams that were resumed alone."""
-        if self._pulse.is_due():
-            await self._write(": going on\n\n")
+    async def send_comment(self) -> None:
+        await self._write(": going on\n\n")
 
     async def _write(self, event: str) -> None:
         if not self.is_started:
