@@ -19,6 +19,14 @@ COMMANDS = {
         "tests.bench.policies",
         "routing policies on real clusters in turns, under the same requests; the simulator beside them",
     ),
+    "overload": Command(
+        "tests.bench.overload",
+        "what a server does with up to three times what it can do: goodput, refusals, deadlines, memory",
+    ),
+    "sweep": Command(
+        "tests.bench.sweep",
+        "simulated, prompt length x load x bandwidth: who should compute, and whether the router chooses as well",
+    ),
     "index": Command(
         "tests.bench.index",
         "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",

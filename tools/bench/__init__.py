@@ -6,9 +6,9 @@
     drive       sends the plan: open loop or fixed concurrency
     measure     records to percentiles: pure                   report  percentiles to a table and JSON
 
-Beside that one run: `compare/` (several servers under the same loads), `goodput/` (the highest rate that keeps its
-promises) and `overload/` (rates that are too high), all over `endpoints`. `tests/bench` times parts of the product and
-whole clusters. Only argparse is imported until `run` is called.
+Beside that one run: `compare/` (several servers under the same loads) and `goodput/` (the highest rate that keeps
+its promises), both over `endpoints`. `tests/bench` times parts of the product and whole clusters. Only argparse is
+imported until `run` is called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ __all__ = ["add_arguments", "run"]
 COMMANDS = {
     "compare": "the same loads against several servers, in turns: ratios with their spread, figures",
     "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
-    "overload": "what a server does with up to three times what it can do: goodput, refusals, deadlines, memory",
 }
 
 

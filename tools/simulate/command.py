@@ -16,7 +16,6 @@ from tools.simulate.options import add_fleet, add_output, add_source
 EPILOG = """examples:
   twostroke simulate --trace conversation.jsonl --jitter 3 --policies all --utilisation 0.87 --html report.html
   twostroke simulate --workload conversation --find-rate 5 --jobs 2
-  twostroke simulate sweep --jobs 2
   twostroke simulate plan --trace conversation.jsonl --slo-ttft 5 --slo-itl 0.05 --html plan.html
   twostroke simulate scale --workload conversation --surge 2 --max-prefill 6 --max-decode 6 --slo-ttft 5 --slo-itl 0.05
   twostroke simulate --fit requests.log --profile fleet.json
@@ -30,10 +29,6 @@ class Subcommand(NamedTuple):
 
 
 COMMANDS = {
-    "sweep": Subcommand(
-        "tools.simulate.sweep",
-        "prompt length x load x bandwidth: who should compute, and do we choose as well",
-    ),
     "plan": Subcommand(
         "tools.simulate.plan", "how many workers of each role a load needs, and where splitting them pays"
     ),

@@ -60,7 +60,7 @@ def run_fit(args: argparse.Namespace) -> int:
         f"{args.profile}: {shape.prefill} prefill + {shape.decode} decode workers, pages of {shape.block_size} tokens, "
         f"{1e6 * cost.prompt_token_s:.1f} us a prompt token, {1e3 * cost.step_s:.2f} ms a step, "
         f"{1e6 * cost.stream_s:.0f} us a stream, {shape.link_bytes_per_s / 1e9:.3g} GB/s; calls in ms: "
-        f"router {1e3 * delays.frontend_s:.2f}, open {1e3 * delays.open_s:.2f}, pull {1e3 * delays.pull_s:.2f}, "
+        f"frontend {1e3 * delays.frontend_s:.2f}, open {1e3 * delays.open_s:.2f}, pull {1e3 * delays.pull_s:.2f}, "
         f"token {1e3 * delays.token_s:.2f}",
         markup=False,
     )

@@ -20,7 +20,7 @@ from twostroke.models.catalog import hub_marker
 
 CHOOSING = (
     *(("status",), ("chat",), ("doctor",), ("trace",), ("bench",), ("bench", "compare"), ("bench", "goodput")),
-    *(("bench", "overload"), ("drain",), ("scale",), ("role",), ("restart",), ("down",)),
+    *(("drain",), ("scale",), ("role",), ("restart",), ("down",)),
 )
 """Commands that go to a server of this user where no address is given."""
 
@@ -63,7 +63,7 @@ def two_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_no_parser_takes_an_abbreviated_flag() -> None:
     found = parsers()
     assert set(CHOOSING) <= found.keys()
-    assert {("model", "list"), ("keys", "add"), ("simulate", "sweep")} <= found.keys()
+    assert {("model", "list"), ("keys", "add"), ("simulate", "plan")} <= found.keys()
     assert [words for words, parser in found.items() if parser.allow_abbrev] == []
 
 

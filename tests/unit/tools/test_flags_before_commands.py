@@ -32,8 +32,10 @@ def test_the_later_of_two_is_meant_and_a_flag_that_is_needed_may_stand_before() 
             ("bench", "--num-requests", "5", "compare", "http://a"),
             "twostroke bench compare: unrecognized arguments: --num",
         ),
-        (("simulate", "--policies", "kv", "sweep"), "twostroke simulate sweep: unrecognized arguments: --policies"),
-        (("simulate", "--bandwidth", "2", "sweep"), "unrecognized arguments: --bandwidth"),
+        (
+            ("simulate", "--policies", "kv", "plan", "--slo-ttft", "9", "--slo-itl", "1"),
+            "twostroke simulate plan: unrecognized arguments: --policies",
+        ),
     ],
 )
 def test_a_flag_that_the_subcommand_does_not_know_is_no_silent_loss(

@@ -72,21 +72,6 @@ def test_the_highest_rate_is_found_for_every_policy(tmp_path: Path) -> None:
     assert len(figures(page)) == 1
 
 
-def test_a_sweep_holds_ours_against_both_fixed_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found, page = simulated(
-        tmp_path,
-        "sweep",
-        *("--prompt-tokens", "1024", "--loads", "0.5,1.1", "--bandwidths", "2", "--requests", "40"),
-        *("--output-tokens", "20"),
-    )
-    assert len(found["cells"]) == 2
-    for cell in found["cells"]:
-        assert set(cell["goodput"]) == {"always-local", "always-remote", "kv"}
-        assert not cell["is_telling"] or cell["ratio"] >= found["worst_ratio"]
-    assert len(figures(page)) == 1
-    assert "of the better fixed rule, at 1024 tokens" in capsys.readouterr().out
-
-
 def test_a_plan_names_counts_and_where_splitting_pays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found, page = simulated(
         tmp_path,
@@ -165,14 +150,7 @@ def test_a_profile_comes_back_as_it_was_written_and_flags_go_before_it(tmp_path:
         ([*SMALL, "--precision", "0.1"], "--precision would be ignored: it needs --find-rate"),
         (["plan", *SMALL, "--slo-ttft", "0.01", "--slo-itl", "1"], "--slo-ttft 0.01 is impossible"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--attainment", "2"], "--attainment must lie between"),
-        (["sweep", "--loads", "0"], "--loads must be positive"),
         (["plan", *SMALL, "--slo-ttft", "9", "--slo-itl", "1", "--loads", "1,inf"], "--loads must be numbers"),
-        (["sweep", "--prompt-tokens", ""], "--prompt-tokens needs a number"),
-        (["sweep", "--prefill", "0"], "--prefill must be at least 1"),
-        (["sweep", "--slo-ttft", "1e-6"], "--slo-ttft 1e-06 is impossible"),
-        (["sweep", "--slo-itl", "1e-6"], "a step with one stream takes"),
-        (["sweep", "--requests", "1"], "--requests must be at least 2"),
-        (["sweep", "--prompt-tokens", "inf"], "--prompt-tokens must be numbers"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_in_a_line(

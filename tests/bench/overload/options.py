@@ -1,4 +1,4 @@
-"""The flags of `bench overload`."""
+"""The flags of `tests.bench overload`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`twostroke bench overload`: what a server does with more than it can do.
+"""`python -m tests.bench overload`: what a server does with more than it can do.
 
     options   the flags, checked once
     verdict   one run's answers to shares and seconds, runs to a verdict: pure
@@ -12,20 +12,23 @@ from __future__ import annotations
 
 import argparse
 
-from tools.bench.overload.options import add_arguments, options_from
-
-__all__ = ["EPILOG", "add_arguments", "run"]
+from tests.bench.overload import options
 
 EPILOG = """examples:
   twostroke serve --model paced:step_ms=20,prefill_tokens_per_s=4000 --kv-cache-memory 8M &
-  twostroke bench overload http://127.0.0.1:8000 --timeout 5
-  twostroke bench overload http://127.0.0.1:8000 --loads 1,2,3 --duration 120 --rounds 3 --json overload.json
+  python -m tests.bench overload http://127.0.0.1:8000 --timeout 5
+  python -m tests.bench overload http://127.0.0.1:8000 --loads 1,2,3 --duration 120 --rounds 3 --json overload.json
 """
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    options.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """0, or 1 if the server failed, grew, or did less of use than under less load. Raises ServeError for bad flags."""
-    options = options_from(args)
-    from tools.bench.overload.session import run_session
+    checked = options.options_from(args)
+    from tests.bench.overload.session import run_session
 
-    return run_session(options)
+    return run_session(checked)

@@ -1,4 +1,4 @@
-"""`twostroke simulate sweep`: is choosing request by request who computes a prompt as good as the better fixed rule?
+"""`python -m tests.bench sweep`: is choosing request by request who computes a prompt as good as the better fixed rule?
 
 Prompt length x load x bandwidth; in every cell three variants under the same requests: the decode worker always
 computes, a prefill worker always does, and ours chooses.
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output(parser)
 
 
-def run_session(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     axes = _axes(args)
     output = output_from(args)
     if args.requests < 2:
@@ -287,6 +287,6 @@ def _page(cells: Sequence[Cell], setting: str) -> str:
         )
     table = Grid(_HEADINGS, tuple(Row(None, _row(cell)) for cell in cells))
     return render(
-        Head("twostroke simulate sweep", setting, VARIANTS),
+        Head("tests.bench sweep", setting, VARIANTS),
         [Section("Who computes", verdict(cells), figures=tuple(figures)), Section("All cells", grid=table)],
     )

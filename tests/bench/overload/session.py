@@ -14,14 +14,14 @@ from rich.table import Table
 
 from cluster.checks import STDOUT
 from cluster.output import write_json
+from tests.bench.overload.memory import own_bytes
+from tests.bench.overload.options import OverloadOptions
+from tests.bench.overload.verdict import End, Run, end_of, goodputs, misses, run_of
 from tools.bench.connect import allow_many_sockets, connect, wait_until_ready
 from tools.bench.drive import run_plan
 from tools.bench.goodput.trial import arrivals_at
 from tools.bench.load import PlannedRequest, Segment, Stream
 from tools.bench.measure import Answer
-from tools.bench.overload.memory import own_bytes
-from tools.bench.overload.options import OverloadOptions
-from tools.bench.overload.verdict import End, Run, end_of, goodputs, misses, run_of
 from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from cluster.planner import Promise
+from tests.bench.__main__ import PROGRAM
+from tests.bench.sweep import BLOCK_TOKENS, Cell, Place, requests_at, verdict
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.sweep import BLOCK_TOKENS, Cell, Place, requests_at, verdict
 
 SHAPE = FleetShape(prefill=2, decode=2, block_size=BLOCK_TOKENS)
 PLACE = Place(prompt_tokens=4096, load=0.5, bytes_per_s=2e9)
@@ -44,3 +47,38 @@ def test_a_cell_offers_the_load_that_it_says_and_shares_nothing() -> None:
     assert len(set(blocks)) == len(blocks)
     slower = dataclasses.replace(PLACE, bytes_per_s=1.0)
     assert requests_at(slower, SHAPE, 50, 50) == requests_at(PLACE, SHAPE, 50, 50), "all bandwidths, the same requests"
+
+
+def test_a_sweep_holds_ours_against_both_fixed_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written, page = tmp_path / "out.json", tmp_path / "out.html"
+    axes = ["--prompt-tokens", "1024", "--loads", "0.5,1.1", "--bandwidths", "2", "--requests", "40"]
+    files = ["--json", str(written), "--html", str(page)]
+    assert PROGRAM.main(["sweep", *axes, "--output-tokens", "20", *files]) == 0
+    found = json.loads(written.read_text())
+    assert len(found["cells"]) == 2
+    for each in found["cells"]:
+        assert set(each["goodput"]) == {"always-local", "always-remote", "kv"}
+        assert not each["is_telling"] or each["ratio"] >= found["worst_ratio"]
+    assert page.read_text().count("</figure>") == 1
+    assert "of the better fixed rule, at 1024 tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["sweep", "--loads", "0"], "--loads must be positive"),
+        (["sweep", "--prompt-tokens", ""], "--prompt-tokens needs a number"),
+        (["sweep", "--prefill", "0"], "--prefill must be at least 1"),
+        (["sweep", "--slo-ttft", "1e-6"], "--slo-ttft 1e-06 is impossible"),
+        (["sweep", "--slo-itl", "1e-6"], "a step with one stream takes"),
+        (["sweep", "--requests", "1"], "--requests must be at least 2"),
+        (["sweep", "--prompt-tokens", "inf"], "--prompt-tokens must be numbers"),
+    ],
+)
+def test_what_cannot_be_swept_is_said_in_a_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert PROGRAM.main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert complaint in shown
+    assert shown.count("\n") == 1

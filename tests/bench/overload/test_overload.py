@@ -7,9 +7,9 @@ import os
 
 import pytest
 
+from tests.bench.overload import memory
+from tests.bench.overload.verdict import Run, misses, run_of
 from tools.bench.measure import Answer, Failure
-from tools.bench.overload import memory
-from tools.bench.overload.verdict import Run, misses, run_of
 
 
 def answer(sent_s: float, ended_s: float, failure: str = "") -> Answer:
