@@ -65,15 +65,20 @@ def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: 
     return [name for name in better if is_here or name not in ONE_HOST]
 
 
-def choose(endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> tuple[PageTransport, Endpoint]:
-    """The first of our transports that reaches one of the peer's endpoints.
+def leading_to(
+    endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]
+) -> list[tuple[PageTransport, Endpoint]]:
+    """Our transports that reach one of the peer's endpoints each, best first: at least one.
 
     Raises ConfigError where both have no transport in common, PeerLost where the common ones do not lead there.
     """
+    found = []
     for transport in transports:
-        for endpoint in endpoints:
-            if endpoint.transport == transport.name and transport.reaches(endpoint):
-                return transport, endpoint
+        own = (each for each in endpoints if each.transport == transport.name and transport.reaches(each))
+        if (endpoint := next(own, None)) is not None:
+            found.append((transport, endpoint))
+    if found:
+        return found
     ours = [transport.name for transport in transports]
     theirs = [f"{endpoint.transport} at {endpoint.address} on {endpoint.host_id}" for endpoint in endpoints]
     message = f"no page transport leads to the peer: it offers {theirs or 'none'}, here are {ours or 'none'}"

@@ -25,7 +25,7 @@ from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import OpenSpan
 from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, fence_for_good
-from twostroke.transfer.registry import choose, outranked
+from twostroke.transfer.registry import leading_to, outranked
 from twostroke.worker.digests import PageDigests
 from twostroke.worker.gate import Gate
 from twostroke.worker.links import LinkRates
@@ -297,10 +297,22 @@ class PullClient:
                 await self._copy(session, transport, peer, ready)
 
     async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[PageTransport, Peer]:
-        transport, endpoint = choose(endpoints, self._transports)
-        for better in outranked(transport, endpoints, self._transports):
-            self._metrics.fell_back(better)
-        return transport, await transport.connect(endpoint, self._limits.silence_s)
+        """Over the best transport that can connect: that it should lead there is no proof that it does (as CUDA's
+        between containers). All of them together take no longer than one source may be silent."""
+        until_s = _now_s() + self._limits.silence_s
+        leading = leading_to(endpoints, self._transports)
+        for transport, endpoint in leading:
+            try:
+                peer = await transport.connect(endpoint, until_s - _now_s())
+            except PeerLost as error:
+                if (transport, endpoint) == leading[-1] or _now_s() >= until_s:
+                    raise
+                log.warning("page transport cannot connect transport=%s error=%s", transport.name, error)
+                continue
+            for better in outranked(transport, endpoints, self._transports):
+                self._metrics.fell_back(better)
+            return transport, peer
+        raise AssertionError("one of them connects, or the last one raises")
 
     async def _copy(
         self, session: _Session, transport: PageTransport, peer: Peer, ready: worker_pb2.PagesReady

@@ -14,7 +14,7 @@ from twostroke.transfer import nixl_agent
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.cuda_ipc import CudaIpcTransport
 from twostroke.transfer.host import host_id
-from twostroke.transfer.registry import choose, default_names, open_transports
+from twostroke.transfer.registry import default_names, leading_to, open_transports
 
 
 def endpoint(transport: str, address: str, host: str) -> Endpoint:
@@ -27,26 +27,26 @@ FAR = [endpoint("shm", "x", "elsewhere/1"), endpoint("tcp", "10.0.0.7:5", "elsew
 
 def test_our_order_of_preference_counts() -> None:
     for names in (("shm", "tcp"), ("tcp", "shm")):
-        transport, chosen = choose(NEAR, open_transports(names, "127.0.0.1", 2.0))
-        assert (transport.name, chosen.transport) == (names[0], names[0])
+        found = leading_to(NEAR, open_transports(names, "127.0.0.1", 2.0))
+        assert [(transport.name, chosen.transport) for transport, chosen in found] == [(name, name) for name in names]
 
 
 def test_a_transport_that_does_not_lead_there_is_passed_over() -> None:
-    transport, chosen = choose(FAR, open_transports(["shm", "tcp"], "127.0.0.1", 2.0))
+    ((transport, chosen),) = leading_to(FAR, open_transports(["shm", "tcp"], "127.0.0.1", 2.0))
     assert transport.name == "tcp"
     assert chosen is FAR[1]
 
 
 def test_common_transports_that_do_not_lead_there_are_a_lost_peer() -> None:
     with pytest.raises(PeerLost, match=r"shm at x on elsewhere/1.*here are \['shm'\]"):
-        choose(FAR, open_transports(["shm"], "127.0.0.1", 2.0))
+        leading_to(FAR, open_transports(["shm"], "127.0.0.1", 2.0))
 
 
 def test_no_transport_in_common_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no page transport"):
-        choose(NEAR[:1], open_transports(["shm"], "127.0.0.1", 2.0))
+        leading_to(NEAR[:1], open_transports(["shm"], "127.0.0.1", 2.0))
     with pytest.raises(ConfigError, match="offers none"):
-        choose([], open_transports(["shm"], "127.0.0.1", 2.0))
+        leading_to([], open_transports(["shm"], "127.0.0.1", 2.0))
 
 
 @pytest.mark.parametrize("names", [["pigeon"], ["shm", "shm"], []])

@@ -22,7 +22,7 @@ from tests.unit.worker.rig import (
     prefill,
     prompt_of,
 )
-from twostroke.config import PatienceConfig, ScheduleConfig
+from twostroke.config import PatienceConfig, RuntimeConfig, ScheduleConfig
 from twostroke.errors import TransferFailed
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.v1 import worker_pb2
@@ -56,9 +56,18 @@ async def test_a_pull_brings_all_blocks_of_the_prompt_and_the_same_tokens() -> N
 
 
 async def test_tcp_is_used_where_it_is_the_only_transport() -> None:
-    async with prefill(transports=("tcp",)) as source, decode() as target, router_to(target) as router:
+    async with prefill(runtime=RuntimeConfig(transports=("tcp",))) as source, decode() as target, router_to(target) as router:
         await right_answer(router, source)
         assert target.metric("pull_bytes_total", transport="tcp") == BLOCKS * PAGE_BYTES
+
+
+async def test_where_the_best_transport_cannot_connect_the_next_one_is_taken() -> None:
+    """As cuda_ipc of two containers that see one GPU, and not each other's memory."""
+    plan = FaultPlan(lost_connects=frozenset({0}))
+    async with prefill() as source, decode(plan=plan) as target, router_to(target) as router:
+        await right_answer(router, source)
+        assert target.metric("pull_bytes_total", transport="tcp") == BLOCKS * PAGE_BYTES
+        assert target.metric("transport_fallbacks_total", transport="shm") == 1
 
 
 @pytest.mark.parametrize("left_s", [1e10, 1e300])
@@ -155,8 +164,8 @@ async def test_a_transfer_that_fails_ends_in_local_computation(fault: Fault, tra
         assert target.host.pool.count(PageState.QUARANTINED) == 0
 
 
-async def test_a_connection_for_pages_that_is_lost_ends_in_local_computation() -> None:
-    plan = FaultPlan(lost_connects=frozenset({0}))
+async def test_connections_for_pages_that_are_lost_over_every_transport_end_in_local_computation() -> None:
+    plan = FaultPlan(lost_connects=frozenset({0, 1}))
     async with prefill() as source, decode(plan=plan) as target, router_to(target) as router:
         await right_answer(router, source)
         assert target.metric("pull_failures_total", reason="peer_lost") == 1
