@@ -18,6 +18,11 @@ _LABEL_VALUE = re.compile(rf"!?{_NAME}|!?in\(\s*{_NAME}(?:\s*,\s*{_NAME})*\s*\)"
 """A value, one of several, or none of them, as Ray's label selectors say it."""
 
 
+MOST_THREADS = 4096
+"""Compute threads of one worker: no host has more cores. Whether this one has that many is asked where they are used,
+which a paced model never does."""
+
+
 class RoleConfig(Settings):
     """What each worker of one role asks for."""
 
@@ -38,8 +43,8 @@ class RoleConfig(Settings):
     preferred."""
 
     def model_post_init(self, _context: Any) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise ConfigError(f"threads must be 1 or more, got {self.threads}", field="threads")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ConfigError(f"threads must be from 1 to {MOST_THREADS}, got {self.threads}", field="threads")
         _check_amount("resources.num_cpus", self.num_cpus)
         if self.num_gpus is not None:
             _check_amount("resources.num_gpus", self.num_gpus)

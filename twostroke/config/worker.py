@@ -9,7 +9,7 @@ from pydantic import Field
 
 from twostroke.config.cache import CacheConfig
 from twostroke.config.model import ModelConfig
-from twostroke.config.placement import WorkerPorts
+from twostroke.config.placement import MOST_THREADS, WorkerPorts
 from twostroke.config.routing import PatienceConfig
 from twostroke.config.schedule import ScheduleConfig
 from twostroke.config.settings import Settings, group, setting
@@ -26,7 +26,9 @@ class Role(enum.StrEnum):
 class RuntimeConfig(Settings):
     """How each worker process computes, sends its pages, and treats answers of a router that is gone."""
 
-    threads: int = setting(1, least=1, help="compute threads of each worker, each with a core of its own if possible")
+    threads: int = setting(
+        1, least=1, most=MOST_THREADS, help="compute threads of each worker, each with a core of its own if possible"
+    )
     pin: bool = setting(False, help="keep each compute thread on its core")
     borrow: bool = setting(True, help="compute on cores of other workers too while those are idle")
     transports: tuple[str, ...] | None = setting(

@@ -56,7 +56,11 @@ async def test_a_pull_brings_all_blocks_of_the_prompt_and_the_same_tokens() -> N
 
 
 async def test_tcp_is_used_where_it_is_the_only_transport() -> None:
-    async with prefill(runtime=RuntimeConfig(transports=("tcp",))) as source, decode() as target, router_to(target) as router:
+    async with (
+        prefill(runtime=RuntimeConfig(transports=("tcp",))) as source,
+        decode() as target,
+        router_to(target) as router,
+    ):
         await right_answer(router, source)
         assert target.metric("pull_bytes_total", transport="tcp") == BLOCKS * PAGE_BYTES
 
