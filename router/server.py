@@ -24,6 +24,7 @@ from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
 from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
+from twostroke.allocator import give_freed_memory_back
 from twostroke.config import EndpointsConfig, RouterConfig
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch
@@ -40,6 +41,9 @@ HEALTH_PERIOD_S = 0.25
 """How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
 MOST_STREAMS = 4096
 """Of one gRPC connection; more wait at the client."""
+MOST_PENDING = 8192
+"""Calls that have come and were not looked at yet. gRPC cancels calls at random where there are more: those of honest
+clients as well. Each takes 17 KB."""
 IDLE_MS = 75_000
 """As over HTTP. A client that has no call open connects again for the next one."""
 STREAM_GRACE_MS = 3_600_000
@@ -132,6 +136,7 @@ class RouterServer:
             http = group.create_task(self._http.serve([self._listener]))
             watches = [
                 group.create_task(self._show_health()),
+                group.create_task(give_freed_memory_back()),
                 group.create_task(self._doorman.watch()),
                 group.create_task(self._preparer.run()),
             ]
@@ -208,6 +213,8 @@ def _client_options(endpoints: EndpointsConfig) -> tuple[tuple[str, int], ...]:
     return (
         ("grpc.max_connection_idle_ms", IDLE_MS),
         ("grpc.max_concurrent_streams", MOST_STREAMS),
+        ("grpc.server.max_pending_requests", MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", MOST_PENDING),
         ("grpc.max_connection_age_ms", age_ms),
         ("grpc.max_connection_age_grace_ms", STREAM_GRACE_MS),
         ("grpc.keepalive_time_ms", 30_000),

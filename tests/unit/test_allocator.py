@@ -26,11 +26,35 @@ print(resident_bytes() - before)
 """
 
 
-def kept_bytes(how: str) -> int:
-    run = subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True)
+SMALL = """
+import asyncio, sys
+from twostroke import allocator
+
+async def main():
+    allocator.LOOK_S = 0.05
+    before = allocator.resident_bytes()
+    waiting = asyncio.create_task(allocator.give_freed_memory_back()) if sys.argv[1] == "set" else None
+    await asyncio.sleep(0.1)
+    pieces = [bytes(1000) for _ in range(80_000)]
+    kept = pieces[::100]
+    del pieces
+    await asyncio.sleep(0.5)
+    print(allocator.resident_bytes() - before)
+
+asyncio.run(main())
+"""
+
+
+def kept_bytes(how: str, script: str = SCRIPT) -> int:
+    run = subprocess.run([sys.executable, "-c", script, how], capture_output=True, text=True, check=True)
     return int(run.stdout)
 
 
 def test_freed_buffers_are_given_back_although_small_objects_came_after_them():
     assert kept_bytes("set") < 8 << 20
     assert kept_bytes("unset") > 2 * (8 << 20)
+
+
+def test_small_pieces_are_given_back_although_objects_lie_between_them():
+    assert kept_bytes("set", SMALL) < 24 << 20
+    assert kept_bytes("unset", SMALL) > 60 << 20
