@@ -9,7 +9,7 @@ from router.addresses import bind_listener
 from router.control_service import ControlService
 from router.frontend.http.health_pages import HealthPages
 from router.frontend.http.server import HttpServer, http_config
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.routing.reservation_exchange import RoutingService
 from router.routing.reservations import Reservations
 from twostroke.config import RouterConfig
@@ -28,7 +28,7 @@ MOST_MESSAGE_BYTES = 1 << 20
 class AdminServer:
     """Its ports are bound when it is constructed."""
 
-    def __init__(self, config: RouterConfig, front: Front) -> None:
+    def __init__(self, config: RouterConfig, handler: RequestHandler) -> None:
         endpoints, shares_port = config.endpoints, config.http_fd is not None
         self._routing: RoutingService | None = None
         self._pages: HttpServer | None = None
@@ -39,7 +39,7 @@ class AdminServer:
         if metrics_port is not None:
             host = endpoints.metrics_host or config.listen.host
             self._listener = bind_listener(host, metrics_port, "--metrics-port", shares_port=shares_port)
-            self._pages = HttpServer(http_config(HealthPages(front).app(), grace_s=0, most_connections=MOST_SCRAPERS))
+            self._pages = HttpServer(http_config(HealthPages(handler).app(), grace_s=0, most_connections=MOST_SCRAPERS))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
         self._peer_host = config.peer_host
         us = Membership.of(config.cluster_token, config.cluster_tls)

@@ -11,7 +11,7 @@ from typing import Any
 import grpc.aio
 
 from router.addresses import Addresses
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from twostroke.config import Role
 from twostroke.errors import InvalidRequest, PeerLost
 from twostroke.ids import Epoch
@@ -23,8 +23,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ControlService(control_pb2_grpc.ControlServicer):
     """What the router says about itself and, on behalf of its workers, about the model they serve."""
 
-    def __init__(self, front: Front, addresses: Addresses, *, router_id: str, epoch: Epoch) -> None:
-        self._front = front
+    def __init__(self, handler: RequestHandler, addresses: Addresses, *, router_id: str, epoch: Epoch) -> None:
+        self._handler = handler
         self._addresses = addresses
         self._router_id = router_id
         self._epoch = epoch
@@ -49,9 +49,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetModelInfoRequest, context: Context
     ) -> control_pb2.ModelInfo:
         del request, context
-        facts = self._front.dispatcher.facts
+        facts = self._handler.dispatcher.facts
         return control_pb2.ModelInfo(
-            model=self._front.model,
+            model=self._handler.model,
             max_model_len=facts.max_model_len,
             vocab_size=facts.vocab_size,
             eos_token_ids=facts.eos_token_ids,
@@ -65,13 +65,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetLoadRequest, context: Context
     ) -> control_pb2.GetLoadResponse:
         del request, context
-        return control_pb2.GetLoadResponse(workers=self._front.dispatcher.loads())
+        return control_pb2.GetLoadResponse(workers=self._handler.dispatcher.loads())
 
     async def SubscribeKvEvents(  # noqa: N802
         self, request: control_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[control_pb2.KvEventBatch]:
         del context
-        async for batch in self._front.dispatcher.subscribe(request):
+        async for batch in self._handler.dispatcher.subscribe(request):
             yield batch
 
     async def Drain(  # noqa: N802
@@ -83,30 +83,30 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 f"deadline_s must be a number of seconds from now, 0 or more, got {request.deadline_s}",
                 field="deadline_s",
             )
-        left = await self._front.dispatcher.drain(time.time() + request.deadline_s)
+        left = await self._handler.dispatcher.drain(time.time() + request.deadline_s)
         return control_pb2.DrainResponse(open_requests=left)
 
     async def ForgetCached(  # noqa: N802
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
         del context
-        return control_pb2.ForgetCachedResponse(blocks=await self._front.dispatcher.forget_cached())
+        return control_pb2.ForgetCachedResponse(blocks=await self._handler.dispatcher.forget_cached())
 
     async def GetTrace(  # noqa: N802
         self, request: control_pb2.GetTraceRequest, context: Context
     ) -> control_pb2.GetTraceResponse:
         del context
-        return await self._front.dispatcher.trace(request.name)
+        return await self._handler.dispatcher.trace(request.name)
 
     def _fingerprint(self) -> str:
         try:
-            return self._front.dispatcher.facts.fingerprint
+            return self._handler.dispatcher.facts.fingerprint
         except PeerLost:
             return ""
 
     def _state(self) -> control_pb2.WorkerState:
-        if self._front.dispatcher.is_draining:
+        if self._handler.dispatcher.is_draining:
             return control_pb2.WORKER_STATE_DRAINING
-        if self._front.dispatcher.is_ready:
+        if self._handler.dispatcher.is_ready:
             return control_pb2.WORKER_STATE_SERVING
         return control_pb2.WORKER_STATE_STARTING

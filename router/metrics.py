@@ -62,23 +62,23 @@ class RouterMetrics:
             "engines_lost", "Epochs of workers that ended because the engine or its device had failed."
         )
         self.reopened_requests_total = self._counter(
-            "reopened_requests", "Answers that went on at another decode worker (or another life of it)."
+            "reopened_requests", "Requests that went on at another decode worker (or another epoch of it)."
         )
-        self.taken_over_requests_total = self._counter(
-            "taken_over_requests", "Answers with which a client went on, found at their decode worker."
+        self.recovered_requests_total = self._counter(
+            "recovered_requests", "Resumed choices that were found at their decode worker."
         )
         self.replayed_requests_total = self._counter(
-            "replayed_requests", "Answers with which a client went on, computed again: no worker had them any more."
+            "replayed_requests", "Resumed choices that were computed again: no worker had them any more."
         )
-        self.moved_requests_total = self._counter(
-            "moved_requests", "Answers that left a decode worker because it drains; not among the reopened ones."
+        self.migrated_requests_total = self._counter(
+            "migrated_requests", "Requests that left a decode worker because it drains; not among the reopened ones."
         )
         self.attached_requests_total = self._counter(
-            "attached_requests", "Answers that went on at the same decode worker after its token stream broke."
+            "attached_requests", "Requests that went on at the same decode worker after its token stream broke."
         )
         self.stale_tokens_total = self._counter("stale_token_entries", "Token entries of no open attempt; ignored.")
         self.stale_epochs_refused_total = self._counter(
-            "stale_epochs_refused", "Members or events of an earlier life of a worker; ignored."
+            "stale_epochs_refused", "Workers or events of an earlier epoch; ignored."
         )
         self._requests = Counter(
             "twostroke_requests", "Requests ended, by status.", ("role", "status"), registry=self.registry

@@ -1,4 +1,5 @@
-"""A router process: both doors on their ports around one front, the admin port beside them, and the way down again."""
+"""A router process: both doors on their ports around one handler, the admin port beside them, and the way down
+again."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ from collections.abc import AsyncIterator
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
 from router.control_service import ControlService
-from router.frontend.auth.auth import Doorman, KeyedDoorman, OpenHouse
-from router.frontend.grpc.service import SERVICE_NAME, InferenceService, Visits
+from router.frontend.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
+from router.frontend.grpc.service import SERVICE_NAME, InferenceService, OpenCalls
 from router.frontend.http.app import build_http_app
 from router.frontend.http.middleware import browser_middleware
 from router.frontend.http.server import HttpServer, http_config
 from router.frontend.preparation.preparer import InlinePreparer, Preparer
 from router.frontend.public_prefixes import read_public_prefixes
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Seeds
 from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
@@ -67,9 +68,9 @@ class RouterServer:
         preparer: Preparer | None = None,
     ) -> None:
         self._dispatcher = dispatcher
-        self._doorman = _doorman(config, metrics)
+        self._authenticator = _authenticator(config, metrics)
         self._preparer = preparer or InlinePreparer(text)
-        front = Front(
+        handler = RequestHandler(
             dispatcher,
             self._preparer,
             metrics,
@@ -86,11 +87,11 @@ class RouterServer:
             if config.http_fd is None
             else inherited(config.http_fd)
         )
-        visits = Visits(self._doorman)
+        calls = OpenCalls(self._authenticator)
         try:
             check_can_listen(config.listen.host, config.listen.grpc_port, config.http_fd is not None)
-            self._admin = AdminServer(config, front)
-            self._rpc = _clients_rpc(config, visits, certificates)
+            self._admin = AdminServer(config, handler)
+            self._rpc = _clients_rpc(config, calls, certificates)
         except ConfigError:
             self._listener.close()
             raise
@@ -99,8 +100,8 @@ class RouterServer:
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
         max_body_bytes = config.endpoints.max_request_bytes
         app = build_http_app(
-            front,
-            self._doorman,
+            handler,
+            self._authenticator,
             max_body_bytes=max_body_bytes,
             with_metrics=not has_own_metrics,
             outer=browser_middleware(config.endpoints, config.listen.host),
@@ -113,9 +114,9 @@ class RouterServer:
                 certificates=certificates,
             )
         )
-        InferenceService(front, visits).add_to(self._rpc.server)
+        InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, is_described=True)
-        control = ControlService(front, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
+        control = ControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
         self._admin.serve(control)
 
     @property
@@ -137,7 +138,7 @@ class RouterServer:
             watches = [
                 group.create_task(self._show_health()),
                 group.create_task(give_freed_memory_back()),
-                group.create_task(self._doorman.watch()),
+                group.create_task(self._authenticator.watch()),
                 group.create_task(self._preparer.run()),
             ]
             await self._http.is_up.wait()
@@ -183,16 +184,16 @@ class RouterServer:
             await asyncio.sleep(HEALTH_PERIOD_S)
 
 
-def _doorman(config: RouterConfig, metrics: RouterMetrics) -> Doorman:
+def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticator:
     if config.endpoints.api_keys is None:
-        return OpenHouse(config.cluster_token)
-    return KeyedDoorman(config.endpoints.api_keys, config.cluster_token, metrics)
+        return NoAuthentication(config.cluster_token)
+    return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics)
 
 
-def _clients_rpc(config: RouterConfig, visits: Visits, certificates: Certificates | None) -> RpcServer:
+def _clients_rpc(config: RouterConfig, calls: OpenCalls, certificates: Certificates | None) -> RpcServer:
     callers = Callers(
         options=_client_options(config.endpoints),
-        entrance=StrangersEntrance(visits.admit),
+        entrance=StrangersEntrance(calls.admit),
         max_message_bytes=config.endpoints.max_request_bytes,
         most_connections=config.endpoints.max_connections,
         strangers_bytes=STRANGERS_BYTES,

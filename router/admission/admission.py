@@ -1,413 +1,396 @@
-"""Which requests go to their workers now, which wait in the router, and which are refused. Pure: the clock comes in.
+"""Decides which requests go to their workers now, which are queued, and which are refused. Pure: the clock comes in.
 
 A request that is dispatched cannot be overtaken any more, nor sent elsewhere. So a worker is given only as much work
-ahead as it needs never to run dry (see `headroom`); the rest is held here, where urgent ones pass (see `turns`) and
-each is decided anew when its turn comes (late binding). A held request keeps a reservation on whom it would go to now,
-so that others count with it. One whose first token is predicted to come after its limit is refused at once.
+ahead as keeps it busy (see `capacity`). The rest is queued here, where urgent requests pass (see `fair_queue`), and
+each is decided anew when its turn comes (late binding). A queued request keeps a reservation on the workers to which it
+would go now, so that others count with it. One whose first token is predicted to come after its limit is refused.
 
-Life of a request here: `enter` says at once that it goes or is refused, or holds it; `wake` says later of held ones
-what has become of them. `first_token` and `leave` tell when it is out of the way of others.
+`enter` says at once that a request goes or is refused, or queues it; `wake` says later what has become of queued ones.
+`first_token` and `leave` tell when a request is out of the way of others.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from router.admission.capacity import Free, Headroom
-from router.admission.fair_queue import Turn, Turns
+from router.admission.capacity import Capacity, Free
+from router.admission.fair_queue import FairQueue
 from router.admission.fairness import Fairness
-from router.admission.false_rejections import Ghosts
-from router.admission.queued_request import (
-    Held,
-    Reason,
-    Refused,
-    Released,
-    Rules,
-    Stranded,
-    Verdict,
-    Wanting,
-    Workers,
-    add_shares,
-    urgency,
-)
+from router.admission.false_rejections import FalseRejections
+from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
 from router.routing.reservations import Reservations
-from router.routing.selector import Selector
+from router.routing.selector import Selector, Workers
 from twostroke.ids import RequestId, WorkerId
 
 HEADS = 16
-"""Held requests looked at per wake, however many there are."""
+"""Queued requests looked at per wake, however many there are."""
 SCANNED = 256
-"""Where a worker has time that held requests would go to: as many are asked whether they are those."""
+"""Queued requests looked at where a worker has time to which some of them would go: enough to find those."""
 MOST_DECIDED = 4
-"""Verdicts and prices per wake, and the rest in the next one: among 64 workers a decision takes most of a millisecond,
-and tokens of other streams wait for the end of a wake."""
+"""Verdicts and prices per wake; the rest comes in the next one. Among 64 workers a decision takes most of a
+millisecond, and tokens of other streams wait for the end of a wake."""
 MOST_RECONSIDERED = 2
-"""Of those whose worker is busy, how many are priced again in vain because another worker has time,"""
+"""Requests with a busy worker that are priced again in vain per wake because another worker has time."""
 RECONSIDER_S = 0.05
-"""at most this often: prices of busy workers change with their queues, which are seconds long."""
+"""Time between two such attempts: prices of busy workers change with their queues, which are seconds long."""
 NOTED_AHEAD = 64
-"""Of held requests that go before a refused one, those that came last are enough to know when it would have run."""
+"""Queued requests noted as ahead of a refused one: the latest are enough to know when it would have run."""
 STALE_SPARED = 64
-"""Entries about requests that went long before their limits, besides as many as are held, before those are swept out.
-"""
+"""Stale limits that are kept, besides as many as requests are queued, before they are swept out."""
 SHORTEST_WAIT_S = 0.001
-"""Until the next wake without news: predictions are not finer."""
+"""Shortest time until the next wake: predictions are not finer."""
 
 
 class Admission:
-    """Of one router, or of one simulated one."""
+    """Serves one router, or one simulated one."""
 
     def __init__(self, rules: Rules, selector: Selector, reservations: Reservations) -> None:
-        self.ghosts = Ghosts()
-        self.headroom = Headroom(selector, reservations, rules.lone_ahead_s)
+        self.false_rejections = FalseRejections()
+        self.capacity = Capacity(selector, reservations, rules.lone_ahead_s)
         self._rules = rules
         self._selector = selector
         self._reservations = reservations
-        self._turns = Turns()
+        self._queue = FairQueue()
         self._fairness = Fairness()
-        self._held: dict[RequestId, Held] = {}
-        self._sent: dict[RequestId, Released] = {}
-        """What has no first token yet."""
+        self._queued: dict[RequestId, Placement] = {}
+        self._sent: dict[RequestId, Placement] = {}
+        """Placements without a first token."""
         self._reserved_s: dict[int, dict[WorkerId, float]] = {}
-        """For held requests, by class and worker."""
-        self._claims: Counter[WorkerId] = Counter()
-        """How many held requests each would compute."""
+        """Reserved for queued requests, by class and worker."""
+        self._computed_by: Counter[WorkerId] = Counter()
+        """How many queued requests each worker would compute."""
         self._late: list[tuple[float, int, RequestId]] = []
-        """By latest start; those that are held no longer, or decided anew, are passed over."""
+        """Requests by latest start; those no longer queued, or decided anew, are passed over."""
         self._order = itertools.count()
         self._displaced: list[Verdict] = []
-        """To be told by the next wake."""
+        """Verdicts for the next wake."""
         self._reconsidered_at_s = -math.inf
         self._wake_at_s: float | None = None
 
     @property
-    def held(self) -> int:
-        return len(self._held)
+    def queued(self) -> int:
+        return len(self._queued)
 
     @property
     def wake_at_s(self) -> float | None:
-        """When `wake` is worth a call without any news; None: only news can change anything."""
+        """When `wake` is worth a call although nothing has happened; None: only events can change anything."""
         return min((at_s for at_s in (self._wake_at_s, self._next_late_s()) if at_s is not None), default=None)
 
     def fairness(self, now_s: float) -> float:
-        """Jain's index over tenants."""
-        return self._fairness.index(self._turns.held_by_tenant(), now_s)
+        """Returns Jain's index over tenants."""
+        return self._fairness.index(self._queue.queued_s_by_tenant(), now_s)
 
-    def enter(self, wanting: Wanting, workers: Workers, now_s: float) -> Released | Refused | None:
-        """None: it is held, and `wake` is due. There has to be a decode worker."""
-        displaced, wanting = None, self.headroom.to_answer_in_time(wanting, workers, now_s)
-        if len(self._held) >= self._rules.most_held and not wanting.is_urgent:
-            displaced = self._turns.displaced_by(self._turn(wanting, 0.0))
+    def enter(self, request: QueuedRequest, workers: Workers, now_s: float) -> Placement | Refused | None:
+        """Returns None where the request is queued, and `wake` is due. There has to be a decode worker."""
+        request = self.capacity.limited(request, workers, self._rules.slo_ttft_s, now_s)
+        displaced = None
+        if len(self._queued) >= self._rules.most_queued and not request.is_urgent:
+            displaced = self._queue.displaced_by(request)
             if displaced is None:
-                self._fairness.refused(wanting.tenant, self._turns.quantum_s, now_s)
-                return Refused(wanting.ask.request_id, Reason.QUEUE_FULL)
-        self.headroom.claimants.ask(wanting, now_s)
-        held = self._decide(wanting, workers, self._passed_by(wanting), now_s)
-        if wanting.is_urgent:
-            return self._release(held, workers, now_s)
-        first_token_at_s = now_s + held.decision.forecast.foreseen_s
-        if self._is_late(held, first_token_at_s):
-            return self._refuse(held, first_token_at_s, now_s)
-        if not self._rules.holds or (not self._held and self._may_go(held, workers, now_s)):
-            return self._release(held, workers, now_s)
+                self._fairness.refused(request.tenant, self._queue.quantum_s, now_s)
+                return Refused(request.request_id, Reason.QUEUE_FULL)
+        self.capacity.tenants.arrived(request, now_s)
+        placement = self._decide(request, workers, self._passed_by(request), now_s)
+        if request.is_urgent:
+            return self._release(placement, workers, now_s)
+        first_token_at_s = now_s + placement.decision.forecast.foreseen_s
+        if _is_late(placement, first_token_at_s):
+            return self._refuse(placement, first_token_at_s, now_s)
+        if not self._rules.queues or (not self._queued and self._may_go(placement, workers, now_s)):
+            return self._release(placement, workers, now_s)
         if displaced is not None:
-            self._displace(self._held[displaced], now_s)
-        self._hold(held)
-        self._turns.add(self._turn(wanting, self.headroom.cost_s(wanting, held.decision, workers)))
+            self._displace(self._queued[displaced], now_s)
+        self._keep(placement)
+        self._queue.add(request, self.capacity.cost_s(request, placement.decision, workers))
         self._wake_at_s = now_s
         return None
 
     def wake(self, workers: Workers, now_s: float) -> list[Verdict]:
-        """What has become of held requests. To be called on news of workers, and at `wake_at_s`."""
-        for member in workers.everyone.values():
-            if member.worker in self.ghosts.workers and not member.load.queued_s:
-                self.ghosts.drained(member.worker, now_s)
+        """Returns what has become of queued requests. Call it when workers have changed, and at `wake_at_s`."""
+        for worker in workers.by_id.values():
+            if worker.worker_id in self.false_rejections.workers and not worker.load.queued_s:
+                self.false_rejections.drained(worker.worker_id, now_s)
         verdicts, self._displaced, self._wake_at_s = self._displaced, [], None
-        if self._held and not workers.decode:
-            return [*verdicts, *(self._strand(request_id, now_s) for request_id in list(self._held))]
+        if self._queued and not workers.decode:
+            return [*verdicts, *(self._strand(request_id, now_s) for request_id in list(self._queued))]
         verdicts += self._refuse_late(workers, now_s)
-        if self._held:
+        if self._queued:
             verdicts += self._take_turns(workers, now_s)
             if self._wake_at_s is None:
                 self._wake_at_s = self._next_free_s(workers, now_s)
         return verdicts
 
     def first_token(self, request_id: RequestId, now_s: float) -> bool:
-        """It has one: whoever computed its prompt is done with it. False where that was known."""
-        if not self.headroom.done(request_id):
+        """Its prompt is computed. Returns False where that was known."""
+        if not self.capacity.done(request_id):
             return False
         sent = self._sent.pop(request_id)
         self._selector.had_first_token(sent.decision, now_s - sent.decided_at_s, now_s)
         self._reservations.end(request_id)
-        self.ghosts.gone(request_id, now_s)
+        self.false_rejections.gone(request_id, now_s)
         return True
 
     def leave(self, request_id: RequestId, now_s: float) -> None:
-        """It is over, or its client is gone, wherever it stands."""
-        if request_id in self._held:
-            self._unhold(self._held[request_id])
-            self._turns.remove(request_id)
-        self.headroom.ended(request_id)
+        """The request is over, or its client is gone, wherever it stands."""
+        if request_id in self._queued:
+            self._drop(self._queued[request_id])
+            self._queue.remove(request_id)
+        self.capacity.ended(request_id)
         self._sent.pop(request_id, None)
         self._reservations.end(request_id)
-        self.ghosts.gone(request_id, now_s)
+        self.false_rejections.gone(request_id, now_s)
 
     def _take_turns(self, workers: Workers, now_s: float) -> Iterator[Verdict]:
-        """The next ones in order go, as far as those who would compute them have time; one that has to wait does not
-        stop those behind it who would go elsewhere. Whoever was let in is refused only if nothing but what workers
-        say that they have to do makes it late: what was just sent may be in that already."""
-        free = self.headroom.free(workers, now_s)
+        """Releases the next ones in order, as far as the workers that would compute them have time.
+
+        One that has to wait does not stop those behind it that would go elsewhere. A request is refused here only if
+        what workers report makes it late: what was just sent may be part of their reports already.
+        """
+        free = self.capacity.free(workers, now_s)
         before_s: dict[WorkerId, float] = {}
-        """Reserved for those before, that stay."""
-        decided, stay = 0, list[Held]()
-        for held in self._heads(free):
+        """Reserved for requests before this one that stay."""
+        decided, stay = 0, list[Placement]()
+        for head in self._heads(free):
             if decided == MOST_DECIDED:
                 self._wake_at_s = now_s
                 return
-            goes = self._has_time(held, workers, free)
-            if not workers.can_serve(held.decision) or (goes and self._may_reconsider(held, now_s)):
+            goes = self._has_time(head, workers, free)
+            if not workers.can_serve(head.decision) or (goes and self._may_reconsider(head, now_s)):
                 decided += 1
-                verdict = self._try_anew(held, workers, before_s, free, now_s)
+                verdict = self._try_anew(head, workers, before_s, free, now_s)
             else:
                 decided += goes
-                verdict = self._release_there(held, workers, free, now_s) if goes else None
+                verdict = self._release_there(head, workers, free, now_s) if goes else None
             if verdict is not None:
                 yield verdict
                 continue
-            stays = self._held[held.request_id]
+            stays = self._queued[head.request_id]
             stay.append(stays)
-            add_shares(before_s, stays.shares_s, 1)
+            _add(before_s, stays.shares_s, 1)
         yield from self._fill_idle(stay[:HEADS], workers, free, now_s)
 
-    def _fill_idle(self, stay: list[Held], workers: Workers, free: Free, now_s: float) -> Iterator[Verdict]:
-        """Workers that nobody goes to: those who would wait longest where they would go may want to. The first in
-        order would not: their turn is near, and what waits behind them is nothing to them."""
+    def _fill_idle(self, stay: list[Placement], workers: Workers, free: Free, now_s: float) -> Iterator[Verdict]:
+        """Offers idle workers to the requests that would wait longest elsewhere.
+
+        The first in order would not take them: their turn is near, and what waits behind them is nothing to them.
+        """
         if not free.computing or now_s < self._reconsidered_at_s + RECONSIDER_S:
             return
         before_s: dict[WorkerId, float] = {}
-        for held in stay:
-            add_shares(before_s, held.shares_s, 1)
+        for placement in stay:
+            _add(before_s, placement.shares_s, 1)
         failed = decided = 0
-        for held in reversed(stay):
-            add_shares(before_s, held.shares_s, -1)
+        for placement in reversed(stay):
+            _add(before_s, placement.shares_s, -1)
             if failed == MOST_RECONSIDERED or decided == MOST_DECIDED or not free.computing:
                 return
-            if not self._may_reconsider(held, now_s - 2 * RECONSIDER_S):
+            if not self._may_reconsider(placement, now_s - 2 * RECONSIDER_S):
                 continue
             decided += 1
-            verdict = self._try_anew(held, workers, before_s, free, now_s)
+            verdict = self._try_anew(placement, workers, before_s, free, now_s)
             if verdict is None:
                 failed, self._reconsidered_at_s = failed + 1, now_s
             else:
                 yield verdict
 
     def _try_anew(
-        self, head: Held, workers: Workers, before_s: Mapping[WorkerId, float], free: Free, now_s: float
+        self, head: Placement, workers: Workers, before_s: Mapping[WorkerId, float], free: Free, now_s: float
     ) -> Verdict | None:
-        held = self._decide_anew(head, workers, before_s, now_s)
-        soonest_s = now_s + workers.everyone[held.computer].queue_s(now_s) + held.decision.forecast.own_s
-        if self._is_late(held, soonest_s):
-            return self._refuse(held, soonest_s, now_s)
-        return self._release_there(held, workers, free, now_s) if self._has_time(held, workers, free) else None
+        placement = self._decide_anew(head, workers, before_s, now_s)
+        queue_s = workers.by_id[placement.computed_by].queue_s(now_s)
+        soonest_s = now_s + queue_s + placement.decision.forecast.own_s
+        if _is_late(placement, soonest_s):
+            return self._refuse(placement, soonest_s, now_s)
+        return (
+            self._release_there(placement, workers, free, now_s) if self._has_time(placement, workers, free) else None
+        )
 
-    def _release_there(self, held: Held, workers: Workers, free: Free, now_s: float) -> Released:
-        released = self._release(held, workers, now_s)
-        free.room[held.decision.decode] -= 1
-        if not self.headroom.has_time(workers.everyone[held.computer], now_s):
-            free.computing.discard(held.computer)
+    def _release_there(self, placement: Placement, workers: Workers, free: Free, now_s: float) -> Placement:
+        released = self._release(placement, workers, now_s)
+        free.room[placement.decision.decode] -= 1
+        if not self.capacity.has_time(workers.by_id[placement.computed_by], now_s):
+            free.computing.discard(placement.computed_by)
         return released
 
-    def _heads(self, free: Free) -> list[Held]:
-        """The next few in order; and where a worker has time that others would go to, enough to find those."""
+    def _heads(self, free: Free) -> list[Placement]:
+        """Returns the next few in order; where a free worker is some requests' choice, enough to find those."""
         if not free.computing:
             return []
-        count = HEADS if free.computing.isdisjoint(self._claims) else SCANNED
-        return [self._held[request_id] for request_id in self._turns.first(count)]
+        count = HEADS if free.computing.isdisjoint(self._computed_by) else SCANNED
+        return [self._queued[request_id] for request_id in self._queue.first(count)]
 
-    def _may_go(self, held: Held, workers: Workers, now_s: float) -> bool:
-        computer, decode = workers.everyone.get(held.computer), workers.everyone.get(held.decision.decode)
-        assert computer is not None, "decided just now"
-        assert decode is not None, "decided just now"
-        computing = {held.computer} if self.headroom.has_time(computer, now_s) else set()
-        return self._has_time(held, workers, Free(computing, {decode.worker: self.headroom.room(decode)}))
+    def _may_go(self, placement: Placement, workers: Workers, now_s: float) -> bool:
+        computed_by, decode = placement.computed_by, workers.by_id[placement.decision.decode]
+        computing = {computed_by} if self.capacity.has_time(workers.by_id[computed_by], now_s) else set[WorkerId]()
+        return self._has_time(placement, workers, Free(computing, {decode.worker_id: self.capacity.room(decode)}))
 
-    def _may_reconsider(self, held: Held, before_s: float) -> bool:
-        """It was not decided just now."""
-        return self._rules.reconsiders and held.decided_at_s < before_s
+    def _may_reconsider(self, placement: Placement, before_s: float) -> bool:
+        """Tells whether it may be decided anew: it was not decided just now."""
+        return self._rules.reconsiders and placement.decided_at_s < before_s
 
-    def _has_time(self, held: Held, workers: Workers, free: Free) -> bool:
-        decode = workers.everyone.get(held.decision.decode)
-        if held.computer not in free.computing or decode is None or free.room.get(decode.worker, -1) < 0:
+    def _has_time(self, placement: Placement, workers: Workers, free: Free) -> bool:
+        decode = workers.by_id.get(placement.decision.decode)
+        if placement.computed_by not in free.computing or decode is None or free.room.get(decode.worker_id, -1) < 0:
             return False
-        return self.headroom.has_slot(decode, held.wanting)
+        return self.capacity.has_slot(decode, placement.request)
 
-    def _decide(self, wanting: Wanting, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float) -> Held:
-        """Reserved for it, whatever becomes of it."""
-        ask = dataclasses.replace(wanting.ask, passes_s=passes_s, is_tentative=True)
-        decision = self._selector.select(ask, workers.shape, workers.decode, workers.prefill, now_s)
-        computer, limit_s = decision.source or decision.decode, self._limit_s(wanting)
+    def _decide(
+        self, request: QueuedRequest, workers: Workers, passes_s: Mapping[WorkerId, float], now_s: float
+    ) -> Placement:
+        """Chooses and reserves, whatever becomes of the request."""
+        decision = self._selector.select(request, workers, now_s, passes_s=passes_s, is_tentative=True)
         shares_s = {
-            worker: self._reservations.own_share(ask.request_id, worker).seconds
-            for worker in {computer, decision.decode}
+            worker: self._reservations.own_share(request.request_id, worker).seconds
+            for worker in {decision.computed_by, decision.decode}
         }
-        member, latest_start_s = workers.everyone.get(computer), None
-        if limit_s is not None and member is not None and self.headroom.is_trusted(member, now_s):
-            latest_start_s = limit_s - decision.forecast.own_s
-        return Held(wanting, limit_s, decision, shares_s, now_s, latest_start_s)
+        worker, latest_start_s = workers.by_id.get(decision.computed_by), None
+        if request.limit_s is not None and worker is not None and self.capacity.is_trusted(worker, now_s):
+            latest_start_s = request.limit_s - decision.forecast.own_s
+        return Placement(request, decision, now_s, shares_s, latest_start_s)
 
-    def _decide_anew(self, before: Held, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float) -> Held:
-        """Its turn has come: only those looked at before it in this wake are before it."""
-        self._unhold(before)
+    def _decide_anew(
+        self, before: Placement, workers: Workers, before_s: Mapping[WorkerId, float], now_s: float
+    ) -> Placement:
+        """Decides a request whose turn has come: only those looked at before it in this wake are before it."""
+        self._drop(before)
         self._reservations.end(before.request_id)
         passes_s: dict[WorkerId, float] = {}
         for reserved in self._reserved_s.values():
-            for worker, seconds in reserved.items():
-                passes_s[worker] = passes_s.get(worker, 0.0) + seconds
+            _add(passes_s, reserved, 1)
         passes_s = {worker: seconds - before_s.get(worker, 0.0) for worker, seconds in passes_s.items()}
-        held = self._decide(before.wanting, workers, passes_s, now_s)
-        self._hold(held)
-        self._turns.reprice(held.request_id, self.headroom.cost_s(held.wanting, held.decision, workers))
-        return held
+        placement = self._decide(before.request, workers, passes_s, now_s)
+        self._keep(placement)
+        self._queue.reprice(placement.request_id, self.capacity.cost_s(before.request, placement.decision, workers))
+        return placement
 
-    def _passed_by(self, wanting: Wanting) -> dict[WorkerId, float]:
-        """Of what held requests have reserved, the part that this one would go before."""
+    def _passed_by(self, request: QueuedRequest) -> dict[WorkerId, float]:
+        """Returns the part of what queued requests have reserved that this request would go before."""
         passed_s: dict[WorkerId, float] = {}
         for priority, reserved in self._reserved_s.items():
-            before = 0.0 if wanting.is_urgent or priority < wanting.priority else 1.0
-            if before and priority == wanting.priority:
-                before = self._turns.share_before(self._turn(wanting, 0.0))
-            for worker, seconds in reserved.items():
-                passed_s[worker] = passed_s.get(worker, 0.0) + (1 - before) * seconds
+            before = 0.0 if request.is_urgent or priority < request.priority else 1.0
+            if before and priority == request.priority:
+                before = self._queue.share_before(request)
+            _add(passed_s, reserved, 1 - before)
         return passed_s
 
     def _refuse_late(self, workers: Workers, now_s: float) -> list[Verdict]:
-        """Held ones that can no longer make it, even if they went now."""
+        """Refuses queued requests that would be late even if they went now."""
         verdicts: list[Verdict] = []
         while len(verdicts) < MOST_DECIDED:
             latest_start_s = self._next_late_s()
             if latest_start_s is None or latest_start_s > now_s:
                 break
-            held = self._held[heapq.heappop(self._late)[2]]
-            verdicts.append(self._refuse(held, self._first_token_at_s(held, workers, now_s), now_s))
+            placement = self._queued[heapq.heappop(self._late)[2]]
+            verdicts.append(self._refuse(placement, self._first_token_at_s(placement, workers, now_s), now_s))
         return verdicts
 
     def _next_late_s(self) -> float | None:
         while self._late:
             latest_start_s, _, request_id = self._late[0]
-            held = self._held.get(request_id)
-            if held is not None and held.latest_start_s == latest_start_s:
+            placement = self._queued.get(request_id)
+            if placement is not None and placement.latest_start_s == latest_start_s:
                 return latest_start_s
             heapq.heappop(self._late)
         return None
 
-    def _first_token_at_s(self, held: Held, workers: Workers, now_s: float) -> float:
-        """With everything that goes before it."""
-        computer = workers.everyone.get(held.computer)
-        wait_s = 0.0 if computer is None else self.headroom.queue_s(computer, now_s)
+    def _first_token_at_s(self, placement: Placement, workers: Workers, now_s: float) -> float:
+        """Predicts the first token behind everything that goes before it."""
+        request, computed_by = placement.request, placement.computed_by
+        worker = workers.by_id.get(computed_by)
+        wait_s = 0.0 if worker is None else self.capacity.queue_s(worker, now_s)
         for priority, reserved in self._reserved_s.items():
-            if priority == held.wanting.priority:
-                wait_s += reserved.get(held.computer, 0.0) * self._turns.share_before(self._turn(held.wanting, 0.0))
-            elif priority > held.wanting.priority:
-                wait_s += reserved.get(held.computer, 0.0)
-        return now_s + wait_s + held.decision.forecast.own_s
+            if priority == request.priority:
+                wait_s += reserved.get(computed_by, 0.0) * self._queue.share_before(request)
+            elif priority > request.priority:
+                wait_s += reserved.get(computed_by, 0.0)
+        return now_s + wait_s + placement.decision.forecast.own_s
 
-    def _is_late(self, held: Held, first_token_at_s: float) -> bool:
-        """Nobody is, where the worker has not shown yet how fast it is."""
-        return held.latest_start_s is not None and held.limit_s is not None and first_token_at_s > held.limit_s
+    def _refuse(self, placement: Placement, first_token_at_s: float, now_s: float) -> Refused:
+        request, latest_start_s = placement.request, placement.latest_start_s
+        assert request.limit_s is not None
+        assert latest_start_s is not None
+        ahead = list(self._ahead_of(placement))
+        self.leave(request.request_id, now_s)
+        self.false_rejections.add(placement.computed_by, latest_start_s, ahead, now_s)
+        self._fairness.refused(request.tenant, placement.decision.forecast.prefill_s, now_s)
+        reason = Reason.DEADLINE if request.limit_s == request.deadline_s else Reason.SLO
+        return Refused(request.request_id, reason, first_token_at_s - now_s, first_token_at_s - request.limit_s)
 
-    def _refuse(self, held: Held, first_token_at_s: float, now_s: float) -> Refused:
-        assert held.limit_s is not None
-        assert held.latest_start_s is not None
-        wanting, request_id = held.wanting, held.request_id
-        ahead = list(self._ahead_of(held))
-        self.leave(request_id, now_s)
-        self.ghosts.add(held.computer, held.latest_start_s, ahead, now_s)
-        self._fairness.refused(wanting.tenant, held.decision.forecast.prefill_s, now_s)
-        reason = Reason.DEADLINE if held.limit_s == wanting.deadline_s else Reason.SLO
-        return Refused(request_id, reason, first_token_at_s - now_s, first_token_at_s - held.limit_s)
+    def _ahead_of(self, refused: Placement) -> Iterator[RequestId]:
+        """Yields what would have run before a refused request on its worker."""
+        yield from self.capacity.sent_to(refused.computed_by)
+        latest: Iterable[Placement] = itertools.islice(reversed(self._queued.values()), HEADS * NOTED_AHEAD)
+        before = (
+            placement.request_id
+            for placement in latest
+            if placement.computed_by == refused.computed_by
+            and placement is not refused
+            and _goes_before(placement.request, refused.request)
+        )
+        yield from itertools.islice(before, NOTED_AHEAD)
 
-    def _ahead_of(self, refused: Held) -> Iterator[RequestId]:
-        """What would have run before it there."""
-        yield from self.headroom.sent_to(refused.computer)
-        mine = refused.wanting
-        noted = 0
-        for held in itertools.islice(reversed(self._held.values()), HEADS * NOTED_AHEAD):
-            other = held.wanting
-            is_urgent = other.tenant != mine.tenant or urgency(held) <= urgency(refused)
-            is_before = other.priority > mine.priority or (other.priority == mine.priority and is_urgent)
-            if held.computer == refused.computer and held is not refused and is_before:
-                yield held.request_id
-                noted += 1
-            if noted == NOTED_AHEAD:
-                return
+    def _release(self, placement: Placement, workers: Workers, now_s: float) -> Placement:
+        request_id = placement.request_id
+        if request_id in self._queued:
+            self._drop(placement)
+            self._queue.serve(request_id)
+        self.capacity.sent(placement.request, placement.decision)
+        self._sent[request_id] = placement
+        self._selector.dispatched(placement.decision, workers, now_s)
+        self._fairness.served(placement.request.tenant, placement.decision.forecast.prefill_s, now_s)
+        return placement
 
-    def _release(self, held: Held, workers: Workers, now_s: float) -> Released:
-        if held.request_id in self._held:
-            self._unhold(held)
-            self._turns.serve(held.request_id)
-        self.headroom.sent(held.wanting, held.decision)
-        self._sent[held.request_id] = Released(held.request_id, held.decision, held.decided_at_s)
-        self._selector.dispatched(held.decision, workers.shape, [*workers.everyone.values()], now_s)
-        self._fairness.served(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
-        return self._sent[held.request_id]
-
-    def _displace(self, held: Held, now_s: float) -> None:
-        """The queue is full, and its place is due to somebody else."""
-        self.leave(held.request_id, now_s)
-        self._fairness.refused(held.wanting.tenant, held.decision.forecast.prefill_s, now_s)
-        self._displaced.append(Refused(held.request_id, Reason.QUEUE_FULL))
+    def _displace(self, placement: Placement, now_s: float) -> None:
+        """Refuses a queued request: the queue is full, and another tenant has a right to its place."""
+        self.leave(placement.request_id, now_s)
+        self._fairness.refused(placement.request.tenant, placement.decision.forecast.prefill_s, now_s)
+        self._displaced.append(Refused(placement.request_id, Reason.QUEUE_FULL))
 
     def _strand(self, request_id: RequestId, now_s: float) -> Stranded:
         self.leave(request_id, now_s)
         return Stranded(request_id)
 
-    def _hold(self, held: Held) -> None:
-        self._held[held.request_id] = held
-        reserved = self._reserved_s.setdefault(held.wanting.priority, {})
-        for worker, seconds in held.shares_s.items():
-            reserved[worker] = reserved.get(worker, 0.0) + seconds
-        self._claims[held.computer] += 1
-        if held.latest_start_s is not None:
-            heapq.heappush(self._late, (held.latest_start_s, next(self._order), held.request_id))
-        if len(self._late) > 2 * len(self._held) + STALE_SPARED:
-            limited = ((each.latest_start_s, each.request_id) for each in self._held.values())
+    def _keep(self, placement: Placement) -> None:
+        self._queued[placement.request_id] = placement
+        _add(self._reserved_s.setdefault(placement.request.priority, {}), placement.shares_s, 1)
+        self._computed_by[placement.computed_by] += 1
+        if placement.latest_start_s is not None:
+            heapq.heappush(self._late, (placement.latest_start_s, next(self._order), placement.request_id))
+        if len(self._late) > 2 * len(self._queued) + STALE_SPARED:
+            limited = ((each.latest_start_s, each.request_id) for each in self._queued.values())
             self._late = [(at_s, next(self._order), name) for at_s, name in limited if at_s is not None]
             heapq.heapify(self._late)
 
-    def _unhold(self, held: Held) -> None:
-        del self._held[held.request_id]
-        reserved = self._reserved_s[held.wanting.priority]
-        for worker, seconds in held.shares_s.items():
-            reserved[worker] -= seconds
-        self._claims[held.computer] -= 1
-        if not self._claims[held.computer]:
-            del self._claims[held.computer]
-        if not self._held:
+    def _drop(self, placement: Placement) -> None:
+        del self._queued[placement.request_id]
+        _add(self._reserved_s[placement.request.priority], placement.shares_s, -1)
+        self._computed_by[placement.computed_by] -= 1
+        if not self._computed_by[placement.computed_by]:
+            del self._computed_by[placement.computed_by]
+        if not self._queued:
             self._reserved_s.clear()  # and with it what rounding left
 
     def _next_free_s(self, workers: Workers, now_s: float) -> float | None:
-        free_at_s = self.headroom.next_free_s(workers, now_s)
+        free_at_s = self.capacity.next_free_s(workers, now_s)
         return None if free_at_s is None else max(free_at_s, now_s + SHORTEST_WAIT_S)
 
-    def _limit_s(self, wanting: Wanting) -> float | None:
-        slo_s = self._rules.slo_ttft_s
-        if slo_s is None:
-            return wanting.deadline_s
-        allowed_s = wanting.arrived_s + slo_s
-        return allowed_s if wanting.deadline_s is None else min(allowed_s, wanting.deadline_s)
 
-    def _turn(self, wanting: Wanting, cost_s: float) -> Turn:
-        return Turn(
-            request_id=wanting.ask.request_id,
-            priority=wanting.priority,
-            tenant=wanting.tenant,
-            limit_s=self._limit_s(wanting),
-            arrived_s=wanting.arrived_s,
-            cost_s=cost_s,
-            siblings_before=wanting.siblings.before,
-        )
+def _is_late(placement: Placement, first_token_at_s: float) -> bool:
+    """Tells whether the limit would be missed; never true while its worker's speed is unknown."""
+    limit_s = placement.request.limit_s
+    return placement.latest_start_s is not None and limit_s is not None and first_token_at_s > limit_s
+
+
+def _goes_before(one: QueuedRequest, other: QueuedRequest) -> bool:
+    if one.priority != other.priority:
+        return one.priority > other.priority
+    return one.tenant != other.tenant or one.urgency <= other.urgency
+
+
+def _add(total_s: dict[WorkerId, float], shares_s: Mapping[WorkerId, float], factor: float) -> None:
+    for worker, seconds in shares_s.items():
+        total_s[worker] = total_s.get(worker, 0.0) + factor * seconds

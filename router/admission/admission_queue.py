@@ -1,90 +1,87 @@
-"""Where requests wait for their turn: admission with a clock, and a future for each that is held."""
+"""Where requests wait for their turn: admission with a clock, and a future for each queued request."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
 from router.admission.admission import Admission
 from router.admission.metrics import AdmissionMetrics
-from router.admission.queued_request import Reason, Refused, Released, Stranded, Verdict, Wanting, Workers
+from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Stranded, Verdict
+from router.routing.selector import Workers
 from twostroke.errors import Overloaded
 from twostroke.ids import RequestId
 
-log = logging.getLogger(__name__)
-
 PAUSE_S = 0.002
-"""Between two looks at what is held: news of many workers come together."""
+"""Pause between two looks at the queue: reports of many workers come together."""
 
 
-class WaitingRoom:
+class AdmissionQueue:
     def __init__(self, admission: Admission, workers: Callable[[], Workers], metrics: AdmissionMetrics) -> None:
         self._admission = admission
         self._workers = workers
         self._metrics = metrics
         self._waiting: dict[RequestId, asyncio.Future[Verdict]] = {}
-        self._news = asyncio.Event()
-        metrics.show(lambda: admission.held, lambda: admission.fairness(time.monotonic()))
+        self._has_news = asyncio.Event()
+        metrics.show(lambda: admission.queued, lambda: admission.fairness(time.monotonic()))
 
-    async def turn(self, wanting: Wanting, workers: Workers) -> Released | None:
-        """When the request may go, and where; None where all decode workers have gone meanwhile.
+    async def admit(self, request: QueuedRequest, workers: Workers) -> Placement | None:
+        """Returns when the request may go; None where all decode workers have gone meanwhile.
 
-        Raises Overloaded. What was released is to be told `first_token` or `left`.
+        Raises Overloaded. `first_token` or `left` has to be called for what was placed.
         """
-        request_id = wanting.ask.request_id
         entered_s = time.monotonic()
         begun_s = time.perf_counter()
-        verdict: Verdict | None = self._admission.enter(wanting, workers, entered_s)
+        verdict: Verdict | None = self._admission.enter(request, workers, entered_s)
         self._metrics.decision_seconds.observe(time.perf_counter() - begun_s)
         if verdict is None:
-            verdict = await self._held(request_id)
-            self._metrics.hold_seconds.observe(time.monotonic() - entered_s)
+            verdict = await self._wait(request.request_id)
+            self._metrics.queue_seconds.observe(time.monotonic() - entered_s)
         if isinstance(verdict, Refused):
             self._metrics.count_refusal(verdict.reason)
-            raise refusal(verdict)
+            raise _overloaded(verdict)
         return None if isinstance(verdict, Stranded) else verdict
 
     def notice(self) -> None:
-        """Something has changed that may let somebody go."""
-        if self._waiting or len(self._admission.ghosts):
-            self._news.set()
+        """Something has changed that may let a request go."""
+        if self._waiting or len(self._admission.false_rejections):
+            self._has_news.set()
 
     def opened(self, seconds: float) -> None:
-        self._admission.headroom.opened_in(seconds)
+        self._admission.capacity.opened_in(seconds)
 
     def first_token(self, request_id: RequestId) -> None:
         if self._admission.first_token(request_id, time.monotonic()):
             self.notice()
 
     def left(self, request_id: RequestId) -> None:
-        """Whatever it was doing, it is over."""
+        """The request is over, whatever it was doing."""
         self._admission.leave(request_id, time.monotonic())
         self.notice()
 
     async def run(self) -> None:
-        """Let held requests go as their turns come, until cancelled."""
+        """Lets queued requests go as their turns come, until it is cancelled."""
         while True:
             wake_at_s = self._admission.wake_at_s
             left_s = None if wake_at_s is None else wake_at_s - time.monotonic()
             try:
                 async with asyncio.timeout(left_s):
-                    await self._news.wait()
+                    await self._has_news.wait()
             except TimeoutError:
                 pass
-            self._news.clear()
+            self._has_news.clear()
             for verdict in self._admission.wake(self._workers(), time.monotonic()):
                 future = self._waiting.pop(verdict.request_id, None)
                 if future is not None and not future.done():
                     future.set_result(verdict)
-            self._metrics.follow(self._admission.ghosts)
+            self._metrics.follow(self._admission.false_rejections)
             await asyncio.sleep(PAUSE_S)
 
-    async def _held(self, request_id: RequestId) -> Verdict:
+    async def _wait(self, request_id: RequestId) -> Verdict:
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
-        self._news.set()
+        self._has_news.set()
         try:
             return await future
         except asyncio.CancelledError:
@@ -93,7 +90,7 @@ class WaitingRoom:
             raise
 
 
-def refusal(refused: Refused) -> Overloaded:
+def _overloaded(refused: Refused) -> Overloaded:
     if refused.reason is Reason.QUEUE_FULL:
         return Overloaded("too many requests wait for their turn; try again later")
     allowed_by = "--slo-ttft allows" if refused.reason is Reason.SLO else "the request's deadline allows"

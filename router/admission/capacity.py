@@ -1,4 +1,4 @@
-"""Whether a worker has time for one more request now, or will only let it wait. Pure."""
+"""Whether a worker has time for one more request now, or would only let it wait. Pure."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from router.admission.active_tenants import Claimants, Slots, claimant_of
-from router.admission.queued_request import Wanting, Workers
-from router.fleet.worker import Member
+from router.admission.active_tenants import ActiveTenants, Claim, Slots
+from router.admission.queued_request import QueuedRequest
+from router.fleet.worker import Worker
 from router.routing.policy import Decision
 from router.routing.reservations import REPORT_LAG_S, Reservations
-from router.routing.selector import Selector
+from router.routing.selector import Selector, Workers
 from twostroke.config import Role
 from twostroke.ids import RequestId, WorkerId
 
 STEPS_AHEAD = 2.0
-"""Work that a worker needs ahead so as not to run dry: the step that runs (a report may be that old), and a full one
-to follow it, planned from what is there when it begins."""
+"""Steps of work that a worker needs ahead so as not to run dry: the one that runs (a report may be that old), and a
+full one to follow it, planned from what is there when it begins."""
 TRUSTED_S = 10.0
-"""What an idle worker says of its costs refuses nobody after this."""
+"""Age from which on the costs that an idle worker reports refuse no request."""
 OPEN_MEMORY = 0.05
 """Weight of the latest Open in the expected duration of the next one."""
-ANSWERING_MARGIN = 1.25
-"""Over the expected time of an answer: under load everybody who is let in is let in at the last moment, and what is no
+OUTPUT_MARGIN = 1.25
+"""Factor over the expected time of an output: under load every request goes at the last moment, and one that is no
 slower than usual only on average would be late half of the time."""
-MOST_ANSWERING = 0.5
-"""Of the time that a client gives a request, what its answer may be expected to take at most: however long those of
-others were, this one may be short, and whoever leaves that much time before the first token is worth a try."""
-MOST_SLOTS = 0.75
-"""Of a decode worker's slots, for answers of one claimant where others ask as well."""
-MOST_ENDING = 0.25
-"""Of a worker's seats, how many may be expected to be given back while a request is on its way: those who sit there may
-want longer answers than those who have left."""
+MOST_OUTPUT_SHARE = 0.5
+"""Share of a client's time that an output may be expected to take at most: however long other outputs were, this one
+may be short, and a request that leaves half of its time to the first token is worth a try."""
 USUAL_OPEN_S = 0.005
-"""Before the first."""
+"""Expected duration of an Open before the first one."""
+MOST_SLOTS = 0.75
+"""Share of a decode worker's slots for one tenant's requests where others are active as well."""
+MOST_ENDING = 0.25
+"""Share of a worker's slots that may be expected to be given back while a request is on its way: those that hold them
+may want longer outputs than those that have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Free:
     """What workers have free, as a wake goes on."""
 
     computing: set[WorkerId]
-    """Those that would compute a prompt (almost) at once."""
+    """Workers that would compute a prompt (almost) at once."""
     room: dict[WorkerId, float]
-    """By decode worker, answers for which it has room, at 0 still one."""
+    """By decode worker, requests for which it has room; at 0 there is room for one."""
 
 
-class Headroom:
-    """Knows what this router has sent to whom and has no first token yet."""
+class Capacity:
+    """Knows what this router has sent to each worker and has no first token yet."""
 
     def __init__(self, selector: Selector, reservations: Reservations, lone_ahead_s: float) -> None:
         self._selector = selector
@@ -59,18 +59,18 @@ class Headroom:
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
         self._slots = Slots()
-        self.claimants = Claimants()
+        self.tenants = ActiveTenants()
 
-    def sent(self, wanting: Wanting, decision: Decision) -> None:
-        request_id, workers = wanting.ask.request_id, {decision.source or decision.decode, decision.decode}
+    def sent(self, request: QueuedRequest, decision: Decision) -> None:
+        request_id, workers = request.request_id, {decision.computed_by, decision.decode}
         self.done(request_id)
-        self._slots.take(request_id, decision.decode, claimant_of(wanting))
+        self._slots.take(request_id, decision.decode, Claim.of(request))
         self._sent[request_id] = tuple(workers)
         for worker in workers:
             self._sent_to.setdefault(worker, {})[request_id] = None
 
     def done(self, request_id: RequestId) -> bool:
-        """It computes no prompt any more; False where that is no news."""
+        """No worker computes its prompt any more. Returns False where that was known."""
         workers = self._sent.pop(request_id, ())
         for worker in workers:
             ahead = self._sent_to[worker]
@@ -80,32 +80,34 @@ class Headroom:
         return bool(workers)
 
     def ended(self, request_id: RequestId) -> None:
-        """The whole answer is over."""
+        """The whole request is over."""
         self.done(request_id)
         self._slots.give_back(request_id)
 
-    def to_answer_in_time(self, wanting: Wanting, workers: Workers, now_s: float) -> Wanting:
-        """Its deadline is the whole answer's: the first token has to come sooner, by what those after it are expected
-        to take. An answer that cannot be whole in time would cost others their seats for nothing."""
-        if wanting.deadline_s is None or not workers.decode:
-            return wanting
-        tokens = min(wanting.ask.most_answer_tokens, self._selector.answer_tokens)
-        steps_s = (member.cost.of_streams(member.load.running + 1, 0) for member in workers.decode)
-        token_s = self._selector.token_s or min(steps_s)
-        answering_s = min(
-            ANSWERING_MARGIN * max(0.0, tokens - 1) * token_s, MOST_ANSWERING * max(0.0, wanting.deadline_s - now_s)
-        )
-        return dataclasses.replace(wanting, deadline_s=wanting.deadline_s - answering_s)
+    def first_token_deadline_s(self, request: QueuedRequest, workers: Workers, now_s: float) -> float | None:
+        """Returns the client's deadline less the time that the output after the first token is expected to take.
 
-    def cost_s(self, wanting: Wanting, decision: Decision, workers: Workers) -> float:
-        """What the answer costs its tenant: its prompt, and what its tokens add to the steps of its decode worker. As
-        many as it may have, or as answers have lately."""
-        decode = workers.everyone.get(decision.decode)
+        An output that cannot be whole in time would cost others their slots for nothing.
+        """
+        if request.deadline_s is None or not workers.decode:
+            return request.deadline_s
+        tokens = min(request.most_output_tokens, self._selector.output_tokens)
+        steps_s = (worker.cost.of_streams(worker.load.running + 1, 0) for worker in workers.decode)
+        token_s = self._selector.token_s or min(steps_s)
+        output_s = OUTPUT_MARGIN * max(0.0, tokens - 1) * token_s
+        return request.deadline_s - min(output_s, MOST_OUTPUT_SHARE * max(0.0, request.deadline_s - now_s))
+
+    def cost_s(self, request: QueuedRequest, decision: Decision, workers: Workers) -> float:
+        """Returns what the request costs its tenant: its prompt, and what its tokens add to steps of its decode worker.
+
+        It counts as many tokens as the output may have, or as outputs have had lately.
+        """
+        decode = workers.by_id.get(decision.decode)
         if decode is None:
             return decision.forecast.prefill_s
         streams = max(1, decode.load.running)
         token_s = decode.cost.of_streams(streams + 1, 0) - decode.cost.of_streams(streams, 0)
-        tokens = min(wanting.ask.most_answer_tokens, self._selector.answer_tokens)
+        tokens = min(request.most_output_tokens, self._selector.output_tokens)
         return decision.forecast.prefill_s + tokens * max(0.0, token_s)
 
     def sent_to(self, worker: WorkerId) -> Iterable[RequestId]:
@@ -115,76 +117,97 @@ class Headroom:
         """An Open took this long."""
         self._open_s += OPEN_MEMORY * (seconds - self._open_s)
 
-    def ahead_s(self, member: Member) -> float:
-        """Work that the worker should have ahead: a few steps, the way of a request from here to its queue (Open, and
-        the pull that it leads to), and what counts as work there until a report shows it done."""
-        costs = member.load.costs
-        step_s = member.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
-        if member.role is Role.DECODE and costs.step_target_s:
+    def ahead_s(self, worker: Worker) -> float:
+        """Returns the work that the worker should have ahead.
+
+        That is a few steps, the way of a request from here to its queue (Open, and the pull that it leads to), and what
+        counts as work there until a report shows it done.
+        """
+        costs = worker.load.costs
+        step_s = worker.cost.of_prompt(costs.step_tokens, 0, costs.step_tokens)
+        if worker.role is Role.DECODE and costs.step_target_s:
             step_s = min(step_s, costs.step_target_s)
         ahead_s = STEPS_AHEAD * step_s + 2 * self._open_s + REPORT_LAG_S
-        return ahead_s if self.claimants.are_several else max(ahead_s, self._lone_ahead_s)
+        return ahead_s if self.tenants.are_several else max(ahead_s, self._lone_ahead_s)
 
-    def queue_s(self, member: Member, now_s: float) -> float:
-        """What is dispatched there and not computed: as reported, and what this router has sent since. What other
-        routers hold does not count (each would wait for the others), nor what they sent in the last moment."""
-        unseen_s = sum(self._unseen_s(request_id, member.worker) for request_id in self.sent_to(member.worker))
-        return member.queue_s(now_s) + unseen_s
+    def queue_s(self, worker: Worker, now_s: float) -> float:
+        """Returns what is dispatched there and not computed: what it reported, and what this router has sent since.
+
+        What other routers have queued does not count, or each would wait for the others.
+        """
+        unseen_s = sum(self._unseen_s(request_id, worker.worker_id) for request_id in self.sent_to(worker.worker_id))
+        return worker.queue_s(now_s) + unseen_s
 
     def free(self, workers: Workers, now_s: float) -> Free:
         return Free(
-            {member.worker for member in workers.everyone.values() if self.has_time(member, now_s)},
-            {decode.worker: self.room(decode) for decode in workers.decode},
+            {worker.worker_id for worker in workers.by_id.values() if self.has_time(worker, now_s)},
+            {decode.worker_id: self.room(decode) for decode in workers.decode},
         )
 
-    def has_time(self, member: Member, now_s: float) -> bool:
-        """Always, where it has not shown yet how fast it is."""
-        return not is_known(member) or self.queue_s(member, now_s) <= self.ahead_s(member)
+    def has_time(self, worker: Worker, now_s: float) -> bool:
+        """Tells whether it would compute a prompt almost at once; always true while its speed is unknown."""
+        return not _is_known(worker) or self.queue_s(worker, now_s) <= self.ahead_s(worker)
 
-    def has_slot(self, decode: Member, wanting: Wanting) -> bool:
-        """Its claimant holds no more than its share there. Otherwise the long answers of one would fill the worker, and
-        another's would wait until the first of them ends."""
-        claimant, slots = claimant_of(wanting), decode.load.seats
-        if not slots or not self.claimants.has_rivals(claimant):
+    def has_slot(self, decode: Worker, request: QueuedRequest) -> bool:
+        """Tells whether the request's tenant holds no more than its share of the worker's slots.
+
+        Otherwise long outputs of one tenant would fill the worker, and another's would wait until the first of them
+        ends.
+        """
+        claim, slots = Claim.of(request), decode.load.seats
+        if not slots or not self.tenants.has_rivals(claim):
             return True
-        return self._slots.taken(decode.worker, claimant) < max(1.0, MOST_SLOTS * slots)
+        return self._slots.taken(decode.worker_id, claim) < max(1.0, MOST_SLOTS * slots)
 
-    def room(self, decode: Member) -> float:
-        """Answers for which it has pages and a slot, at 0 still one; below 0: none. No more may wait there than streams
-        will end while a request is on its way. A burst of choices takes the slots before any report says so."""
+    def room(self, decode: Worker) -> float:
+        """Returns for how many requests it has pages and a slot; at 0 there is room for one, below 0 for none.
+
+        No more may wait there than streams will end while a request is on its way. A burst of choices takes the slots
+        before any report says so.
+        """
         load = decode.load
         if not load.waiting and not load.seats:
             return math.inf
         waiting = load.waiting + sum(
-            self._unseen_s(request_id, decode.worker) > 0 for request_id in self.sent_to(decode.worker)
+            self._unseen_s(request_id, decode.worker_id) > 0 for request_id in self.sent_to(decode.worker_id)
         )
         if not load.waiting:
             waiting -= max(0, load.seats - load.running)
         step_s = decode.cost.of_streams(load.running, 0)
-        answer_s = self._selector.answer_tokens * step_s
-        ending = load.running * self.ahead_s(decode) / answer_s if answer_s > 0 else 0.0
+        output_s = self._selector.output_tokens * step_s
+        ending = load.running * self.ahead_s(decode) / output_s if output_s > 0 else 0.0
         return 1 + min(ending, MOST_ENDING * load.seats) - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:
-        """When, as predicted, one of those that have no time now will have some."""
-        busy = [member for member in workers.everyone.values() if not self.has_time(member, now_s)]
-        return min((now_s + self.queue_s(member, now_s) - self.ahead_s(member) for member in busy), default=None)
+        """Returns when, as predicted, one of the workers without time will have some."""
+        busy = [worker for worker in workers.by_id.values() if not self.has_time(worker, now_s)]
+        return min((now_s + self.queue_s(worker, now_s) - self.ahead_s(worker) for worker in busy), default=None)
+
+    def is_trusted(self, worker: Worker, now_s: float) -> bool:
+        """Tells whether its costs are good enough to refuse a request.
+
+        Costs of its first moments, measured while a whole cluster started beside it, are not before it has computed a
+        client's prompt. Costs of a worker that has been idle for a while may come of a bad moment: if all requests were
+        refused for them it would never learn better, so one goes there to see.
+        """
+        if not _is_known(worker) or not worker.load.prefill_busy_s:
+            return False
+        if worker.queue_s(now_s) > 0 or any(True for _ in self.sent_to(worker.worker_id)):
+            return True
+        return worker.prefilled_at_s is not None and worker.prefilled_at_s + TRUSTED_S > now_s
+
+    def limited(self, request: QueuedRequest, workers: Workers, slo_s: float | None, now_s: float) -> QueuedRequest:
+        """Returns the request with the time by which its first token has to be there."""
+        deadline_s = self.first_token_deadline_s(request, workers, now_s)
+        limits = [
+            at_s for at_s in (deadline_s, None if slo_s is None else request.arrived_s + slo_s) if at_s is not None
+        ]
+        return dataclasses.replace(request, deadline_s=deadline_s, limit_s=min(limits, default=None))
 
     def _unseen_s(self, request_id: RequestId, worker: WorkerId) -> float:
         return self._reservations.own_share(request_id, worker).seconds
 
-    def is_trusted(self, member: Member, now_s: float) -> bool:
-        """Its costs are good enough to refuse somebody. Those of its first moments, measured while a whole cluster
-        started beside it, refuse nobody until it has computed a prompt that somebody sent. Those of an idle worker that
-        has computed nothing for a while may come of a bad moment, too, and if all were refused for it, it would never
-        learn better: one is let in to see."""
-        if not is_known(member) or not member.load.prefill_busy_s:
-            return False
-        if member.queue_s(now_s) > 0 or any(True for _ in self.sent_to(member.worker)):
-            return True
-        return member.prefilled_at_s is not None and member.prefilled_at_s + TRUSTED_S > now_s
 
-
-def is_known(member: Member | None) -> bool:
-    """It has computed prompts, and said how fast."""
-    return member is not None and member.cost.prompt_token_s > 0
+def _is_known(worker: Worker) -> bool:
+    """Tells whether it has computed prompts, and said how fast."""
+    return worker.cost.prompt_token_s > 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 WINDOW_S = 60.0
 """Long enough for every tenant that is active to have asked for something."""
 BUCKETS = 12
-"""Of a window: what is older falls out in steps of five seconds."""
+"""Parts of a window: what is older falls out in steps of five seconds."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class _Bucket:
 
 
 class Fairness:
-    """Of each tenant, the prefill seconds that it was given and those that it was refused."""
+    """Counts, per tenant, the prefill seconds that it was given and those that it was refused."""
 
     def __init__(self) -> None:
         self._buckets: deque[_Bucket] = deque()
@@ -31,11 +31,12 @@ class Fairness:
     def refused(self, tenant: str, seconds: float, now_s: float) -> None:
         self._bucket(now_s).refused_s[tenant] += seconds
 
-    def index(self, held_s: Mapping[str, float], now_s: float) -> float:
-        """Jain's index of the share that each tenant got of what it asked for in the window and waits for now."""
+    def index(self, queued_s: Mapping[str, float], now_s: float) -> float:
+        """Returns Jain's index of the share that each tenant got of what it asked for in the window and waits for
+        now."""
         self._bucket(now_s)
         served_s: defaultdict[str, float] = defaultdict(float)
-        wanted_s: defaultdict[str, float] = defaultdict(float, held_s)
+        wanted_s: defaultdict[str, float] = defaultdict(float, queued_s)
         for bucket in self._buckets:
             for tenant, seconds in bucket.served_s.items():
                 served_s[tenant] += seconds
@@ -54,7 +55,7 @@ class Fairness:
 
 
 def jain_index(shares: Iterable[float]) -> float:
-    """(sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything (Jain, Chiu and Hawe, 1984)."""
+    """Returns (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has all (Jain, Chiu and Hawe, 1984)."""
     values = list(shares)
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares > 0 else 1.0

@@ -1,4 +1,4 @@
-"""What admission counts."""
+"""Metrics of admission."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from router.admission.false_rejections import Ghosts
+from router.admission.false_rejections import FalseRejections
 from router.admission.queued_request import Reason
 from router.metrics import DECISION_BUCKETS_S, ROLE
 from twostroke.telemetry import TTFT_BUCKETS_S
@@ -22,15 +22,15 @@ class AdmissionMetrics:
             registry=registry,
             buckets=DECISION_BUCKETS_S,
         ).labels(role=ROLE)
-        self.hold_seconds = Histogram(
-            "twostroke_hold_seconds",
-            "Time that held requests waited in the router for their turn.",
+        self.queue_seconds = Histogram(
+            "twostroke_queue_seconds",
+            "Time that queued requests waited in the router for their turn.",
             labels,
             registry=registry,
             buckets=TTFT_BUCKETS_S,
         ).labels(role=ROLE)
-        self._held = Gauge(
-            "twostroke_held_requests", "Answers that wait in the router for their turn.", labels, registry=registry
+        self._queued = Gauge(
+            "twostroke_queued_requests", "Requests that wait in the router for their turn.", labels, registry=registry
         )
         self._fairness = Gauge(
             "twostroke_tenant_fairness",
@@ -39,7 +39,7 @@ class AdmissionMetrics:
             registry=registry,
         )
         self._refusals = Counter(
-            "twostroke_refusals", "Answers refused, by reason.", (*labels, "reason"), registry=registry
+            "twostroke_refusals", "Requests refused, by reason.", (*labels, "reason"), registry=registry
         )
         self._followed = Counter(
             "twostroke_followed_refusals",
@@ -49,7 +49,7 @@ class AdmissionMetrics:
         ).labels(role=ROLE)
         self._false = Counter(
             "twostroke_false_refusals",
-            "Refused, and would have had the first token in time.",
+            "Refused requests that would have had the first token in time.",
             labels,
             registry=registry,
         ).labels(role=ROLE)
@@ -60,13 +60,13 @@ class AdmissionMetrics:
     def count_refusal(self, reason: Reason) -> None:
         self._refusals.labels(role=ROLE, reason=reason.value).inc()
 
-    def show(self, held: Callable[[], float], fairness: Callable[[], float]) -> None:
-        """Ask these at every scrape."""
-        self._held.labels(role=ROLE).set_function(held)
+    def show(self, queued: Callable[[], float], fairness: Callable[[], float]) -> None:
+        """Calls these at every scrape."""
+        self._queued.labels(role=ROLE).set_function(queued)
         self._fairness.labels(role=ROLE).set_function(fairness)
 
-    def follow(self, ghosts: Ghosts) -> None:
-        """Count what ghosts have found since the last call."""
-        self._followed.inc(ghosts.followed - self._seen_followed)
-        self._false.inc(ghosts.false_refusals - self._seen_false)
-        self._seen_followed, self._seen_false = ghosts.followed, ghosts.false_refusals
+    def follow(self, rejections: FalseRejections) -> None:
+        """Counts what was found out since the last call."""
+        self._followed.inc(rejections.followed - self._seen_followed)
+        self._false.inc(rejections.count - self._seen_false)
+        self._seen_followed, self._seen_false = rejections.followed, rejections.count

@@ -1,13 +1,14 @@
-"""What is asked of every worker at once."""
+"""Calls that go to every worker at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import grpc.aio
 
-from router.fleet.worker import Member
+from router.fleet.worker import Worker
 from twostroke.ids import WorkerId
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership
@@ -15,46 +16,42 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
 
 CALL_TIMEOUT_S = 5.0
-"""Nothing that is asked here computes."""
+"""Deadline of each call; none of them computes anything."""
 
 
-async def forget_cached(members: Sequence[Member], us: Membership) -> int:
-    """Blocks that were forgotten. Raises what the first worker raised that could not; the others have forgotten."""
-    results = await asyncio.gather(*(_forget_at(member, us) for member in members), return_exceptions=True)
+async def forget_cached(workers: Sequence[Worker], membership: Membership) -> int:
+    """Returns how many blocks were forgotten. Raises the first worker's error; the others have forgotten then."""
+    request = control_pb2.ForgetCachedRequest()
+    results = await _call_all(workers, membership, lambda stub: stub.ForgetCached, request)
     for result in results:
         if isinstance(result, BaseException):
             raise result
-    return sum(result for result in results if isinstance(result, int))
+    return sum(int(result.blocks) for result in results)
 
 
 async def traces_at(
-    members: Sequence[Member], us: Membership, name: str
+    workers: Sequence[Worker], membership: Membership, name: str
 ) -> tuple[list[control_pb2.GetTraceResponse], list[WorkerId]]:
-    """What each says of a request or stream, and who says nothing."""
-    results = await asyncio.gather(*(_trace_at(member, us, name) for member in members), return_exceptions=True)
-    said = [result for result in results if isinstance(result, control_pb2.GetTraceResponse)]
-    silent = [m.worker for m, result in zip(members, results, strict=True) if isinstance(result, BaseException)]
-    return said, silent
+    """Returns what each worker knows of a request or stream, and the workers that did not answer."""
+    results = await _call_all(workers, membership, lambda stub: stub.GetTrace, control_pb2.GetTraceRequest(name=name))
+    known = [result for result in results if isinstance(result, control_pb2.GetTraceResponse)]
+    silent = [w.worker_id for w, result in zip(workers, results, strict=True) if isinstance(result, BaseException)]
+    return known, silent
 
 
-async def _trace_at(member: Member, us: Membership, name: str) -> control_pb2.GetTraceResponse:
-    channel = PeerChannel(member.address, us)
-    try:
-        return await ControlStub(channel.channel).GetTrace(
-            control_pb2.GetTraceRequest(name=name), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
-        )
-    finally:
-        await channel.close()
+async def _call_all(
+    workers: Sequence[Worker], membership: Membership, method: Callable[[ControlStub], Any], request: Any
+) -> list[Any]:
+    """Returns each worker's response, or what it raised."""
 
+    async def call(worker: Worker) -> Any:
+        channel = PeerChannel(worker.address, membership)
+        try:
+            stub = ControlStub(channel.channel)
+            return await method(stub)(request, metadata=channel.metadata, timeout=CALL_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, channel.address) from None
+        finally:
+            await channel.close()
 
-async def _forget_at(member: Member, us: Membership) -> int:
-    channel = PeerChannel(member.address, us)
-    try:
-        answer = await ControlStub(channel.channel).ForgetCached(
-            control_pb2.ForgetCachedRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
-        )
-        return int(answer.blocks)
-    except grpc.aio.AioRpcError as error:
-        raise error_of(error, channel.address) from None
-    finally:
-        await channel.close()
+    return await asyncio.gather(*map(call, workers), return_exceptions=True)

@@ -1,4 +1,4 @@
-"""What this router is asked for, told to the supervisor every second: the planner counts workers by it."""
+"""What this router is asked for, reported to the supervisor every second: the autoscaler counts workers by it."""
 
 from __future__ import annotations
 
@@ -9,65 +9,57 @@ from collections import deque
 import grpc.aio
 
 from router.fleet.fleet import Fleet
-from twostroke.config import RouterConfig
 from twostroke.errors import PeerLost
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
 log = logging.getLogger(__name__)
 
 REPORT_S = 1.0
-ANSWER_S = 2.0
+CALL_TIMEOUT_S = 2.0
 MOST_ENDED = 64
-"""Answers told of in one report: the latest. A planner needs their spread, not each of them."""
+"""Ended requests in one report, the latest. An autoscaler needs their spread, not each of them."""
 
 
 class Demand:
-    """Counted by answers as they come and go."""
+    """Counts requests as they come and go, and reports them."""
 
-    def __init__(self) -> None:
+    def __init__(self, router_id: str, fleet: Fleet) -> None:
         self.arrived = 0
         self.ended: deque[fleet_pb2.EndedAnswer] = deque(maxlen=MOST_ENDED)
+        self._router_id = router_id
+        self._fleet = fleet
 
     def begins(self) -> None:
         self.arrived += 1
 
     def ends(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
-        """As its client wanted it; one that was cancelled or refused says nothing of what such answers take."""
+        """Counts a request that ended well: one that was cancelled or refused says nothing about the usual length."""
         cached_tokens = min(cached_tokens, prompt_tokens)
         self.ended.append(
             fleet_pb2.EndedAnswer(prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, output_tokens=output_tokens)
         )
 
-
-class DemandReports:
-    def __init__(self, config: RouterConfig, us: Membership, router_id: str, demand: Demand, fleet: Fleet) -> None:
-        self._config = config
-        self._us = us
-        self._router_id = router_id
-        self._demand = demand
-        self._fleet = fleet
-        self._is_heard = True
-
-    async def run(self) -> None:
-        """Until cancelled. A supervisor that does not answer is told the next time."""
-        channel = PeerChannel(self._config.fleet_address, self._us)
+    async def run(self, fleet_address: str, membership: Membership) -> None:
+        """Reports until it is cancelled. What a supervisor did not take is part of the next report."""
+        channel = PeerChannel(fleet_address, membership)
         stub = fleet_pb2_grpc.FleetStub(channel.channel)
+        is_heard = True
         try:
             while True:
                 await asyncio.sleep(REPORT_S)
                 report = self._report()
                 try:
-                    await stub.Report(report, metadata=channel.metadata, timeout=ANSWER_S)
+                    await stub.Report(report, metadata=channel.metadata, timeout=CALL_TIMEOUT_S)
                 except grpc.aio.AioRpcError as error:
-                    if self._is_heard:
+                    if is_heard:
                         log.warning("demand not reported error=%s", error_of(error, channel.address))
-                    self._is_heard = False
+                    is_heard = False
                     continue
-                self._is_heard = True
-                for _ in range(min(len(report.ended), len(self._demand.ended))):  # those that came meanwhile stay
-                    self._demand.ended.popleft()
+                is_heard = True
+                for _ in range(min(len(report.ended), len(self.ended))):  # those that came meanwhile stay
+                    self.ended.popleft()
         finally:
             await channel.close()
 
@@ -78,12 +70,8 @@ class DemandReports:
             block_size = 0
         return fleet_pb2.ReportRequest(
             router_id=self._router_id,
-            arrived=self._demand.arrived,
-            ended=self._demand.ended,
-            workers=[
-                control_pb2.WorkerLoad(worker_id=member.worker, load=member.load, server=member.server)
-                for member in self._fleet.members
-                if member.server is not None
-            ],
+            arrived=self.arrived,
+            ended=self.ended,
+            workers=[load for load in self._fleet.loads() if load.HasField("server")],
             block_size=block_size,
         )

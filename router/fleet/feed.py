@@ -1,4 +1,4 @@
-"""Follows one life of one worker: who it is, what it holds, how loaded it is."""
+"""Follows the events of one epoch of one worker: who it is, what it holds, how loaded it is."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Protocol
 import grpc.aio
 
 from router.fleet.event_faults import Deliver, undisturbed
-from router.fleet.failure_detector import Vigil
-from router.fleet.liveness import Life, Signal
-from router.fleet.worker import Member
+from router.fleet.failure_detector import FailureDetector
+from router.fleet.liveness import Liveness, Signal
+from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
 from twostroke.errors import InternalError, PeerLost, ServeError, StaleEpoch
 from twostroke.fault_points import Point, reach
@@ -23,27 +23,26 @@ from twostroke.rpc.channel import PeerChannel, error_of, is_refusal
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2
-from twostroke.rpc.v1.control_pb2 import KvEventBatch
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
 from twostroke.rpc.v1.fleet_pb2 import RouterMember
 
 log = logging.getLogger(__name__)
 
 CALL_TIMEOUT_S = 5.0
-"""Of the calls by which a worker introduces itself; they compute nothing."""
+"""Deadline of the calls by which a worker introduces itself; they compute nothing."""
 RETRY_PAUSE_S = 0.2
-"""Between two attempts to reach a worker."""
+"""Pause between two attempts to reach a worker."""
 REPLAY_PAUSE_S = 0.02
-"""Before events are asked for again: a worker whose log is broken must not keep the router busy."""
+"""Pause before events are asked for again: a worker whose log is broken must not keep the router busy."""
 
 
 class EventSink(Protocol):
-    """What takes the events of workers, and keeps what they say about blocks."""
+    """Takes the events of workers, and keeps what they say about blocks."""
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
         """The batch that would follow; None where only a snapshot helps."""
 
-    def apply(self, worker: WorkerId, epoch: Epoch, message: KvEventBatch) -> bool:
+    def apply(self, worker: WorkerId, epoch: Epoch, message: control_pb2.KvEventBatch) -> bool:
         """Returns False where the worker's log has to be asked for again."""
 
     def reported(self, worker: WorkerId, now_s: float) -> None:
@@ -60,36 +59,35 @@ class EventSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
-    """Where news of workers is written down."""
+class FeedDependencies:
+    """What all feeds of a router share."""
 
+    membership: Membership
     events: EventSink
     metrics: RouterMetrics
-    vigil: Vigil
-    introduced: Callable[[Member], None]
-    """The member has said what it is; may refuse it."""
-    changed: Callable[[], None]
-    """The member's standing is another one."""
-    heard: Callable[[], None]
-    """It has reported its load."""
+    detector: FailureDetector
+    on_introduced: Callable[[Worker], None]
+    """Called when the worker has said what it is; may refuse it."""
+    on_status: Callable[[], None]
+    """Called when the worker's status has changed."""
+    on_report: Callable[[], None]
+    """Called when the worker has reported its load."""
 
 
 class Feed:
-    """Writes to one member and, on its behalf, to the ledger."""
-
-    def __init__(self, member: Member, us: Membership, ledger: Ledger, deliver: Deliver = undisturbed) -> None:
-        self._member = member
-        self._us = us
-        self._ledger = ledger
+    def __init__(self, worker: Worker, dependencies: FeedDependencies, deliver: Deliver = undisturbed) -> None:
+        self._worker = worker
+        self._with = dependencies
         self._deliver = deliver
 
     async def run(self) -> None:
-        """Until cancelled, or until the worker is refused."""
+        """Follows until it is cancelled, or until the worker is refused."""
+        worker = self._worker
         while True:
-            channel = PeerChannel(self._member.address, self._us)
+            channel = PeerChannel(worker.address, self._with.membership)
             try:
                 await self._introduce(channel)
-                if self._member.refusal is not None:
+                if worker.refusal is not None:
                     return
                 while True:
                     await self._follow(channel)
@@ -99,9 +97,9 @@ class Feed:
             except ServeError as error:
                 self._broke(error)
             except TimeoutError:
-                log.warning("events silent worker=%s epoch=%s", self._member.worker, self._member.epoch)
+                log.warning("events silent worker=%s epoch=%s", worker.worker_id, worker.epoch)
             except Exception as error:
-                log.exception("feed failed worker=%s", self._member.worker)
+                log.exception("feed failed worker=%s", worker.worker_id)
                 self._broke(InternalError(f"{type(error).__name__}: {error}"))
             finally:
                 await channel.close()
@@ -112,23 +110,23 @@ class Feed:
         server = await control.GetServerInfo(
             control_pb2.GetServerInfoRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
         )
-        if server.epoch != str(self._member.epoch):
-            self._ledger.metrics.stale_epochs_refused_total.inc()
-            raise StaleEpoch(f"{channel.address} is life {server.epoch}, expected {self._member.epoch}")
+        if server.epoch != str(self._worker.epoch):
+            self._with.metrics.stale_epochs_refused_total.inc()
+            raise StaleEpoch(f"{channel.address} is epoch {server.epoch}, expected {self._worker.epoch}")
         model = await control.GetModelInfo(
             control_pb2.GetModelInfoRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
         )
-        self._member.server, self._member.model = server, model
-        self._ledger.introduced(self._member)
+        self._worker.server, self._worker.model = server, model
+        self._with.on_introduced(self._worker)
 
     async def _follow(self, channel: PeerChannel) -> None:
-        """Apply batches; returns where the log has to be asked for again. A stream that broke, or is silent, raises."""
-        member = self._member
-        following = self._ledger.events.next_sequence(member.worker, member.epoch)
+        """Applies batches. Returns where the log has to be asked for again; a broken or silent stream raises."""
+        worker = self._worker
+        following = self._with.events.next_sequence(worker.worker_id, worker.epoch)
         request = control_pb2.SubscribeKvEventsRequest()
         if following is not None:
-            request = control_pb2.SubscribeKvEventsRequest(epoch=str(member.epoch), start_sequence=following)
-        control, silence_s = ControlStub(channel.channel), self._ledger.vigil.patience.dead_after_s
+            request = control_pb2.SubscribeKvEventsRequest(epoch=str(worker.epoch), start_sequence=following)
+        control, silence_s = ControlStub(channel.channel), self._with.detector.patience.dead_after_s
         call = control.SubscribeKvEvents(request, metadata=channel.metadata)
         try:
             async with listening(silence_s) as heard:
@@ -143,40 +141,35 @@ class Feed:
             call.cancel()
 
     def _take(self, message: control_pb2.KvEventBatch) -> bool:
-        """Write one batch down; False where the log does not follow on."""
-        member, ledger = self._member, self._ledger
-        if message.epoch != str(member.epoch):
-            ledger.metrics.stale_epochs_refused_total.inc()
-            raise StaleEpoch(f"events of {member.worker} are of life {message.epoch}, expected {member.epoch}")
+        """Applies one batch. Returns False where the log does not follow on."""
+        worker = self._worker
+        if message.epoch != str(worker.epoch):
+            self._with.metrics.stale_epochs_refused_total.inc()
+            raise StaleEpoch(f"events of {worker.worker_id} are of epoch {message.epoch}, expected {worker.epoch}")
         self._hear(message.load)
-        return ledger.events.apply(member.worker, member.epoch, message)
+        return self._with.events.apply(worker.worker_id, worker.epoch, message)
 
     def _hear(self, load: control_pb2.Load) -> None:
-        """Whatever it says about blocks, it is alive and this is its load."""
-        member, now_s = self._member, time.monotonic()
-        before = member.standing
-        self._ledger.events.reported(member.worker, now_s)
-        member.report(load, now_s)
-        self._ledger.vigil.heard(member, Signal.EVENTS)
-        if member.standing is not before:
+        """Notes its load: whatever the batch says about blocks, the worker is alive."""
+        worker, now_s = self._worker, time.monotonic()
+        before = worker.status
+        self._with.events.reported(worker.worker_id, now_s)
+        worker.report(load, now_s)
+        self._with.detector.heard(worker, Signal.EVENTS)
+        if worker.status is not before:
             if load.state == control_pb2.WORKER_STATE_DEAD:
-                self._ledger.metrics.engines_lost_total.inc()
-            log.info("member is worker=%s epoch=%s standing=%s", member.worker, member.epoch, member.standing)
-            self._ledger.changed()
-        self._ledger.heard()
+                self._with.metrics.engines_lost_total.inc()
+            log.info("worker status worker=%s epoch=%s status=%s", worker.worker_id, worker.epoch, worker.status)
+            self._with.on_status()
+        self._with.on_report()
 
     def _broke(self, error: ServeError) -> None:
-        member, vigil = self._member, self._ledger.vigil
-        if member.life is Life.ALIVE or member.reported_at_s is None:
-            log.warning(
-                "events broken worker=%s epoch=%s error=%s: %s",
-                member.worker,
-                member.epoch,
-                type(error).__name__,
-                error,
-            )
-        vigil.broke(member)
+        worker, detector = self._worker, self._with.detector
+        if worker.liveness is Liveness.ALIVE or worker.reported_at_s is None:
+            name = type(error).__name__
+            log.warning("events broken worker=%s epoch=%s error=%s: %s", worker.worker_id, worker.epoch, name, error)
+        detector.broke(worker)
         if isinstance(error, StaleEpoch):
-            vigil.replaced(member)
+            detector.replaced(worker)
         elif is_refusal(error):
-            vigil.refused(member)
+            detector.refused(worker)

@@ -1,7 +1,7 @@
-"""Who is alive: the supervisor's view, checked against epochs and fingerprints, and every worker's event log.
+"""Which workers there are: the supervisor's view, checked against epochs and fingerprints.
 
-The supervisor says which lives of which workers exist; each of them is followed (see `feed`) until the supervisor no
-longer lists it. While the supervisor is away its last view stays in force, and broken event streams tell who is gone.
+The supervisor lists the epochs of workers. Each is followed (see `feed`) until the supervisor no longer lists it. While
+the supervisor is away its last view stays in force, and broken event streams show which workers are gone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable
 import grpc.aio
 
 from router.fleet.event_faults import Deliver, EventFaults, FaultRates, undisturbed
-from router.fleet.failure_detector import LivenessMetrics, Vigil
-from router.fleet.feed import EventSink, Feed, Ledger
-from router.fleet.liveness import Change, Life
+from router.fleet.failure_detector import FailureDetector
+from router.fleet.feed import EventSink, Feed, FeedDependencies
+from router.fleet.liveness import Change, Liveness
 from router.fleet.metrics import FleetMetrics, ScalingMetrics, WorkerReading
 from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Member, Standing
-from router.metrics import ROLE, RouterMetrics
+from router.fleet.worker import Worker, WorkerStatus
+from router.metrics import RouterMetrics
 from twostroke.config import Role, RouterConfig
 from twostroke.errors import PeerLost
 from twostroke.fault_points import Point, reach
@@ -29,66 +29,72 @@ from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import fleet_pb2
-from twostroke.rpc.v1.control_pb2 import WORKER_STATE_DRAINING, WORKER_STATE_SERVING, WORKER_STATE_STARTING
+from twostroke.rpc.v1.control_pb2 import (
+    WORKER_STATE_DRAINING,
+    WORKER_STATE_SERVING,
+    WORKER_STATE_STARTING,
+    WorkerLoad,
+)
 from twostroke.rpc.v1.fleet_pb2_grpc import FleetStub
 
 log = logging.getLogger(__name__)
 
 RECONNECT_PAUSE_S = 0.25
-"""Between two attempts to reach the supervisor."""
+"""Pause between two attempts to reach the supervisor."""
 VIEW_SILENCE_S = 6.0
-"""Three times the supervisor's longest silence: then it is asked again, and until it answers its last view stands."""
+"""Three times the supervisor's longest silence. After it the supervisor is asked again; its last view stands."""
 
 
 class Fleet:
-    """Owner of the members and of what is known from their events."""
+    """Owns the workers, and what the supervisor says about them."""
 
     def __init__(
         self,
         config: RouterConfig,
-        us: Membership,
+        membership: Membership,
         router_id: str,
         metrics: RouterMetrics,
         events: EventSink,
-        on_gone: Callable[[Member, str], None],
-        on_back: Callable[[Member], None],
+        on_gone: Callable[[Worker, str], None],
+        on_back: Callable[[Worker], None],
     ) -> None:
-        """`on_gone` is told of lives that are over, or thought to be; `on_back`, of those that were thought to be."""
+        """`on_gone` is called when an epoch has ended, or is thought to have; `on_back`, when it is heard again."""
         self._events = events
         self.fingerprint: str | None = None
-        """Of the first worker that introduced itself; all others must agree."""
+        """The first worker's that introduced itself; all others must have the same."""
         self._config = config
-        self._us = us
+        self._membership = membership
         self._router_id = router_id
         self._metrics = metrics
         self._on_gone, self._on_back = on_gone, on_back
-        self.vigil = Vigil(config.patience, LivenessMetrics(metrics.registry, ROLE), self._judged)
-        self._members: dict[WorkerId, Member] = {}
+        self.detector = FailureDetector(config.patience, metrics.registry, self._judged)
+        self._workers: dict[WorkerId, Worker] = {}
         self._latest: dict[WorkerId, Epoch] = {}
-        """Also of workers that are gone: an earlier life must not come back as a new member."""
+        """Latest epoch of every worker, also of those that are gone: an earlier epoch must not come back."""
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
         self._awaits_decode = False
         """The supervisor lists a decode worker that is dead or starting: it will serve soon."""
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
         self._facts: ServingFacts | None = None
-        self._ledger = Ledger(
+        self._feed_dependencies = FeedDependencies(
+            membership=membership,
             events=events,
             metrics=metrics,
-            vigil=self.vigil,
-            introduced=self._accept,
-            changed=self._note_change,
-            heard=self._tell_listeners,
+            detector=self.detector,
+            on_introduced=self._accept,
+            on_status=self._note_change,
+            on_report=self._call_listeners,
         )
         self._event_faults = FaultRates.parse(config.event_faults)
         FleetMetrics(metrics.registry, self._readings)
         self._scaling = ScalingMetrics(metrics.registry)
 
     async def run(self, address: str) -> None:
-        """Watch and follow until cancelled. `address` is where other routers reach this one; empty: nowhere."""
+        """Watches and follows until it is cancelled. Other routers reach this one at `address`; empty: nowhere."""
         request = fleet_pb2.WatchRequest(watcher=self._router_id, address=address)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.vigil.run(), name="vigil")
+            tasks.create_task(self.detector.run(), name="failure detector")
             while True:
                 await self._watch(request, tasks)
                 await asyncio.sleep(RECONNECT_PAUSE_S)
@@ -100,33 +106,39 @@ class Fleet:
         return self._facts
 
     @property
-    def members(self) -> list[Member]:
-        return list(self._members.values())
+    def workers(self) -> list[Worker]:
+        return list(self._workers.values())
 
-    def serving(self, role: Role) -> list[Member]:
-        return [m for m in self._members.values() if m.role is role and m.standing is Standing.SERVING]
+    def serving(self, role: Role) -> list[Worker]:
+        return [w for w in self._workers.values() if w.role is role and w.status is WorkerStatus.SERVING]
+
+    def decode_workers(self) -> list[Worker]:
+        """Returns all decode workers whose pages fit the fleet's, whether they serve or not."""
+        return [w for w in self._workers.values() if w.role is Role.DECODE and w.refusal is None]
+
+    def loads(self) -> list[WorkerLoad]:
+        return [WorkerLoad(worker_id=w.worker_id, load=w.load, server=w.server) for w in self._workers.values()]
 
     @property
-    def can_answer(self) -> bool:
+    def can_serve(self) -> bool:
         """A decode worker serves, or is only suspect: requests wait for that one, and a balancer need not go away."""
-        standings = {m.standing for m in self._members.values() if m.role is Role.DECODE}
-        return bool(standings & {Standing.SERVING, Standing.SUSPECT})
+        statuses = {w.status for w in self.decode_workers()}
+        return bool(statuses & {WorkerStatus.SERVING, WorkerStatus.SUSPECT})
 
     @property
     def is_leaving(self) -> bool:
-        """No decode worker will take a request any more: those that could all drain, and no other one is coming."""
-        standings = {m.standing for m in self._members.values() if m.role is Role.DECODE} - {Standing.REFUSED}
-        return standings == {Standing.DRAINING} and not self._awaits_decode
+        """Every decode worker drains and no other one is coming: no worker will take a request any more."""
+        return {w.status for w in self.decode_workers()} == {WorkerStatus.DRAINING} and not self._awaits_decode
 
-    def member(self, worker: WorkerId) -> Member | None:
-        return self._members.get(worker)
+    def worker(self, worker_id: WorkerId) -> Worker | None:
+        return self._workers.get(worker_id)
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """It is called whenever a worker reports, and when some member's standing changes."""
+        """Calls `listener` whenever a worker reports, and when a worker's status changes."""
         self._listeners.append(listener)
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Until some member's standing changes, or the time is over."""
+        """Returns when a worker's status changes, or when the time is over."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
@@ -134,7 +146,7 @@ class Fleet:
             return
 
     async def _watch(self, request: fleet_pb2.WatchRequest, tasks: asyncio.TaskGroup) -> None:
-        channel = PeerChannel(self._config.fleet_address, self._us)
+        channel = PeerChannel(self._config.fleet_address, self._membership)
         try:
             call = FleetStub(channel.channel).Watch(request, metadata=channel.metadata)
             async with listening(VIEW_SILENCE_S) as heard:
@@ -151,93 +163,100 @@ class Fleet:
             await channel.close()
 
     def _take(self, view: fleet_pb2.FleetView, tasks: asyncio.TaskGroup) -> None:
-        """Make the members what the supervisor says they are.
+        """Makes the workers what the supervisor says they are.
 
         A restarted supervisor lists workers as starting until it has found them: what is known of them stays in force.
-        Of one that died it says DEAD before it says STARTING.
+        A worker that died is listed as DEAD before it is listed as STARTING.
         """
         listed: set[WorkerId] = set()
         self._awaits_decode = False
-        for said in view.members:
-            worker, epoch = WorkerId(said.worker_id), _usable_epoch(said)
-            self._awaits_decode |= said.returns and said.role == Role.DECODE
+        for entry in view.members:
+            worker_id, epoch = WorkerId(entry.worker_id), _usable_epoch(entry)
+            self._awaits_decode |= entry.returns and entry.role == Role.DECODE
             if epoch is None:
-                self._awaits_decode |= said.role == Role.DECODE
-                if said.state == WORKER_STATE_STARTING:
-                    listed.add(worker)
+                self._awaits_decode |= entry.role == Role.DECODE
+                if entry.state == WORKER_STATE_STARTING:
+                    listed.add(worker_id)
                 continue
-            if epoch < self._latest.get(worker, epoch):
+            if epoch < self._latest.get(worker_id, epoch):
                 self._metrics.stale_epochs_refused_total.inc()
-                log.warning("stale member refused worker=%s epoch=%s latest=%s", worker, epoch, self._latest[worker])
+                latest = self._latest[worker_id]
+                log.warning("stale epoch refused worker=%s epoch=%s latest=%s", worker_id, epoch, latest)
                 continue
-            listed.add(worker)
-            known = self._members.get(worker)
-            if known is not None and (known.epoch, known.address) == (epoch, said.address):
-                known.state = said.state
+            listed.add(worker_id)
+            known = self._workers.get(worker_id)
+            if known is not None and (known.epoch, known.address) == (epoch, entry.address):
+                known.state = entry.state
                 continue
             if known is not None:
-                self._leave(known, f"life {epoch} has begun")
-            self._join(Member(worker, Role(said.role), said.address, epoch, said.state), tasks)
-        for member in self.members:
-            if member.worker not in listed:
-                self._leave(member, "the supervisor no longer lists it")
+                self._leave(known, f"epoch {epoch} has begun")
+            self._join(Worker(worker_id, Role(entry.role), entry.address, epoch, entry.state), tasks)
+        for worker in self.workers:
+            if worker.worker_id not in listed:
+                self._leave(worker, "the supervisor no longer lists it")
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
         self._note_change()
 
-    def _join(self, member: Member, tasks: asyncio.TaskGroup) -> None:
-        log.info("member joins worker=%s epoch=%s address=%s", member.worker, member.epoch, member.address)
-        self._latest[member.worker] = member.epoch
-        self._members[member.worker] = member
-        self.vigil.begin(member)
-        feed = Feed(member, self._us, self._ledger, self._delivery(member))
-        self._followers[member.worker] = tasks.create_task(feed.run(), name=f"feed {member.worker}")
+    def _join(self, worker: Worker, tasks: asyncio.TaskGroup) -> None:
+        log.info("worker joins worker=%s epoch=%s address=%s", worker.worker_id, worker.epoch, worker.address)
+        self._latest[worker.worker_id] = worker.epoch
+        self._workers[worker.worker_id] = worker
+        self.detector.begin(worker)
+        feed = Feed(worker, self._feed_dependencies, self._delivery(worker))
+        self._followers[worker.worker_id] = tasks.create_task(feed.run(), name=f"feed {worker.worker_id}")
 
-    def _delivery(self, member: Member) -> Deliver:
+    def _delivery(self, worker: Worker) -> Deliver:
         if self._event_faults is None:
             return undisturbed
-        return EventFaults(self._event_faults, f"{member.worker} {member.epoch.incarnation}").deliver
+        return EventFaults(self._event_faults, f"{worker.worker_id} {worker.epoch.incarnation}").deliver
 
-    def _leave(self, member: Member, reason: str) -> None:
-        log.info("member leaves worker=%s epoch=%s life=%s reason=%s", member.worker, member.epoch, member.life, reason)
-        self.vigil.end(member)
-        self._followers.pop(member.worker).cancel()
-        del self._members[member.worker]
-        self._events.forget(member.worker)
+    def _leave(self, worker: Worker, reason: str) -> None:
+        log.info(
+            "worker leaves worker=%s epoch=%s liveness=%s reason=%s",
+            worker.worker_id,
+            worker.epoch,
+            worker.liveness,
+            reason,
+        )
+        self.detector.end(worker)
+        self._followers.pop(worker.worker_id).cancel()
+        del self._workers[worker.worker_id]
+        self._events.forget(worker.worker_id)
         self._restate_facts()
-        self._on_gone(member, reason)
+        self._on_gone(worker, reason)
 
-    def _judged(self, member: Member, change: Change) -> None:
-        member.life = change.life
-        if change.life is Life.DEAD:
-            self._on_gone(member, f"{change.cause}: {change.signals}")
-        elif change.before is Life.DEAD:
-            self._on_back(member)
+    def _judged(self, worker: Worker, change: Change) -> None:
+        worker.liveness = change.now
+        if change.now is Liveness.DEAD:
+            self._on_gone(worker, f"{change.cause}: {change.signals}")
+        elif change.before is Liveness.DEAD:
+            self._on_back(worker)
         self._note_change()
 
     def _note_change(self) -> None:
-        """Wake whoever waits for the fleet to be another one."""
+        """Wakes everyone who waits for a change of the fleet."""
         self._changed.set()
         self._changed = asyncio.Event()
-        self._tell_listeners()
+        self._call_listeners()
 
-    def _tell_listeners(self) -> None:
+    def _call_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 
-    def _accept(self, member: Member) -> None:
-        """A worker has introduced itself: it fits, or it is refused for as long as it lives."""
-        assert member.server is not None
-        shown = member.server.fingerprint
+    def _accept(self, worker: Worker) -> None:
+        """A worker has introduced itself: it fits, or it is refused until its epoch ends."""
+        assert worker.server is not None
+        shown = worker.server.fingerprint
         if self.fingerprint is None:
             self.fingerprint = shown
         if shown != self.fingerprint:
-            member.refusal = f"fingerprint {shown} is not the fleet's {self.fingerprint}"
+            worker.refusal = f"fingerprint {shown} is not the fleet's {self.fingerprint}"
             log.error(
                 "worker refused worker=%s epoch=%s fingerprint=%s fleet_fingerprint=%s: it does not serve the same KV; "
                 "restart it with the fleet's model, or this router with the new fleet",
-                member.worker,
-                member.epoch,
+                worker.worker_id,
+                worker.epoch,
                 shown,
                 self.fingerprint,
             )
@@ -245,9 +264,8 @@ class Fleet:
         self._note_change()
 
     def _restate_facts(self) -> None:
-        """As the decode workers say that are here; while there is none, the last ones' word stands."""
-        usable = [m for m in self.members if m.role is Role.DECODE and m.refusal is None]
-        models = [m.model for m in usable if m.model is not None]
+        """Takes the facts from the decode workers that are here; while there is none, the last facts stand."""
+        models = [worker.model for worker in self.decode_workers() if worker.model is not None]
         if not models:
             return
         assert self.fingerprint is not None, "taken from the first worker that introduced itself"
@@ -268,21 +286,20 @@ class Fleet:
 
     def _readings(self) -> Iterable[WorkerReading]:
         now_s = time.monotonic()
-        for m in self.members:
-            age_s = None if m.reported_at_s is None else now_s - m.reported_at_s
-            yield WorkerReading(
-                m.worker, m.role.value, m.standing.value, m.load, age_s, self._events.block_count(m.worker)
-            )
+        for w in self.workers:
+            age_s = None if w.reported_at_s is None else now_s - w.reported_at_s
+            blocks = self._events.block_count(w.worker_id)
+            yield WorkerReading(w.worker_id, w.role.value, w.status.value, w.load, age_s, blocks)
 
 
-def _usable_epoch(said: fleet_pb2.Member) -> Epoch | None:
-    """The life that is meant, or None where there is nobody to talk to."""
-    if said.role not in (Role.PREFILL, Role.DECODE) or not said.address:
+def _usable_epoch(entry: fleet_pb2.Member) -> Epoch | None:
+    """Returns the epoch that is listed, or None where there is no process to talk to."""
+    if entry.role not in (Role.PREFILL, Role.DECODE) or not entry.address:
         return None
-    if said.state not in (WORKER_STATE_SERVING, WORKER_STATE_DRAINING):
+    if entry.state not in (WORKER_STATE_SERVING, WORKER_STATE_DRAINING):
         return None
     try:
-        return Epoch.parse(said.epoch)
+        return Epoch.parse(entry.epoch)
     except ValueError:
-        log.error("member ignored worker=%s epoch=%r: not an epoch", said.worker_id, said.epoch)
+        log.error("worker ignored worker=%s epoch=%r: not an epoch", entry.worker_id, entry.epoch)
         return None

@@ -1,4 +1,4 @@
-"""What the supervisor says of scaling, for whoever scrapes a router. All routers say the same."""
+"""Gauges of the workers and of scaling, made when a router is scraped."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _WORKER_GAUGES = {
     "running": "Sequences that hold pages.",
     "waiting": "Requests or pulls that hold nothing yet.",
     "queued_tokens": "Known but not yet computed tokens.",
-    "seconds_per_token": "Of prefill, smoothed.",
-    "seconds_per_step": "Of a decode step, smoothed.",
-    "event_age_seconds": "Since the last event batch came in.",
+    "seconds_per_token": "Seconds of prefill per token, smoothed.",
+    "seconds_per_step": "Seconds per decode step, smoothed.",
+    "event_age_seconds": "Seconds since the last event batch came in.",
     "index_blocks": "Blocks that the prefix index knows it to hold, on all tiers.",
 }
 
@@ -31,15 +31,15 @@ class WorkerReading:
 
     worker: str
     role: str
-    standing: str
+    status: str
     load: Load
     event_age_s: float | None
-    """Since its last event batch; None before the first."""
+    """Seconds since its last event batch; None before the first."""
     index_blocks: int
 
 
 class FleetMetrics(Collector):
-    """Workers come and go and report many times a second: their gauges are made when somebody looks."""
+    """Makes the gauges of workers at each scrape: workers come and go, and report many times a second."""
 
     def __init__(self, registry: CollectorRegistry, read: Callable[[], Iterable[WorkerReading]]) -> None:
         self._read = read
@@ -51,7 +51,7 @@ class FleetMetrics(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         of_worker = ("role", "worker_role", "worker")
         members = GaugeMetricFamily(
-            "twostroke_fleet_members", "Workers by standing.", labels=("role", "worker_role", "state")
+            "twostroke_fleet_members", "Workers by status.", labels=("role", "worker_role", "state")
         )
         pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=(*of_worker, "state"))
         gauges = {
@@ -59,8 +59,8 @@ class FleetMetrics(Collector):
             for name, help_text in _WORKER_GAUGES.items()
         }
         readings = list(self._read())
-        for (role, standing), count in collections.Counter((r.role, r.standing) for r in readings).items():
-            members.add_metric((ROLE, role, standing), count)
+        for (role, status), count in collections.Counter((r.role, r.status) for r in readings).items():
+            members.add_metric((ROLE, role, status), count)
         for reading in readings:
             labels = (ROLE, reading.role, reading.worker)
             for name, value in _values(reading).items():
@@ -96,6 +96,8 @@ def _pages(load: Load) -> dict[str, int]:
 
 
 class ScalingMetrics(Collector):
+    """Shows what the supervisor says about scaling. All routers say the same."""
+
     def __init__(self, registry: CollectorRegistry) -> None:
         self._said = Scaling()
         registry.register(self)
@@ -110,7 +112,9 @@ class ScalingMetrics(Collector):
         wanted.add_metric((ROLE, "prefill"), self._said.wanted_prefill)
         wanted.add_metric((ROLE, "decode"), self._said.wanted_decode)
         yield wanted
-        automatic = GaugeMetricFamily("twostroke_scaling_automatic", "1 where the planner decides.", labels=("role",))
+        automatic = GaugeMetricFamily(
+            "twostroke_scaling_automatic", "1 where the autoscaler decides.", labels=("role",)
+        )
         automatic.add_metric((ROLE,), self._said.automatic)
         yield automatic
         for name, text, value in (

@@ -1,4 +1,4 @@
-"""One life of one worker as the router knows it."""
+"""One epoch of one worker as the router knows it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 import math
 from dataclasses import dataclass, field
 
-from router.fleet.liveness import Life
+from router.fleet.liveness import Liveness
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.tier import Tier
@@ -19,29 +19,29 @@ from twostroke.rpc.v1.control_pb2 import (
     ServerInfo,
     WorkerState,
 )
+from twostroke.rpc.v1.worker_pb2 import PageSource
 from twostroke.schedule.cost import StepCost
 
 UTILISATION_WINDOW_S = 60.0
-"""A worker's utilisation is what it was over about this long: bursts of seconds are queues, not utilisation."""
+"""Window over which utilisation is averaged: bursts of seconds are queues, not utilisation."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """Of pages from one worker to another, as measured by earlier pulls."""
+    """Measured rate of pages from one worker to another."""
 
     latency_s: float
     bytes_per_s: float
 
 
-class Standing(enum.StrEnum):
+class WorkerStatus(enum.StrEnum):
     JOINING = "joining"
-    """The supervisor knows it; it has not introduced itself yet."""
+    """The supervisor lists it; it has not introduced itself yet."""
     SERVING = "serving"
     SUSPECT = "suspect"
-    """Silent, or its event stream broke: no new work until it is heard again."""
+    """It is silent, or its event stream broke: it gets no new work until it is heard again."""
     DEAD = "dead"
-    """Silent for longer, or it refuses connections: what it had goes on elsewhere. A member again once it is heard.
-    A worker that has lost its engine says so itself: its process is about to end."""
+    """What it had goes on elsewhere. A worker that has lost its engine says so itself."""
     DRAINING = "draining"
     """It finishes what it has."""
     REFUSED = "refused"
@@ -49,50 +49,55 @@ class Standing(enum.StrEnum):
 
 
 @dataclass(slots=True)
-class Member:
-    """State of the fleet, who alone changes it."""
+class Worker:
+    """State that the fleet owns, and alone changes."""
 
-    worker: WorkerId
+    worker_id: WorkerId
     role: Role
     address: str
     epoch: Epoch
     state: WorkerState
-    """As the supervisor says."""
+    """What the supervisor says."""
     server: ServerInfo | None = None
     model: ModelInfo | None = None
     load: Load = field(default_factory=Load)
     cost: StepCost = field(default_factory=StepCost)
     links: dict[WorkerId, LinkRate] = field(default_factory=dict)
     tier_page_s: tuple[float, ...] = (0.0,)
-    """To bring a page up from the device itself, from host memory, from disk, as far down as the worker has tiers. All
-    three as the load says."""
+    """Seconds to bring a page up from the device itself, host memory and disk, down to the worker's lowest tier."""
     reported_at_s: float | None = None
     """When the last event batch came in, by this process's monotonic clock."""
     prefilled_at_s: float | None = None
-    """When it last told of prompt tokens that it had computed: what it says of its costs is as old."""
+    """When it last reported newly computed prompt tokens: its costs are as old as that."""
     _busy_share: float = field(default=0.0, init=False)
-    life: Life = Life.SUSPECT
+    liveness: Liveness = Liveness.SUSPECT
     refusal: str | None = None
 
     @property
-    def standing(self) -> Standing:
+    def status(self) -> WorkerStatus:
         if self.refusal is not None:
-            return Standing.REFUSED
+            return WorkerStatus.REFUSED
         if self.model is None or self.reported_at_s is None:
-            return Standing.JOINING
+            return WorkerStatus.JOINING
         if self.load.state == WORKER_STATE_DEAD:
-            return Standing.DEAD
-        if self.life is not Life.ALIVE:
-            return Standing(self.life)
+            return WorkerStatus.DEAD
+        if self.liveness is not Liveness.ALIVE:
+            return WorkerStatus(self.liveness)
         if WORKER_STATE_DRAINING in (self.state, self.load.state):
-            return Standing.DRAINING
-        return Standing.SERVING
+            return WorkerStatus.DRAINING
+        return WorkerStatus.SERVING
+
+    @property
+    def page_source(self) -> PageSource:
+        """How others address it to pull its pages."""
+        return PageSource(worker_id=self.worker_id, address=self.address, epoch=str(self.epoch))
 
     def report(self, load: Load, now_s: float) -> None:
-        if self.reported_at_s is not None and load.prefill_busy_s > self.load.prefill_busy_s:
-            self.prefilled_at_s = now_s
         if self.reported_at_s is not None:
-            self._note_busy(load.prefill_busy_s - self.load.prefill_busy_s, now_s - self.reported_at_s)
+            busy_s = load.prefill_busy_s - self.load.prefill_busy_s
+            if busy_s > 0:
+                self.prefilled_at_s = now_s
+            self._note_busy(busy_s, now_s - self.reported_at_s)
         self.load, self.reported_at_s = load, now_s
         costs = load.costs
         self.cost = StepCost(
@@ -117,7 +122,7 @@ class Member:
         return min(1.0, self._busy_share)
 
     def _note_busy(self, busy_s: float, elapsed_s: float) -> None:
-        """Steps are told of when they have ended, however soon after the report before: only sums are exact."""
+        """Adds to an exponential average. A step is reported when it has ended, so only sums of reports are exact."""
         passed = max(elapsed_s, 0.0) / UTILISATION_WINDOW_S
         weight = -math.expm1(-passed) / passed if passed else 1.0
         self._busy_share = self._busy_share * math.exp(-passed) + weight * busy_s / UTILISATION_WINDOW_S

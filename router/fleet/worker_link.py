@@ -1,8 +1,8 @@
-"""The router's connection to one life of one decode worker: opens and closes answers, shares one token stream.
+"""The router's connection to one epoch of one decode worker, over which requests are opened and all tokens come.
 
-When only the token stream breaks, the same life is asked to go on from the next position of every open answer. When
-that life is dead (see `liveness`), or the stream cannot be had again for as long as silence is borne, the link is lost
-and all of its answers fail as PeerLost; their owner opens them elsewhere.
+Where only the shared token stream breaks, the same epoch is asked to go on from the next position of every open
+request. Where that epoch is dead (see `liveness`), or has had no token stream for as long as silence is tolerated, the
+link is lost: every open request fails as PeerLost, and its owner opens it at another worker.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import grpc.aio
 
-from router.fleet.failure_detector import Vigil
+from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Signal
-from router.fleet.token_stream import AnswerStream
-from router.fleet.worker import Member
+from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId
+from twostroke.request import FinishReason, SampledToken
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of, is_refusal
+from twostroke.rpc.convert import error_from_message, token_from_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_KIND_KEY
 from twostroke.rpc.v1 import control_pb2, worker_pb2
@@ -33,20 +36,20 @@ from twostroke.rpc.v1.worker_pb2_grpc import DecodeStub, PagesStub
 
 log = logging.getLogger(__name__)
 
-Answered_co = TypeVar("Answered_co", covariant=True)
+Response_co = TypeVar("Response_co", covariant=True)
 
 OPEN_TIMEOUT_S = 10.0
-"""Open only queues; a worker that needs longer is as good as lost."""
+"""Deadline of Open, which only queues: a worker that needs longer is as good as lost."""
 CLOSE_TIMEOUT_S = 2.0
-"""A worker that cannot be told drops the answer by itself when its grace period ends."""
+"""Deadline of Close. A worker that cannot be told drops the request when its grace period ends."""
 REACH_TIMEOUT_S = 1.0
-"""Of one attempt to reach the same life again."""
+"""Deadline of one attempt to reach the same epoch again."""
 DELIVERY_S = 0.002
-"""Of one turn of the event loop, for tokens that a step brought: those of a thousand choices come together."""
+"""Share of one turn of the event loop for a step's tokens: those of a thousand choices come together."""
 REACH_PAUSE_S = 0.15
-"""Longer than the channel's first backoff, so that every attempt really dials."""
+"""Pause between attempts. It is longer than the channel's first backoff, so that each attempt really dials."""
 RESTREAM_PAUSE_S = 0.02
-"""A worker that ends its token stream again and again must not keep the router busy."""
+"""Pause after a token stream has ended: a worker that ends it again and again must not keep the router busy."""
 
 _LINK_TROUBLE = frozenset(
     {
@@ -58,36 +61,112 @@ _LINK_TROUBLE = frozenset(
         grpc.StatusCode.ABORTED,
     }
 )
-"""What gRPC itself says when a connection or a process ends under a call."""
+"""Codes that gRPC itself gives when a connection or a process ends under a call."""
 
 
-class _Call(Awaitable[Answered_co], Protocol):
+class _Call(Awaitable[Response_co], Protocol):
     """A unary call under way."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Tokens by which one choice has grown, and its end where it has ended."""
+
+    position: int
+    """Position of the first of them in the choice's output."""
+    tokens: tuple[SampledToken, ...]
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose KV was not computed for this request."""
+    lifetime: dict[str, float] = field(default_factory=dict)
+    """Instants that the worker has marked."""
+
+
+class TokenStream:
+    """Tokens of one attempt in order, without gap or duplicate. The link feeds it, the request's owner reads it."""
+
+    def __init__(self, link: WorkerLink, request_id: RequestId, attempt: int, next_position: int) -> None:
+        self.link = link
+        self.request_id = request_id
+        self.attempt = attempt
+        self.next_position = next_position
+        """Position of the first token that has not arrived."""
+        self.is_complete = False
+        """The worker has ended it: there is nothing to close."""
+        self._deltas: deque[TokenDelta] = deque()
+        self._error: ServeError | None = None
+        self._has_news = asyncio.Event()
+
+    def feed(self, entry: worker_pb2.TokenEntry) -> bool:
+        """Takes an entry. Returns False, and takes nothing, where tokens before it are missing."""
+        if self.is_complete or self._error is not None:
+            return True
+        if entry.finish_reason == FinishReason.ERROR:
+            self.end(error_from_message(entry.error))
+            return True
+        if entry.position > self.next_position:
+            return False
+        fresh = entry.tokens[self.next_position - entry.position :]
+        finish = FinishReason(entry.finish_reason) if entry.finish_reason else None
+        if not fresh and finish is None:
+            return True
+        tokens = tuple(map(token_from_message, fresh))
+        self._deltas.append(TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, dict(entry.lifetime)))
+        self.next_position += len(tokens)
+        self.is_complete = finish is not None
+        self._has_news.set()
+        return True
+
+    def end(self, error: ServeError) -> None:
+        """The worker has ended it with an error."""
+        self.is_complete = True
+        self.fail(error)
+
+    def fail(self, error: ServeError) -> None:
+        """Nothing more will come; what has arrived is still read first."""
+        self._error = self._error or error
+        self._has_news.set()
+
+    async def next(self) -> TokenDelta:
+        """Raises the error that ended the stream; nothing follows a delta with a finish reason."""
+        while not self._deltas:
+            if self._error is not None:
+                raise self._error
+            self._has_news.clear()
+            await self._has_news.wait()
+        return self._deltas.popleft()
+
+
 class WorkerLink:
-    def __init__(self, member: Member, router_id: str, us: Membership, metrics: RouterMetrics, vigil: Vigil) -> None:
-        self._member = member
-        self._vigil = vigil
-        self.worker = member.worker
-        self.epoch = member.epoch
+    def __init__(
+        self,
+        worker: Worker,
+        router_id: str,
+        membership: Membership,
+        metrics: RouterMetrics,
+        detector: FailureDetector,
+    ) -> None:
+        self._worker = worker
+        self._detector = detector
+        self.worker_id = worker.worker_id
+        self.epoch = worker.epoch
         self.lost: PeerLost | None = None
         self.is_over = False
-        """That life is; else it may be reached again, though this link is lost."""
+        """The epoch has ended; otherwise it may be reached again, though this link is lost."""
         self._router_id = router_id
         self._metrics = metrics
-        self._channel = PeerChannel(member.address, us)
+        self._channel = PeerChannel(worker.address, membership)
         self._decode = DecodeStub(self._channel.channel)
-        self._streams: dict[tuple[RequestId, int], AnswerStream] = {}
+        self._streams: dict[tuple[RequestId, int], TokenStream] = {}
         self._opening: set[tuple[RequestId, int]] = set()
         self._repairing: set[tuple[RequestId, int]] = set()
         self._connections = 0
-        """Token streams begun so far."""
+        """How many token streams have begun."""
         self._up = asyncio.Event()
-        self._down_since_s = vigil.awake_s
+        self._down_since_s = detector.awake_s
 
     async def run(self) -> None:
-        """Keep the token stream open until this life is lost; then (or when cancelled) fail what is open."""
+        """Keeps the token stream open until the epoch is lost or this is cancelled; then open requests fail."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while self.lost is None:
@@ -102,62 +181,60 @@ class WorkerLink:
             await self._channel.close()
 
     def lose(self, reason: str) -> None:
-        """This life is over: every open answer fails at once."""
+        """Every open request fails at once."""
         if self.lost is not None:
             return
-        self.lost = PeerLost(f"decode worker {self.worker} (life {self.epoch}) is lost: {reason}")
+        self.lost = PeerLost(f"decode worker {self.worker_id} (epoch {self.epoch}) is lost: {reason}")
         log.warning(
-            "link lost worker=%s epoch=%s open=%d reason=%s", self.worker, self.epoch, len(self._streams), reason
+            "link lost worker=%s epoch=%s open=%d reason=%s", self.worker_id, self.epoch, len(self._streams), reason
         )
         self._up.set()
         for stream in self._streams.values():
             stream.fail(self.lost)
 
-    async def open(self, message: worker_pb2.OpenRequest, stream: AnswerStream) -> None:
-        """Queue an answer on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
+    async def open(self, message: worker_pb2.OpenRequest, stream: TokenStream) -> None:
+        """Queues a request on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
         async with self._beginning(stream):
-            await self._answer_to(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
+            await self._response(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
 
     async def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
-        """What the worker has of a stream, whichever router began it."""
+        """Returns what the worker has of a client's stream, whichever router began it."""
         request = worker_pb2.FindRequest(stream=stream)
-        found = await self._answer_to(
-            self._decode.Find(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
-        )
-        return list(found.answers)
+        call = self._decode.Find(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
+        return list((await self._response(call)).answers)
 
-    async def take_over(self, stream: AnswerStream, had_attempt: int, deadline_s: float | None) -> None:
-        """From another router, that had it as `had_attempt`. Whatever this raises, call `forget` after it."""
+    async def take_over(self, stream: TokenStream, had_attempt: int, deadline_s: float | None) -> None:
+        """Takes a request over from another router, which had it as `had_attempt`. Call `forget` if this raises."""
         async with self._beginning(stream):
             await self._attach(stream, had_attempt, deadline_s)
 
-    def forget(self, stream: AnswerStream) -> None:
-        """No more tokens are wanted; whether the worker has to be told is the caller's business."""
+    def forget(self, stream: TokenStream) -> None:
+        """Delivers no more tokens to it; the caller decides whether the worker has to be told."""
         self._streams.pop((stream.request_id, stream.attempt), None)
 
-    async def close(self, stream: AnswerStream) -> bool:
-        """Tell the worker that the answer is no longer wanted; False where it could not be told."""
+    async def close(self, stream: TokenStream) -> bool:
+        """Tells the worker that the request is no longer wanted. Returns False where it could not be told."""
         if self.lost is not None:
             return False
         reach(Point.ROUTER_CLOSING)
         request = worker_pb2.CloseRequest(request_id=stream.request_id, attempt=stream.attempt)
         try:
-            await self._answer_to(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
+            await self._response(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
         except ServeError as error:
-            log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker, error)
+            log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker_id, error)
             return False
         return True
 
     async def fetch(self, message: worker_pb2.FetchRequest) -> int:
-        """Let the worker bring blocks into its cache; how many of those named it has then."""
+        """Lets the worker pull blocks into its cache. Returns how many of those blocks it has then."""
         call = PagesStub(self._channel.channel).Fetch(
             message, metadata=self._channel.metadata, timeout=call_timeout_s(message.within_s + REACH_TIMEOUT_S)
         )
-        return (await self._answer_to(call)).blocks
+        return (await self._response(call)).blocks
 
     @contextlib.asynccontextmanager
-    async def _beginning(self, stream: AnswerStream) -> AsyncIterator[None]:
-        """Inside, the worker is told of the stream; what came over a connection that broke meanwhile is asked for."""
+    async def _beginning(self, stream: TokenStream) -> AsyncIterator[None]:
+        """The worker is told of the stream inside. Tokens that a broken connection lost meanwhile are asked for."""
         await self._until_up()
         key = (stream.request_id, stream.attempt)
         connection = self._connections
@@ -175,18 +252,18 @@ class WorkerLink:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await self._up.wait()
         except TimeoutError:
-            raise PeerLost(f"decode worker {self.worker} began no token stream within {OPEN_TIMEOUT_S} s") from None
+            raise PeerLost(f"decode worker {self.worker_id} began no token stream within {OPEN_TIMEOUT_S} s") from None
         if self.lost is not None:
             raise self.lost
 
     async def _reach(self) -> bool:
-        """True once the worker has answered as the life that is meant; False where it is to be tried again, or lost."""
+        """Returns True once the expected epoch has answered; False where it is to be tried again, or is lost."""
         try:
-            await self._check_life()
+            await self._check_epoch()
         except PeerLost as error:
-            log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker, self.epoch, error)
+            log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker_id, self.epoch, error)
             if is_refusal(error):
-                self._vigil.refused(self._member)
+                self._detector.refused(self._worker)
             return False
         except ServeError as error:
             self.lose(f"{type(error).__name__}: {error}")
@@ -194,23 +271,21 @@ class WorkerLink:
         return True
 
     def _lose_if_down_for_long(self) -> None:
-        patience_s = self._vigil.patience.dead_after_s
-        if not self._up.is_set() and self._vigil.awake_s - self._down_since_s >= patience_s:
+        patience_s = self._detector.patience.dead_after_s
+        if not self._up.is_set() and self._detector.awake_s - self._down_since_s >= patience_s:
             self.lose(f"it has had no token stream for {patience_s:g} s")
 
-    async def _check_life(self) -> None:
-        control = ControlStub(self._channel.channel)
-        info = await self._answer_to(
-            control.GetServerInfo(
-                control_pb2.GetServerInfoRequest(), metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S
-            )
+    async def _check_epoch(self) -> None:
+        call = ControlStub(self._channel.channel).GetServerInfo(
+            control_pb2.GetServerInfoRequest(), metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S
         )
+        info = await self._response(call)
         if info.epoch != str(self.epoch):
             self._metrics.stale_epochs_refused_total.inc()
-            raise StaleEpoch(f"{self._channel.address} is now life {info.epoch}")
+            raise StaleEpoch(f"{self._channel.address} is now epoch {info.epoch}")
 
     async def _stream(self, tasks: asyncio.TaskGroup) -> None:
-        """One connection of the token stream, until it breaks."""
+        """Reads one connection of the token stream until it breaks."""
         call = self._decode.Tokens(worker_pb2.TokensRequest(router_id=self._router_id), metadata=self._channel.metadata)
         self._repairing.clear()
         try:
@@ -222,19 +297,19 @@ class WorkerLink:
                 while isinstance(batch, worker_pb2.TokenBatch):
                     await self._deliver(batch, tasks)
                     batch = await call.read()
-            log.warning("token stream ended worker=%s epoch=%s", self.worker, self.epoch)
+            log.warning("token stream ended worker=%s epoch=%s", self.worker_id, self.epoch)
         except TimeoutError:
-            log.warning("no token stream begun worker=%s epoch=%s", self.worker, self.epoch)
+            log.warning("no token stream begun worker=%s epoch=%s", self.worker_id, self.epoch)
         except grpc.aio.AioRpcError as error:
-            log.warning("token stream broken worker=%s epoch=%s error=%s", self.worker, self.epoch, error.details())
+            log.warning("token stream broken worker=%s epoch=%s error=%s", self.worker_id, self.epoch, error.details())
         finally:
             call.cancel()
             if self.lost is None and self._up.is_set():
                 self._up.clear()
-                self._down_since_s = self._vigil.awake_s
+                self._down_since_s = self._detector.awake_s
 
     def _begin_connection(self, tasks: asyncio.TaskGroup) -> None:
-        """The worker's first (empty) batch says that it knows the stream: from here on attaching cannot overtake it."""
+        """Attaches what is open. The worker's first (empty) batch says that attaching cannot overtake the stream."""
         self._connections += 1
         for key, stream in self._streams.items():
             if key not in self._opening:
@@ -242,7 +317,7 @@ class WorkerLink:
         self._up.set()
 
     async def _deliver(self, batch: worker_pb2.TokenBatch, tasks: asyncio.TaskGroup) -> None:
-        self._vigil.heard(self._member, Signal.TOKENS)
+        self._detector.heard(self._worker, Signal.TOKENS)
         until_s = time.perf_counter() + DELIVERY_S
         for entry in batch.entries:
             if time.perf_counter() > until_s:
@@ -254,15 +329,15 @@ class WorkerLink:
             elif not stream.feed(entry):
                 self._repair(stream, tasks)
 
-    def _repair(self, stream: AnswerStream, tasks: asyncio.TaskGroup) -> None:
-        """Ask for what is missing, unless that has been done already."""
+    def _repair(self, stream: TokenStream, tasks: asyncio.TaskGroup) -> None:
+        """Asks for what is missing, unless that has been done already."""
         key = (stream.request_id, stream.attempt)
         if key in self._repairing or stream.is_complete:
             return
         self._repairing.add(key)
         tasks.create_task(self._attach_or_fail(stream), name=f"attach {stream.request_id}")
 
-    async def _attach_or_fail(self, stream: AnswerStream) -> None:
+    async def _attach_or_fail(self, stream: TokenStream) -> None:
         connection = self._connections
         try:
             await self._attach(stream)
@@ -270,13 +345,13 @@ class WorkerLink:
             stream.end(error)
         except ServeError as error:
             if connection == self._connections and self._up.is_set():
-                stream.fail(PeerLost(f"decode worker {self.worker} no longer sends {stream.request_id}: {error}"))
+                stream.fail(PeerLost(f"decode worker {self.worker_id} no longer sends {stream.request_id}: {error}"))
         finally:
             if connection == self._connections:
                 self._repairing.discard((stream.request_id, stream.attempt))
 
     async def _attach(
-        self, stream: AnswerStream, had_attempt: int | None = None, deadline_s: float | None = None
+        self, stream: TokenStream, had_attempt: int | None = None, deadline_s: float | None = None
     ) -> None:
         if self.lost is not None:
             raise self.lost
@@ -290,22 +365,21 @@ class WorkerLink:
             deadline_s=deadline_s,
         )
         try:
-            await self._answer_to(
-                self._decode.Attach(request, metadata=self._channel.metadata, timeout=self._vigil.patience.dead_after_s)
-            )
+            timeout_s = self._detector.patience.dead_after_s
+            await self._response(self._decode.Attach(request, metadata=self._channel.metadata, timeout=timeout_s))
         except NotFound as error:
-            raise PeerLost(f"decode worker {self.worker} no longer has {stream.request_id}") from error
+            raise PeerLost(f"decode worker {self.worker_id} no longer has {stream.request_id}") from error
         self._metrics.attached_requests_total.inc()
         log.info(
             "attached request=%s attempt=%d worker=%s position=%d",
             stream.request_id,
             stream.attempt,
-            self.worker,
+            self.worker_id,
             request.from_position,
         )
 
-    async def _answer_to(self, call: _Call[Answered_co]) -> Answered_co:
-        """The response, or what its failure means: trouble of the link itself is PeerLost."""
+    async def _response(self, call: _Call[Response_co]) -> Response_co:
+        """Returns the response, or raises what its failure means: trouble of the link itself is PeerLost."""
         try:
             return await call
         except grpc.aio.AioRpcError as error:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from router.fleet.serving_facts import ServingFacts
 from router.frontend.auth.api_keys import MOST_PRIORITY
-from router.frontend.auth.auth import EVERYBODY, Visit
+from router.frontend.auth.auth import ANONYMOUS, AuthContext
 from router.frontend.resume import StreamPoint
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
@@ -115,18 +116,17 @@ class AnswerOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One client request, parsed; nothing in it has been compared with the model yet."""
+class ClientRequest:
+    """One request of a client, parsed; nothing in it has been compared with the model yet."""
 
     point: StreamPoint
-    """Names the stream of its answers, and says what the client has of it already."""
+    """The stream of its output, and what the client has of it already."""
     is_resumable: bool = False
-    """The client gets with every message what it needs to go on at another router."""
+    """The client gets with every message what it needs to resume the stream at another router."""
     is_id_drawn: bool = False
     """The request id is this router's own, which nobody can guess, and not one that the client chose."""
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
-    model: str | None = None
     prompts: tuple[TokenPrompt, ...]
     options: AnswerOptions = AnswerOptions()
     cache_salt: bytes = b""
@@ -134,17 +134,16 @@ class Ask:
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     priority: int = 0
-    """Class: higher goes first."""
+    """Class of the request: a higher one goes first."""
     tenant: str = ""
-    """Whom the API key, or the gateway, says it is for: nobody else shares its prefixes."""
-    visit: Visit = EVERYBODY
-    """Of the client that asks."""
+    """Named by the API key or the gateway. No other tenant shares its prefixes."""
+    auth: AuthContext = ANONYMOUS
     user: str = ""
-    """The tenant's own user, as it says itself: has turns of its own where no tenant is given."""
+    """The user that the client names; it takes turns of its own where no tenant is given."""
     traceparent: str = ""
     """The client's own span, as the header of that name says it."""
-    received_s: float | None = None
-    """When the request was complete, on the monotonic clock. None: now."""
+    received_s: float = field(default_factory=time.monotonic)
+    """When the request was complete, on the monotonic clock."""
 
     def __post_init__(self) -> None:
         answers = len(self.prompts) * self.options.n
@@ -156,8 +155,8 @@ class Ask:
             )
 
     @property
-    def open_answers(self) -> int:
-        """Choices of all prompts that the client has not got whole."""
+    def open_choices(self) -> int:
+        """Choices of all prompts whose end the client does not have."""
         return sum(not sent.is_finished for sent in self.point.sent)
 
     @property

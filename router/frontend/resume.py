@@ -129,7 +129,7 @@ class Progress:
         return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
 
 
-class Unnamed:
+class NoProgress:
     """Stands for the progress of a stream whose client has not asked for tokens: its messages have none."""
 
     def opened(self, choice: int) -> str:

@@ -20,7 +20,7 @@ UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
 """Where no worker has pulled from any other yet: shared memory, or a good wire. Measured latencies of 0 are unknown."""
 UNKNOWN_STEP_TOKENS = 512
 UNKNOWN_STEP_TARGET_S = 1.0
-UNKNOWN_ANSWER_TOKENS = 256
+UNKNOWN_OUTPUT_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Forecaster:
             transfer_s=transfer_s,
             admission_s=self.admission_s(decode, missing + 1),
             tail_s=self.tail_s(decode, source is not None),
-            unforeseen_s=self._snapshot.unforeseen_s[source is None],
+            residual_s=self._snapshot.residual_s[source is None],
             cached_blocks=computing.cached_blocks,
             computed_tokens=computing.computed_tokens,
             fetched_blocks=computing.fetched_blocks,
@@ -92,7 +92,7 @@ class Forecaster:
         pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
         if seats_short <= 0 and pages_short <= 0:
             return 0.0
-        residence_s = self.answer_tokens * self.step_s(decode)
+        residence_s = self.output_tokens * self.step_s(decode)
         share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
         return residence_s * max(share, seats_short / max(1, decode.seats))
 
@@ -113,8 +113,8 @@ class Forecaster:
         return view.cost if view.cost.prompt_token_s > 0 or view.cost.step_s > 0 else self._cost
 
     @property
-    def answer_tokens(self) -> int:
-        return self._snapshot.answer_tokens or UNKNOWN_ANSWER_TOKENS
+    def output_tokens(self) -> int:
+        return self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS
 
     def _computing(self, computer: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
         """`tokens` of the prompt, beside `streams` that share its steps; from the tier that makes it start soonest."""

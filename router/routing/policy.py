@@ -84,12 +84,12 @@ class Snapshot:
     """Page sources besides the decode worker itself."""
     names: tuple[BlockName, ...] = ()
     """Of the full blocks: for policies that go by their own history."""
-    answer_tokens: int = 0
-    """Expected; 0 where nothing is known."""
-    eviction_regret: float = 0.0
+    output_tokens: int = 0
+    """Expected length of the output; 0 where nothing is known."""
+    re_reference_rate: float = 0.0
     """Share of evicted blocks that requests ask for later, as seen so far."""
-    unforeseen_s: tuple[float, float] = (0.0, 0.0)
-    """What first tokens take besides: of prompts that a page source computes, and that the decode worker does."""
+    residual_s: tuple[float, float] = (0.0, 0.0)
+    """What first tokens take beyond the forecast: where a page source computes, and where the decode worker does."""
     turn: int = 0
     """Counts decisions."""
     draw: float = 0.0
@@ -112,7 +112,7 @@ class Forecast:
     """Until the decode worker has pages for it."""
     tail_s: float = 0.0
     """The decode worker's own step: the last tokens of the prompt, and the first sample."""
-    unforeseen_s: float = 0.0
+    residual_s: float = 0.0
     """Rpcs and the like, as learned from earlier requests."""
     cached_blocks: int = 0
     """Leading blocks that nobody computes."""
@@ -130,14 +130,14 @@ class Forecast:
 
     @property
     def foreseen_s(self) -> float:
-        """Until the first token, as the parts say. Refusals go by this: where nobody is let in, nothing is learned of
-        what is unforeseen."""
+        """Seconds until the first token, as the parts say. Refusals go by this: while every request is refused, nothing
+        is learned about the residual."""
         return max(self.queue_s, self.fetch_s, self.admission_s) + self.own_s
 
     @property
     def first_token_s(self) -> float:
-        """With what is unforeseen."""
-        return self.foreseen_s + self.unforeseen_s
+        """Seconds until the first token, with the residual."""
+        return self.foreseen_s + self.residual_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class Breakdown:
     """Own prefill, priced by what a second there costs everyone else."""
     transfer_s: float = 0.0
     tail_s: float = 0.0
-    """With what is unforeseen."""
+    """Seconds of the decode worker's own step, with the residual."""
     harm_s: float = 0.0
     """To streams that run on the decode worker."""
     damage_s: float = 0.0
@@ -182,6 +182,11 @@ class Decision:
     forecast: Forecast = field(default_factory=Forecast)
     why: Breakdown | None = None
     """None: the policy does not price."""
+
+    @property
+    def computed_by(self) -> WorkerId:
+        """The worker that computes the prompt: the page source, or the decode worker itself."""
+        return self.source or self.decode
 
 
 class Policy(Protocol):

@@ -22,7 +22,7 @@ Mask = int
 """A set of holders: one bit each."""
 
 
-def gallop(holders: Callable[[int], Mask], length: int) -> list[tuple[int, Mask]]:
+def exponential_search(holders: Callable[[int], Mask], length: int) -> list[tuple[int, Mask]]:
     """Where holders of position 0 drop out: (first position that they do not hold, who). Of others nothing is said.
 
     Exact where every holder holds a prefix of the sequence. Of one with a hole the answer lies at the hole or past it:
@@ -76,7 +76,7 @@ class Applied(enum.Enum):
 
 
 @dataclass(slots=True)
-class _Shelf:
+class _WorkerBlocks:
     """What one life of one worker holds."""
 
     bit: Mask
@@ -100,7 +100,7 @@ class _Shelf:
         return next((tier for tier in _UPWARDS if self.counts[tier]), Tier.DEVICE)
 
 
-class _Crowd:
+class _WorkerMasks:
     """Masks to workers, eight bits at a time: with dozens of workers that beats going bit by bit."""
 
     def __init__(self) -> None:
@@ -132,11 +132,11 @@ class _Crowd:
 class PrefixIndex:
     def __init__(self) -> None:
         self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
-        self._shelves: dict[WorkerId, _Shelf] = {}
+        self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._bits: dict[Mask, Mask] = {}
         """Each worker's bit to itself: the one object that all names which only that worker holds share."""
-        self._crowd = _Crowd()
-        self.regret = EvictionRegret()
+        self._masks = _WorkerMasks()
+        self.re_reference = ReReferenceRate()
         """Of blocks that nobody holds any more; told by whoever asks for them."""
 
     def __len__(self) -> int:
@@ -145,65 +145,65 @@ class PrefixIndex:
 
     @property
     def workers(self) -> list[WorkerId]:
-        return list(self._shelves)
+        return list(self._workers)
 
     def block_count(self, worker: WorkerId) -> int:
         """Of (name, tier) that the worker holds."""
-        shelf = self._shelves.get(worker)
-        return shelf.block_count if shelf is not None else 0
+        held = self._workers.get(worker)
+        return held.block_count if held is not None else 0
 
     def apply(self, worker: WorkerId, epoch: Epoch, batch: EventBatch) -> Applied:
-        shelf = self._shelf(worker, epoch)
-        if shelf.epoch != epoch:
+        held = self._blocks_of(worker, epoch)
+        if held.epoch != epoch:
             return Applied.OLD
         if not batch.snapshot:
-            if shelf.sequence is None or batch.sequence > shelf.sequence + 1:
+            if held.sequence is None or batch.sequence > held.sequence + 1:
                 return Applied.GAP
-            if batch.sequence <= shelf.sequence:
+            if batch.sequence <= held.sequence:
                 return Applied.OLD
         if batch.snapshot or batch.cleared:
-            self._clear(shelf)
+            self._clear(held)
         for change in batch.changes:
-            self._remove(shelf, change)
-            self._store(shelf, change)
+            self._remove(held, change)
+            self._store(held, change)
         for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
-            self.regret.evicted(name for name in change.removed if not self._is_held(name))
-        shelf.sequence = batch.sequence
-        if shelf.block_count != batch.block_count or shelf.xor != int.from_bytes(batch.digest, "big"):
-            shelf.sequence = None
+            self.re_reference.evicted(name for name in change.removed if not self._is_held(name))
+        held.sequence = batch.sequence
+        if held.block_count != batch.block_count or held.xor != int.from_bytes(batch.digest, "big"):
+            held.sequence = None
             return Applied.DIVERGED
         return Applied.APPLIED
 
     def epoch_of(self, worker: WorkerId) -> Epoch | None:
-        shelf = self._shelves.get(worker)
-        return shelf.epoch if shelf is not None else None
+        held = self._workers.get(worker)
+        return held.epoch if held is not None else None
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
         """The batch that would follow; None where only a snapshot helps."""
-        shelf = self._shelves.get(worker)
-        if shelf is None or shelf.epoch != epoch or shelf.sequence is None:
+        held = self._workers.get(worker)
+        if held is None or held.epoch != epoch or held.sequence is None:
             return None
-        return shelf.sequence + 1
+        return held.sequence + 1
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is gone: nobody else's blocks are touched."""
-        shelf = self._shelves.pop(worker, None)
-        if shelf is not None:
-            self._clear(shelf)
-            del self._bits[shelf.bit]
-            self._crowd.put(shelf.bit, None)
+        held = self._workers.pop(worker, None)
+        if held is not None:
+            self._clear(held)
+            del self._bits[held.bit]
+            self._masks.put(held.bit, None)
 
     def snapshot(self, worker: WorkerId) -> EventBatch | None:
         """The worker's set as of the last batch applied, or None while that is not known to be true."""
-        shelf = self._shelves.get(worker)
-        if shelf is None or shelf.sequence is None:
+        held = self._workers.get(worker)
+        if held is None or held.sequence is None:
             return None
-        changes = [TierChange(tier, tuple(_on(shelf, tier)), ()) for tier in Tier]
-        return batch_of(shelf.sequence, changes, shelf.block_count, shelf.xor, snapshot=True)
+        changes = [TierChange(tier, tuple(_on(held, tier)), ()) for tier in Tier]
+        return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
 
     def names_of(self, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockName]:
-        shelf = self._shelves.get(worker)
-        return frozenset(_on(shelf, tier)) if shelf is not None else frozenset()
+        held = self._workers.get(worker)
+        return frozenset(_on(held, tier)) if held is not None else frozenset()
 
     def leading_blocks(self, names: Sequence[BlockName], also: Coming | None = None) -> dict[WorkerId, tuple[int, ...]]:
         """How many of the first blocks each worker holds; workers that hold none are left out.
@@ -227,12 +227,12 @@ class PrefixIndex:
     ) -> dict[WorkerId, Depth]:
         """How far down the sequence each worker holds blocks on some tier down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
-        for depth, mask in gallop(self._looking_down_to(lowest, names, also), len(names)):
-            reach.update(dict.fromkeys(self._crowd.of(mask), form(depth)))
+        for depth, mask in exponential_search(self._looking_down_to(lowest, names, also), len(names)):
+            reach.update(dict.fromkeys(self._masks.of(mask), form(depth)))
         return reach
 
     def _depths(self, worker: WorkerId, reaches: Sequence[dict[WorkerId, int]]) -> tuple[int, ...]:
-        tiers = self._shelves[worker].lowest + 1
+        tiers = self._workers[worker].lowest + 1
         return tuple(accumulate((reach.get(worker, 0) for reach in reaches[:tiers]), max))
 
     def _looking_down_to(self, lowest: Tier, names: Sequence[BlockName], also: Coming | None) -> Callable[[int], Mask]:
@@ -247,31 +247,31 @@ class PrefixIndex:
                 mask |= on_tier.get(name, 0)
             if also is not None:
                 for worker in also(name):
-                    shelf = self._shelves.get(worker)
-                    if shelf is not None:
-                        mask |= shelf.bit
+                    held = self._workers.get(worker)
+                    if held is not None:
+                        mask |= held.bit
             return mask
 
         return holders
 
-    def _shelf(self, worker: WorkerId, epoch: Epoch) -> _Shelf:
-        """The shelf of this life, begun empty if it is later than the one known."""
-        shelf = self._shelves.get(worker)
-        if shelf is not None and shelf.epoch < epoch:
+    def _blocks_of(self, worker: WorkerId, epoch: Epoch) -> _WorkerBlocks:
+        """The held of this life, begun empty if it is later than the one known."""
+        held = self._workers.get(worker)
+        if held is not None and held.epoch < epoch:
             self.forget(worker)
-            shelf = None
-        if shelf is None:
+            held = None
+        if held is None:
             bit = 1
             while bit in self._bits:
                 bit <<= 1
             self._bits[bit] = bit
-            self._crowd.put(bit, worker)
-            shelf = self._shelves[worker] = _Shelf(bit, epoch)
-        return shelf
+            self._masks.put(bit, worker)
+            held = self._workers[worker] = _WorkerBlocks(bit, epoch)
+        return held
 
-    def _store(self, shelf: _Shelf, change: TierChange) -> None:
-        tier, bit, blocks, holders = change.tier, shelf.bit, shelf.blocks, self._holders[change.tier]
-        here, xor, count = 1 << tier, shelf.xor, 0
+    def _store(self, held: _WorkerBlocks, change: TierChange) -> None:
+        tier, bit, blocks, holders = change.tier, held.bit, held.blocks, self._holders[change.tier]
+        here, xor, count = 1 << tier, held.xor, 0
         for name in change.stored:
             tiers = blocks.get(name, 0)
             if tiers & here:
@@ -281,11 +281,11 @@ class PrefixIndex:
             holders[name] = bit if others is None else others | bit
             xor ^= digest_term(name, tier)
             count += 1
-        shelf.xor = xor
-        shelf.counts[tier] += count
+        held.xor = xor
+        held.counts[tier] += count
 
-    def _remove(self, shelf: _Shelf, change: TierChange) -> None:
-        tier, blocks = change.tier, shelf.blocks
+    def _remove(self, held: _WorkerBlocks, change: TierChange) -> None:
+        tier, blocks = change.tier, held.blocks
         here = 1 << tier
         for name in change.removed:
             tiers = blocks.get(name, 0)
@@ -295,69 +295,69 @@ class PrefixIndex:
                 del blocks[name]
             else:
                 blocks[name] = tiers ^ here
-            self._drop_holder(shelf, name, tier)
-            shelf.counts[tier] -= 1
-            shelf.xor ^= digest_term(name, tier)
+            self._drop_holder(held, name, tier)
+            held.counts[tier] -= 1
+            held.xor ^= digest_term(name, tier)
 
-    def _clear(self, shelf: _Shelf) -> None:
+    def _clear(self, held: _WorkerBlocks) -> None:
         for tier in Tier:
-            for name in _on(shelf, tier):
-                self._drop_holder(shelf, name, tier)
-        shelf.blocks = {}
-        shelf.counts = [0] * len(Tier)
-        shelf.xor = 0
+            for name in _on(held, tier):
+                self._drop_holder(held, name, tier)
+        held.blocks = {}
+        held.counts = [0] * len(Tier)
+        held.xor = 0
 
     def _is_held(self, name: BlockName) -> bool:
         return any(name in holders for holders in self._holders)
 
-    def _drop_holder(self, shelf: _Shelf, name: BlockName, tier: Tier) -> None:
+    def _drop_holder(self, held: _WorkerBlocks, name: BlockName, tier: Tier) -> None:
         holders = self._holders[tier]
-        rest = holders[name] & ~shelf.bit
+        rest = holders[name] & ~held.bit
         if rest:
             holders[name] = self._bits.get(rest, rest)
         else:
             del holders[name]
 
 
-def _on(shelf: _Shelf, tier: Tier) -> Iterable[BlockName]:
+def _on(held: _WorkerBlocks, tier: Tier) -> Iterable[BlockName]:
     here = 1 << tier
-    return (name for name, tiers in shelf.blocks.items() if tiers & here)
+    return (name for name, tiers in held.blocks.items() if tiers & here)
 
 
-REMEMBERED = 200_000
+REMEMBERED_EVICTIONS = 200_000
 """Evicted names: hours of a busy worker."""
-WINDOW = 50_000
+EVICTION_WINDOW = 50_000
 """Evictions after which older ones count half."""
 
 
-class EvictionRegret:
+class ReReferenceRate:
     def __init__(self) -> None:
-        self._gone: OrderedDict[BlockName, None] = OrderedDict()
+        self._evicted_blocks: OrderedDict[BlockName, None] = OrderedDict()
         """Evicted somewhere, the longest ago first."""
         self._evicted = 0.0
         self._asked_again = 0.0
 
     @property
-    def share(self) -> float:
+    def rate(self) -> float:
         """Of evicted blocks, those that were asked for when nobody had them any more."""
         return min(1.0, self._asked_again / self._evicted) if self._evicted else 0.0
 
     def evicted(self, names: Iterable[BlockName]) -> None:
         for name in names:
-            self._gone[name] = None
-            self._gone.move_to_end(name)
+            self._evicted_blocks[name] = None
+            self._evicted_blocks.move_to_end(name)
             self._evicted += 1
-        while len(self._gone) > REMEMBERED:
-            self._gone.popitem(last=False)
-        if self._evicted > WINDOW:
+        while len(self._evicted_blocks) > REMEMBERED_EVICTIONS:
+            self._evicted_blocks.popitem(last=False)
+        if self._evicted > EVICTION_WINDOW:
             self._evicted /= 2
             self._asked_again /= 2
 
     def asked(self, lacking: Sequence[BlockName]) -> None:
         """Blocks that a request needs and nobody holds."""
-        if not self._gone:
+        if not self._evicted_blocks:
             return
         for name in lacking:
-            if name in self._gone:
-                del self._gone[name]
+            if name in self._evicted_blocks:
+                del self._evicted_blocks[name]
                 self._asked_again += 1

@@ -1,20 +1,21 @@
-"""Looks, lets the policy choose, and reserves what was chosen before anyone else looks.
+"""Makes a snapshot of the workers, lets the policy choose, and reserves what was chosen before the next choice.
 
-The live router and the simulator use this one class: it has no clock and no socket, and its members are whatever
-reports loads.
+The live router and the simulator use this one class: it has no clock and no socket.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
-from router.fleet.worker import LinkRate, Member
+from router.fleet.worker import LinkRate, Worker
 from router.routing.forecast import UNKNOWN_LINK
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
@@ -22,36 +23,62 @@ from router.routing.reservations import Reservations, Share
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.tier import Tier
 
-ANSWER_MEMORY = 0.02
-"""Weight of the latest answer in the expected length of the next one: the last hundred count."""
-FLOW_MEMORY = 0.1
-"""In the expected time between two tokens: that changes as soon as load does."""
+OUTPUT_MEMORY = 0.02
+"""Weight of the latest output in the expected length of the next one: the last fifty count most."""
+TOKEN_MEMORY = 0.1
+"""Weight of the latest request in the expected time between two tokens, which changes as soon as load does."""
+RESIDUAL_MEMORY = 63
+"""Residuals that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
+LEAST_RESIDUALS = 8
+"""Fewer residuals say nothing: the first requests of a fleet meet everything for the first time."""
+RESIDUAL_FRESH_S = 60.0
+"""Older residuals do not count: while a bad minute refuses every request, no request would show a better one."""
 
 NOTHING_PASSED: Mapping[WorkerId, float] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One answer that wants to be placed."""
+class Routable(Protocol):
+    """What the choice of workers depends on, of the request itself."""
 
-    request_id: RequestId
-    known_tokens: int
-    """Of prompt and answer so far."""
-    names: tuple[BlockName, ...]
-    """Of their full blocks."""
-    most_answer_tokens: int
-    passes_s: Mapping[WorkerId, float] = field(default_factory=lambda: NOTHING_PASSED)
-    """Of what is reserved on workers, the seconds that this one goes before."""
-    is_tentative: bool = False
-    """It waits for its turn: `dispatched` is called when it goes."""
+    @property
+    def request_id(self) -> RequestId: ...
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+
+    @property
+    def block_hashes(self) -> tuple[BlockName, ...]:
+        """Hashes of their full blocks."""
+
+    @property
+    def most_output_tokens(self) -> int:
+        """Tokens that the output may still get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Of the pages that the whole fleet shares."""
+    """Size of the pages that the whole fleet shares."""
 
     block_size: int
     page_bytes: int
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that serve now."""
+
+    shape: Shape
+    decode: Sequence[Worker]
+    prefill: Sequence[Worker]
+
+    @functools.cached_property
+    def by_id(self) -> dict[WorkerId, Worker]:
+        return {worker.worker_id: worker for worker in (*self.prefill, *self.decode)}
+
+    def can_serve(self, decision: Decision) -> bool:
+        """Tells whether all workers that the decision names are still there."""
+        return all(worker in self.by_id for worker in (decision.decode, decision.source, decision.peer) if worker)
 
 
 class Selector:
@@ -61,109 +88,113 @@ class Selector:
         self._reservations = reservations
         self._draws = random.Random(seed)
         self._turn = 0
-        self._answer_tokens = 0.0
-        self._token_s = 0.0
-        self._unforeseen = Unforeseen()
+        self.output_tokens = 0.0
+        """Expected length of the next output; 0 while nothing is known."""
+        self.token_s = 0.0
+        """Expected time from one token to the next, with all that comes between; 0 while nothing is known."""
+        self._residual = PredictionResidual()
         self._fetching_until_s: dict[WorkerId, float] = {}
         self._serving_until_s: dict[WorkerId, float] = {}
-        """When prefixes that were sent for will have come, or gone: pulls of one worker share its wire."""
+        """When the pages that a worker pulls, or that are pulled from it, will have come: pulls share its wire."""
 
     def select(
-        self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
+        self,
+        request: Routable,
+        workers: Workers,
+        now_s: float,
+        *,
+        passes_s: Mapping[WorkerId, float] = NOTHING_PASSED,
+        is_tentative: bool = False,
     ) -> Decision:
-        """Where the answer goes; reserved under its request id until `Reservations` is told that it has ended."""
-        snapshot = self.look(ask, shape, decode, prefill, now_s)
-        held = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
-        self._index.regret.asked(ask.names[held:])
+        """Reserves what it chose under the request's id, until `Reservations.end` is called.
+
+        `passes_s`: per worker, the reserved seconds that this request goes before. `is_tentative`: the request waits;
+        `dispatched` is called when it goes.
+        """
+        snapshot = self.snapshot(request, workers, now_s, passes_s=passes_s)
+        cached = max(view.cached_blocks for view in (*snapshot.decode, *snapshot.prefill))
+        self._index.re_reference.asked(request.block_hashes[cached:])
         decision = self._with_source_of_coming_blocks(snapshot, self._policy(snapshot))
         self._turn += 1
-        self._reservations.place(ask.request_id, _shares(snapshot, decision), ask.names)
-        if not ask.is_tentative:
-            self.dispatched(decision, shape, [*prefill, *decode], now_s)
+        self._reservations.place(request.request_id, _shares(snapshot, decision), request.block_hashes)
+        if not is_tentative:
+            self.dispatched(decision, workers, now_s)
         return decision
 
-    def dispatched(self, decision: Decision, shape: Shape, members: Sequence[Member], now_s: float) -> None:
-        """It is carried out now: what it pulls takes its turn on both ends of the wire."""
-        forecast, computer = decision.forecast, decision.source or decision.decode
-        links = {member.worker: member.links for member in members}
-        pulls = [(decision.peer, computer, forecast.fetched_blocks)]
+    def dispatched(self, decision: Decision, workers: Workers, now_s: float) -> None:
+        """The decision is carried out now: what it pulls occupies both ends of the wire."""
+        forecast, taker = decision.forecast, decision.computed_by
+        pulls = [(decision.peer, taker, forecast.fetched_blocks)]
         pulls.append((decision.source, decision.decode, forecast.pulled_blocks))
-        for giver, taker, pages in pulls:
-            if giver is None or not pages:
+        for source, target, pages in pulls:
+            if source is None or not pages:
                 continue
-            link = links.get(taker, NO_LINKS).get(giver) or _usual_link(members)
-            seconds = pages * shape.page_bytes / link.bytes_per_s
-            for clock, worker in ((self._fetching_until_s, taker), (self._serving_until_s, giver)):
-                clock[worker] = max(clock.get(worker, 0.0), now_s) + seconds
-                if len(clock) > 2 * len(links):  # some are of workers that are no longer here
-                    for idle in [worker for worker, until_s in clock.items() if until_s < now_s]:
-                        del clock[idle]
+            known = workers.by_id[target].links if target in workers.by_id else NO_LINKS
+            link = known.get(source) or _usual_link([*workers.by_id.values()])
+            seconds = pages * workers.shape.page_bytes / link.bytes_per_s
+            for until_s, worker in ((self._fetching_until_s, target), (self._serving_until_s, source)):
+                until_s[worker] = max(until_s.get(worker, 0.0), now_s) + seconds
+                if len(until_s) > 2 * len(workers.by_id):  # some are of workers that are gone
+                    for idle in [each for each, at_s in until_s.items() if at_s < now_s]:
+                        del until_s[idle]
 
-    def look(
-        self, ask: Ask, shape: Shape, decode: Sequence[Member], prefill: Sequence[Member], now_s: float
+    def snapshot(
+        self, request: Routable, workers: Workers, now_s: float, *, passes_s: Mapping[WorkerId, float] = NOTHING_PASSED
     ) -> Snapshot:
-        """What the policy would see."""
-        resident = held = self._index.leading_blocks(ask.names)
-        if ask.names and any(True for _ in self._reservations.coming(ask.names[0])):
-            held = self._index.leading_blocks(ask.names, self._reservations.coming)
+        """Returns what the policy sees."""
+        hashes = request.block_hashes
+        resident = held = self._index.leading_blocks(hashes)
+        if hashes and any(True for _ in self._reservations.coming(hashes[0])):
+            held = self._index.leading_blocks(hashes, self._reservations.coming)
 
-        def view(member: Member) -> WorkerView:
-            here, worker = resident.get(member.worker, ()), member.worker
-            return self._view(member, held.get(worker, ()), _in_memory(here), ask, now_s)
+        def view(worker: Worker) -> WorkerView:
+            worker_id = worker.worker_id
+            in_memory = _in_memory(resident.get(worker_id, ()))
+            return self._view(worker, held.get(worker_id, ()), in_memory, passes_s.get(worker_id, 0.0), now_s)
 
         return Snapshot(
-            known_tokens=ask.known_tokens,
-            full_blocks=len(ask.names),
-            block_size=shape.block_size,
-            page_bytes=shape.page_bytes,
-            decode=tuple(map(view, decode)),
-            prefill=tuple(map(view, prefill)),
-            names=ask.names,
-            answer_tokens=min(ask.most_answer_tokens, round(self._answer_tokens) or ask.most_answer_tokens),
-            eviction_regret=self._index.regret.share,
-            unforeseen_s=(
-                self._unforeseen.seconds(now_s, is_local=False),
-                self._unforeseen.seconds(now_s, is_local=True),
+            known_tokens=request.known_tokens,
+            full_blocks=len(hashes),
+            block_size=workers.shape.block_size,
+            page_bytes=workers.shape.page_bytes,
+            decode=tuple(map(view, workers.decode)),
+            prefill=tuple(map(view, workers.prefill)),
+            names=hashes,
+            output_tokens=min(request.most_output_tokens, round(self.output_tokens) or request.most_output_tokens),
+            re_reference_rate=self._index.re_reference.rate,
+            residual_s=(
+                self._residual.seconds(now_s, is_local=False),
+                self._residual.seconds(now_s, is_local=True),
             ),
             turn=self._turn,
             draw=self._draws.random(),
         )
 
-    def answered(self, tokens: int) -> None:
-        """An answer of this length has ended: the next ones are expected to be like it."""
-        weight = ANSWER_MEMORY if self._answer_tokens else 1.0
-        self._answer_tokens += weight * (tokens - self._answer_tokens)
+    def ended(self, output_tokens: int) -> None:
+        """An output of this length has ended: the next ones are expected to be like it."""
+        weight = OUTPUT_MEMORY if self.output_tokens else 1.0
+        self.output_tokens += weight * (output_tokens - self.output_tokens)
 
-    def flowed(self, token_s: float) -> None:
-        """An answer, whole or not, has come at one token in this time."""
-        weight = FLOW_MEMORY if self._token_s else 1.0
-        self._token_s += weight * (token_s - self._token_s)
+    def streamed(self, token_s: float) -> None:
+        """An output, whole or not, has come at one token in this time."""
+        weight = TOKEN_MEMORY if self.token_s else 1.0
+        self.token_s += weight * (token_s - self.token_s)
 
     def had_first_token(self, decision: Decision, seconds: float, now_s: float) -> None:
-        """Of an answer that the first worker it was given to has begun, since the decision."""
-        beyond_s = seconds - decision.forecast.foreseen_s
-        self._unforeseen.observe(beyond_s, now_s, is_local=decision.source is None)
+        """The first token came this long after the decision, at the first worker that was tried."""
+        residual_s = seconds - decision.forecast.foreseen_s
+        self._residual.observe(residual_s, now_s, is_local=decision.source is None)
 
-    @property
-    def answer_tokens(self) -> float:
-        """Expected of the next answer; 0 while nothing is known."""
-        return self._answer_tokens
-
-    @property
-    def token_s(self) -> float:
-        """Expected from one token of an answer to the next, with all that comes between; 0 while nothing is known."""
-        return self._token_s
-
-    def _view(self, member: Member, held: tuple[int, ...], resident: int, ask: Ask, now_s: float) -> WorkerView:
-        load, worker = member.load, member.worker
-        reserved = self._reservations.on(worker)
-        ahead_s = max(0.0, reserved.seconds - ask.passes_s.get(worker, 0.0))
+    def _view(self, worker: Worker, held: tuple[int, ...], resident: int, passed_s: float, now_s: float) -> WorkerView:
+        load, worker_id = worker.load, worker.worker_id
+        reserved = self._reservations.on(worker_id)
+        ahead_s = max(0.0, reserved.seconds - passed_s)
         streams_ahead = reserved.streams * ahead_s / reserved.seconds if reserved.seconds else reserved.streams
         return WorkerView(
-            worker=worker,
-            queue_s=member.queue_s(now_s) + ahead_s,
+            worker=worker_id,
+            queue_s=worker.queue_s(now_s) + ahead_s,
             queued_tokens=load.queued_tokens + reserved.tokens,
-            requests=load.running + load.waiting + self._reservations.requests_on(worker),
+            requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
             waiting=load.waiting,
             seats=load.seats,
@@ -171,50 +202,85 @@ class Selector:
             pages_free=max(0, load.pages_free - reserved.pages),
             pages_cached=max(0, load.pages_cached - max(0, reserved.pages - load.pages_free)),
             pages_active=load.pages_active + reserved.pages,
-            cost=member.cost,
+            cost=worker.cost,
             step_tokens=load.costs.step_tokens,
             step_target_s=load.costs.step_target_s,
-            depths=_depths(held, len(member.tier_page_s)),
+            depths=_depths(held, len(worker.tier_page_s)),
             resident_blocks=resident,
-            tier_page_s=member.tier_page_s,
-            links=member.links,
-            fetch_wait_s=max(0.0, self._fetching_until_s.get(worker, 0.0) - now_s),
-            serve_wait_s=max(0.0, self._serving_until_s.get(worker, 0.0) - now_s),
-            utilisation=member.utilisation,
+            tier_page_s=worker.tier_page_s,
+            links=worker.links,
+            fetch_wait_s=max(0.0, self._fetching_until_s.get(worker_id, 0.0) - now_s),
+            serve_wait_s=max(0.0, self._serving_until_s.get(worker_id, 0.0) - now_s),
+            utilisation=worker.utilisation,
         )
 
     def _with_source_of_coming_blocks(self, snapshot: Snapshot, decision: Decision) -> Decision:
-        """Where the decode worker needs nothing because all of it is on its way, name the one it comes from: should
-        that pull die, this request's can go on there."""
-        names = snapshot.names
-        if decision.source is not None or decision.peer is not None or not names:
+        """Names the page source where all blocks are on their way to the decode worker.
+
+        Should the pull that brings them die, this request's own pull can go on there.
+        """
+        hashes = snapshot.names
+        if decision.source is not None or decision.peer is not None or not hashes:
             return decision
-        if self._index.leading_blocks(names).get(decision.decode, (0,))[-1] == len(names):
+        if self._index.leading_blocks(hashes).get(decision.decode, (0,))[-1] == len(hashes):
             return decision
-        if next(view for view in snapshot.decode if view.worker == decision.decode).cached_blocks < len(names):
+        if next(view for view in snapshot.decode if view.worker == decision.decode).cached_blocks < len(hashes):
             return decision
         sources = {view.worker for view in snapshot.prefill}
-        coming_from = next((w for w in self._reservations.coming(names[-1]) if w in sources), None)
+        coming_from = next((w for w in self._reservations.coming(hashes[-1]) if w in sources), None)
         return dataclasses.replace(decision, source=coming_from)
 
 
+class PredictionResidual:
+    """Learns what first tokens take beyond their forecast: rpcs, parsing, waking up.
+
+    It is a median, one for prompts that the decode worker computes and one for the others: a request that met something
+    odd moves it by one place.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[bool, deque[tuple[float, float]]] = {
+            local: deque(maxlen=RESIDUAL_MEMORY) for local in (False, True)
+        }
+        """When each was seen, and its seconds."""
+        self._median_s = {False: 0.0, True: 0.0}
+
+    def seconds(self, now_s: float, *, is_local: bool) -> float:
+        seen = self._seen[is_local]
+        if seen and seen[0][0] + RESIDUAL_FRESH_S < now_s:
+            while seen and seen[0][0] + RESIDUAL_FRESH_S < now_s:
+                seen.popleft()
+            self._update(is_local)
+        return self._median_s[is_local]
+
+    def observe(self, seconds: float, now_s: float, *, is_local: bool) -> None:
+        """A first token came this much later than was forecast."""
+        self._seen[is_local].append((now_s, seconds))
+        self._update(is_local)
+
+    def _update(self, is_local: bool) -> None:
+        seen = self._seen[is_local]
+        enough = len(seen) >= LEAST_RESIDUALS
+        self._median_s[is_local] = max(0.0, statistics.median(seconds for _, seconds in seen)) if enough else 0.0
+
+
 def _depths(held: tuple[int, ...], tiers: int) -> tuple[int, ...]:
-    """One for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
+    """Returns one for each tier whose load time the worker reports: blocks on tiers below cannot be priced."""
     known = held[:tiers] or (0,)
     return (*known, *[known[-1]] * (tiers - len(known)))
 
 
 def _in_memory(depths: tuple[int, ...]) -> int:
-    """Blocks on the device or in host memory: pages on disk are not fetched by others."""
+    """Counts blocks on the device or in host memory: pages on disk are not fetched by others."""
     return depths[min(Tier.HOST, len(depths) - 1)] if depths else 0
 
 
-def _usual_link(members: Sequence[Member]) -> LinkRate:
-    return next((link for member in members for link in member.links.values()), UNKNOWN_LINK)
+def _usual_link(workers: Sequence[Worker]) -> LinkRate:
+    return next((link for worker in workers for link in worker.links.values()), UNKNOWN_LINK)
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:
-    """What the decision puts on whom: tokens to compute, predicted seconds of that, pages to claim."""
+    """What the decision puts on each worker: tokens to compute, predicted seconds of that, pages to claim."""
     decode = next(view for view in snapshot.decode if view.worker == decision.decode)
     missing = max(0, snapshot.full_blocks - decode.cached_blocks)
     forecast = decision.forecast
@@ -227,39 +293,3 @@ def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:
         decision.decode: Share(max(1, tail), forecast.tail_s, missing + 1, 1),
         decision.source: Share(forecast.computed_tokens, forecast.prefill_s, pages, 0),
     }
-
-
-MEMORY = 63
-"""Answers that count: enough for a steady median, few enough to follow a change within a minute of traffic."""
-LEAST = 8
-"""Fewer say nothing: the first answers of a fleet meet everything for the first time."""
-FRESH_S = 60.0
-"""Older ones do not count. Whoever is refused for what was learned in a bad minute brings no news of a better one."""
-
-
-class Unforeseen:
-    """A median, of answers whose prompt the decode worker computed and of the others: a request that met something odd
-    moves it by one place."""
-
-    def __init__(self) -> None:
-        self._seen: dict[bool, deque[tuple[float, float]]] = {local: deque(maxlen=MEMORY) for local in (False, True)}
-        """When, and how much."""
-        self._median_s = {False: 0.0, True: 0.0}
-
-    def seconds(self, now_s: float, *, is_local: bool) -> float:
-        seen = self._seen[is_local]
-        if seen and seen[0][0] + FRESH_S < now_s:
-            while seen and seen[0][0] + FRESH_S < now_s:
-                seen.popleft()
-            self._settle(is_local)
-        return self._median_s[is_local]
-
-    def observe(self, seconds: float, now_s: float, *, is_local: bool) -> None:
-        """An answer's first token came this much later than was foreseen."""
-        self._seen[is_local].append((now_s, seconds))
-        self._settle(is_local)
-
-    def _settle(self, is_local: bool) -> None:
-        seen = self._seen[is_local]
-        enough = len(seen) >= LEAST
-        self._median_s[is_local] = max(0.0, statistics.median(seconds for _, seconds in seen)) if enough else 0.0

@@ -1,4 +1,4 @@
-"""Owner of open requests: every choice is an answer of its own, and their events come together in one iterator."""
+"""Owns open requests: hashes their blocks, runs every choice, and brings their tokens together in one iterator."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from router.fleet.broadcast import forget_cached, traces_at
-from router.fleet.demand import Demand, DemandReports
+from router.fleet.demand import Demand
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
 from router.fleet.serving_facts import ServingFacts
-from router.fleet.worker import Member
+from router.fleet.worker import Worker
+from router.fleet.worker_link import TokenDelta
 from router.metrics import ROLE, RouterMetrics
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
 from router.routing.routing_state import RoutingState
-from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
-from router.serving.migration import Movement
+from router.serving.generate_request import GenerateRequest
+from router.serving.migration import Migration
 from router.serving.placement import Placer
-from router.serving.recovery import Found, find
+from router.serving.recovery import Recovered, recover
 from router.serving.request_log import ready_made, request_log, worker_record
-from router.serving.request_state import Answer, Surroundings
-from twostroke.config import Role, RouterConfig
+from router.serving.request_state import Dependencies, RequestState
+from twostroke.config import RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
 from twostroke.ids import BlockName
 from twostroke.kv_cache.block import extend_names
@@ -38,16 +39,13 @@ from twostroke.tracing.setup import recorder_of
 log = logging.getLogger(__name__)
 
 WORKER_RECORD_S = 5.0
-"""Between two records of the workers in the request log."""
-
+"""Time between two records of the workers in the request log."""
 HASHED_TOKENS = 8192
-"""Of a prompt, hashed in one turn of the event loop, which takes some milliseconds."""
-
-Event = TokenEvent | FinishEvent | ServeError
+"""Tokens of a prompt that are hashed in one turn of the event loop, which takes some milliseconds."""
 
 
 class RouterCore:
-    """The `Dispatcher` of a router. `start` it, `close` it; in between it serves."""
+    """The `Dispatcher` of a router. It serves between `start` and `close`."""
 
     def __init__(self, config: RouterConfig, metrics: RouterMetrics) -> None:
         policy_named(config.routing.policy)
@@ -57,20 +55,20 @@ class RouterCore:
         self._config = config
         self._metrics = metrics
         self._request_log = request_log(config.routing.request_log, metrics)
-        self.us = Membership.of(config.cluster_token, config.cluster_tls)
-        metrics.expiries.watch("cluster", self.us.certificates)
-        self._routing = RoutingState(self.router_id, self.us, metrics)
+        self.membership = Membership.of(config.cluster_token, config.cluster_tls)
+        metrics.expiries.watch("cluster", self.membership.certificates)
+        self._routing = RoutingState(self.router_id, self.membership, metrics)
         self._fleet = Fleet(
-            config, self.us, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
+            config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
         )
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
-        self._demand = Demand()
+        self._demand = Demand(self.router_id, self._fleet)
         self._tasks: asyncio.TaskGroup | None = None
         self._links: LinkPool | None = None
         self._placer: Placer | None = None
-        self._movement: Movement | None = None
+        self._migration: Migration | None = None
         self._running: asyncio.Task[None] | None = None
-        self._open: dict[str, _OpenRequest] = {}
+        self._open: dict[str, _OpenChoices] = {}
         self._is_draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -88,19 +86,21 @@ class RouterCore:
             await self._fleet.wait_for_change(left_s)
 
     async def ended(self) -> None:
-        """Waits for the end; raises what the core failed of. A router whose core has ended serves nothing any more."""
+        """Waits for the end, and raises what the core failed of. A router whose core has ended serves nothing."""
         assert self._running is not None, "ended() before start()"
         await asyncio.shield(self._running)
 
     async def close(self) -> None:
-        """End everything; open requests fail as Draining. Answers that their clients can resume elsewhere stay open at
-        their decode workers, which keep them for a grace period."""
+        """Ends everything; open requests fail as Draining.
+
+        Streams that their clients can resume elsewhere stay open at their decode workers for a grace period.
+        """
         self._is_draining = True
         for opened in list(self._open.values()):
             opened.leave(Draining("the router is shutting down; another one can go on with this stream"))
             await opened.stop()
         if self._links is not None:
-            await self._links.settle()
+            await self._links.flush()
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -118,57 +118,54 @@ class RouterCore:
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_draining and self._fleet.can_answer
+        return not self._is_draining and self._fleet.can_serve
 
     @property
     def is_draining(self) -> bool:
         return self._is_draining
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenEvent | FinishEvent, None]:
-        found = await self._found(request) if request.resumptions else {}
-        names = await hash_blocks(request, self._fleet.facts.block_size)
-        opened = self._admit(request, names, found)
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[tuple[int, TokenDelta], None]:
+        recovered = await self._recover(request) if request.resumptions else {}
+        hashes = await hash_blocks(request, self._fleet.facts.block_size)
+        opened = self._begin(request, hashes, recovered)
         try:
-            unfinished = len(request.sampling) - len(request.settled)
-            while unfinished:
+            left = len(request.sampling) - len(request.ended_choices)
+            while left:
                 event = await opened.events.get()
                 if isinstance(event, ServeError):
                     raise event
                 yield event
-                unfinished -= isinstance(event, FinishEvent)
+                left -= event[1].finish is not None
         finally:
             await self._retire(opened)
 
-    async def finish_early(self, request: GenerationRequest, index: int) -> None:
+    async def finish_early(self, request: GenerateRequest, choice: int) -> None:
         opened = self._open.get(request.request_id)
-        if opened is not None and opened.request is request:  # not another connection's that goes on with it
-            opened.finish_early(index)
+        if opened is not None and opened.request is request:  # not that of another connection that resumed it
+            opened.finish_early(choice)
 
     async def abort(self, request_id: str) -> bool:
         if request_id not in self._open:
             return False
-        self._open[request_id].end(Cancelled(f"request {request_id} was aborted"))
+        self._open[request_id].fail(Cancelled(f"request {request_id} was aborted"))
         return True
 
     def loads(self) -> list[WorkerLoad]:
-        return [
-            WorkerLoad(worker_id=member.worker, load=member.load, server=member.server)
-            for member in self._fleet.members
-        ]
+        return self._fleet.loads()
 
     def subscribe(self, request: SubscribeKvEventsRequest) -> AsyncIterator[KvEventBatch]:
         return self._routing.relay.subscribe(request)
 
     async def forget_cached(self) -> int:
-        return await forget_cached(self._fleet.members, self.us)
+        return await forget_cached(self._fleet.workers, self.membership)
 
     async def trace(self, name: str) -> GetTraceResponse:
         known = known_of(self.recorder, name)
-        said, silent = await traces_at(self._fleet.members, self.us, known.stream or name)
-        for one in said:
+        answers, silent = await traces_at(self._fleet.workers, self.membership, known.stream or name)
+        for one in answers:
             known.stream = known.stream or one.stream
             known.forgotten = known.forgotten or one.forgotten
-        known.spans.extend(span for one in said if one.stream == known.stream for span in one.spans)
+        known.spans.extend(span for one in answers if one.stream == known.stream for span in one.spans)
         known.silent.extend(silent)
         return known
 
@@ -190,7 +187,7 @@ class RouterCore:
             log.critical("router core failed: it serves nothing any more", exc_info=True)
             self._is_draining = True
             for opened in self._open.values():
-                opened.end(Draining("the router has failed and starts again; try again"))
+                opened.fail(Draining("the router has failed and starts again; try again"))
             raise
         finally:
             started.set()
@@ -198,14 +195,14 @@ class RouterCore:
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._links = LinkPool(self.router_id, self.us, self._metrics, self._fleet.vigil, tasks)
+            self._links = LinkPool(self.router_id, self.membership, self._metrics, self._fleet.detector, tasks)
             self._placer = Placer(self._config, self._fleet, self._routing, self._links, self._metrics)
-            self._movement = Movement(self._fleet, self._links, self._placer, self._metrics, tasks)
-            reports = DemandReports(self._config, self.us, self.router_id, self._demand, self._fleet)
+            self._migration = Migration(self._fleet, self._links, self._placer, self._metrics, tasks)
+            reports = self._demand.run(self._config.fleet_address, self.membership)
             side_tasks = (
-                tasks.create_task(reports.run(), name="demand reports"),
+                tasks.create_task(reports, name="demand reports"),
                 tasks.create_task(self._record_workers(), name="worker records"),
-                tasks.create_task(self._placer.run(), name="waiting room"),
+                tasks.create_task(self._placer.run(), name="admission queue"),
             )
             started.set()
             try:
@@ -216,7 +213,7 @@ class RouterCore:
                 self._links.close()
 
     async def _record_workers(self) -> None:
-        """Every few seconds, and once more at the end."""
+        """Writes a record of every worker each few seconds, and once more at the end."""
         try:
             while True:
                 await asyncio.sleep(WORKER_RECORD_S)
@@ -225,33 +222,35 @@ class RouterCore:
             self._put_worker_records()
 
     def _put_worker_records(self) -> None:
-        for member in self._fleet.members:
-            record = worker_record(member)
+        for worker in self._fleet.workers:
+            record = worker_record(worker)
             if record is not None:
                 self._request_log.put(ready_made(record))
 
-    async def _found(self, request: GenerationRequest) -> dict[int, Found]:
-        """What decode workers have of a stream that is resumed. If this router serves it still, over a connection that
-        its client has given up, that ends, and it is found there, too."""
+    async def _recover(self, request: GenerateRequest) -> dict[int, Recovered]:
+        """Finds what decode workers have of a stream that is resumed.
+
+        Where this router still serves it, over a connection that its client has given up, that ends first.
+        """
         if self._links is None:
             return {}
-        found = await find(self._links.to_all(self._decode_workers()), request)
+        links = [self._links.to(worker) for worker in self._fleet.decode_workers()]
+        recovered = await recover(links, request)
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
             earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
             await earlier.stop()
-            found = await find(self._links.to_all(self._decode_workers()), request)  # it may have moved meanwhile
-        self._metrics.taken_over_requests_total.inc(len(found))
-        self._metrics.replayed_requests_total.inc(len(request.sampling) - len(request.settled) - len(found))
-        return found
+            links = [self._links.to(worker) for worker in self._fleet.decode_workers()]
+            recovered = await recover(links, request)  # it may have migrated meanwhile
+        wanted = len(request.sampling) - len(request.ended_choices)
+        self._metrics.recovered_requests_total.inc(len(recovered))
+        self._metrics.replayed_requests_total.inc(wanted - len(recovered))
+        return recovered
 
-    def _decode_workers(self) -> list[Member]:
-        return [m for m in self._fleet.members if m.role is Role.DECODE and m.refusal is None]
-
-    def _admit(
-        self, request: GenerationRequest, names: tuple[BlockName, ...], found: Mapping[int, Found]
-    ) -> _OpenRequest:
-        """Check what only the router knows, and begin every choice."""
+    def _begin(
+        self, request: GenerateRequest, hashes: tuple[BlockName, ...], recovered: Mapping[int, Recovered]
+    ) -> _OpenChoices:
+        """Checks what only the dispatcher knows, and begins every choice."""
         if self._is_draining:
             raise Draining("the router takes no new requests; try another one")
         if request.request_id in self._open:
@@ -260,26 +259,26 @@ class RouterCore:
         assert self._tasks is not None, "generate() before start()"
         assert self._links is not None
         assert self._placer is not None
-        assert self._movement is not None
-        around = Surroundings(
+        assert self._migration is not None
+        dependencies = Dependencies(
             router_id=self.router_id,
             block_size=facts.block_size,
             policy=self._config.routing.policy,
             placer=self._placer,
             links=self._links,
-            movement=self._movement,
+            migration=self._migration,
             metrics=self._metrics,
             request_log=self._request_log,
             demand=self._demand,
             recorder=self.recorder,
         )
-        opened = _OpenRequest(request, names, around, self._tasks, found)
+        opened = _OpenChoices(request, hashes, dependencies, self._tasks, recovered)
         self._open[request.request_id] = opened
         self._idle.clear()
         return opened
 
-    async def _retire(self, opened: _OpenRequest) -> None:
-        """No task of the request is left when its id is free again."""
+    async def _retire(self, opened: _OpenChoices) -> None:
+        """Frees the request's id once none of its tasks is left."""
         try:
             await opened.stop()
         finally:
@@ -288,18 +287,18 @@ class RouterCore:
             if not self._open:
                 self._idle.set()
 
-    def _worker_gone(self, member: Member, reason: str) -> None:
+    def _worker_gone(self, worker: Worker, reason: str) -> None:
         if self._links is not None:
-            has_left = self._fleet.member(member.worker) is not member  # else it may be heard again
-            self._links.drop(member, reason, for_good=has_left)
+            has_left = self._fleet.worker(worker.worker_id) is not worker  # otherwise it may be heard again
+            self._links.drop(worker, reason, for_good=has_left)
 
-    def _worker_back(self, member: Member) -> None:
+    def _worker_back(self, worker: Worker) -> None:
         if self._links is not None:
-            self._links.settle_with(member)
+            self._links.close_unclosed(worker)
 
 
-async def hash_blocks(request: GenerationRequest, block_size: int) -> tuple[BlockName, ...]:
-    """The hashes of all full blocks of the prompt. Others are served between its parts."""
+async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockName, ...]:
+    """Returns the hashes of all full blocks of the prompt. Other requests are served between its parts."""
     hashes: list[BlockName] = []
     for end in range(HASHED_TOKENS, len(request.prompt) + HASHED_TOKENS, HASHED_TOKENS):
         if hashes:
@@ -308,51 +307,50 @@ async def hash_blocks(request: GenerationRequest, block_size: int) -> tuple[Bloc
     return tuple(hashes)
 
 
-class _OpenRequest:
-    """The answers of one request and the queue in which their events come together."""
+class _OpenChoices:
+    """The open choices of one request, and the queue in which their tokens come together."""
 
     def __init__(
         self,
-        request: GenerationRequest,
-        names: tuple[BlockName, ...],
-        around: Surroundings,
+        request: GenerateRequest,
+        hashes: tuple[BlockName, ...],
+        dependencies: Dependencies,
         tasks: asyncio.TaskGroup,
-        found: Mapping[int, Found],
+        recovered: Mapping[int, Recovered],
     ) -> None:
         self.request = request
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._answers = {
-            index: Answer(request, index, names, around, self.events.put_nowait, found.get(index))
-            for index in range(len(request.sampling))
-            if index not in request.settled
+        self.events: asyncio.Queue[tuple[int, TokenDelta] | ServeError] = asyncio.Queue()
+        self._choices = {
+            choice: RequestState(request, choice, hashes, dependencies, self.events.put_nowait, recovered.get(choice))
+            for choice in range(len(request.sampling))
+            if choice not in request.ended_choices
         }
         self._tasks = {
-            index: tasks.create_task(answer.run(), name=f"answer {answer.request_id}")
-            for index, answer in self._answers.items()
+            choice: tasks.create_task(state.run(), name=f"request {state.request_id}")
+            for choice, state in self._choices.items()
         }
 
-    def finish_early(self, index: int) -> None:
+    def finish_early(self, choice: int) -> None:
         """The caller has what it wants of one choice."""
-        task = self._tasks[index]
+        task = self._tasks[choice]
         if not task.done() and not task.cancelling():
             task.cancel()
-            self._answers[index].note_end()
-            self.events.put_nowait(FinishEvent(index, FinishReason.STOP, self._answers[index].cached_tokens))
+            self._choices[choice].end(FinishReason.STOP)
 
     def leave(self, error: ServeError, *, always: bool = False) -> None:
-        """End it here, but not at its decode workers if its client has what it needs to go on with it (or `always`)."""
-        if always or (self.request.is_resumable and any(answer.has_begun for answer in self._answers.values())):
-            for answer in self._answers.values():
-                answer.leave_open()
-        self.end(error)
+        """Ends it here. It stays open at its decode workers if its client can resume it, or `always`."""
+        if always or (self.request.is_resumable and any(state.has_begun for state in self._choices.values())):
+            for state in self._choices.values():
+                state.leave_open()
+        self.fail(error)
 
-    def end(self, error: ServeError) -> None:
+    def fail(self, error: ServeError) -> None:
         for task in self._tasks.values():
             task.cancel()
         self.events.put_nowait(error)
 
     async def stop(self) -> None:
-        """Cancel what still runs and wait for it: each answer closes its attempt, without waiting for the worker."""
+        """Cancels what still runs and waits for it; each choice closes its attempt without waiting for the worker."""
         for task in self._tasks.values():
             task.cancel()
         if self._tasks:

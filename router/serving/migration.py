@@ -1,8 +1,8 @@
-"""Moves open answers off decode workers that drain, with their pages, while their tokens keep flowing.
+"""Moves open requests off decode workers that drain, with their pages, while their tokens keep flowing.
 
-The next worker fetches an answer's full blocks first. Then its attempt is ended where it is and opened there, with
-prompt and emitted tokens: what that has to compute is the tail of the last block and what was emitted meanwhile. An
-answer that has no token yet is opened again like any other. Where there is no other decode worker, answers stay.
+The target worker pulls a request's full blocks first. Then its attempt is ended where it is and opened there, with
+prompt and output so far: what the target has to compute is the tail of the last block and what was emitted meanwhile.
+A request without a token is opened again like any other. Where there is no other decode worker, requests stay.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
-from router.fleet.worker import Member, Standing
+from router.fleet.worker import Worker, WorkerStatus
+from router.fleet.worker_link import TokenStream
 from router.metrics import RouterMetrics
-from router.serving.placement import Placed, Placer
+from router.serving.placement import Placer
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
 from twostroke.ids import WorkerId
@@ -28,40 +29,36 @@ from twostroke.rpc.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
 
-MOVES_AT_ONCE = 4
-"""More would share the same wire, and each would emit more tokens before its pages have come."""
+AT_ONCE = 4
+"""Migrations at once. More would share the same wire, and each would emit more tokens before its pages have come."""
 FETCH_S = 20.0
-"""For the pages of one answer, however long; what has not come by then is computed."""
+"""Deadline for the pages of one request, however long; what has not come by then is computed."""
 MOST_FETCHES = 3
-"""Of one answer: those after the first bring blocks that it has filled meanwhile."""
+"""Fetches for one request: those after the first bring blocks that it has filled meanwhile."""
 JUDGED_S = 0.5
-"""Whoever broke off a fetch is known to be dead, or not, so soon."""
+"""Time within which a worker that broke off a fetch is judged dead or not."""
 
 
-class Moved(ServeError):
-    """An attempt ends although its worker lives; never leaves the router."""
+class Migrated(ServeError):
+    """Ends an attempt although its worker is alive; it never leaves the router."""
 
     retryable = True
 
     def __init__(self, message: str, to: WorkerId | None = None) -> None:
         super().__init__(message)
         self.to = to
-        """Holds its pages."""
+        """The worker that holds its pages."""
 
 
 @dataclass(slots=True, eq=False)
-class _Movable:
-    placed: Placed
-    known: Callable[[], Request]
+class _Watched:
+    stream: TokenStream
+    request: Callable[[], Request]
     task: asyncio.Task[None] | None = None
 
-    @property
-    def worker(self) -> WorkerId:
-        return self.placed.link.worker
 
-
-class Movement:
-    """Of all open answers of a router; `tasks` end with it."""
+class Migration:
+    """Watches all open requests of a router; `tasks` end with it."""
 
     def __init__(
         self, fleet: Fleet, links: LinkPool, placer: Placer, metrics: RouterMetrics, tasks: asyncio.TaskGroup
@@ -71,86 +68,83 @@ class Movement:
         self._placer = placer
         self._metrics = metrics
         self._tasks = tasks
-        self._slots = asyncio.Semaphore(MOVES_AT_ONCE)
-        self._open: set[_Movable] = set()
+        self._slots = asyncio.Semaphore(AT_ONCE)
+        self._watched: set[_Watched] = set()
         fleet.listen(self._look)
 
     @contextlib.contextmanager
-    def watching(self, placed: Placed, known: Callable[[], Request]) -> Iterator[None]:
-        """Inside, the attempt's stream fails as Moved when it is to go on elsewhere. `known`: what is known now."""
-        movable = _Movable(placed, known)
-        self._open.add(movable)
+    def watching(self, stream: TokenStream, request: Callable[[], Request]) -> Iterator[None]:
+        """The stream fails as Migrated when it is to go on elsewhere. `request` returns what is known now."""
+        watched = _Watched(stream, request)
+        self._watched.add(watched)
         self._look()
         try:
             yield
         finally:
-            self._open.discard(movable)
-            if movable.task is not None:
-                movable.task.cancel()
+            self._watched.discard(watched)
+            if watched.task is not None:
+                watched.task.cancel()
 
     def _look(self) -> None:
-        """Begin to move what is on workers that drain now."""
+        """Begins to migrate what is on workers that drain now."""
         leaving = {
-            (member.worker, member.epoch)
-            for member in self._fleet.members
-            if member.role is Role.DECODE and member.standing is Standing.DRAINING
+            (worker.worker_id, worker.epoch)
+            for worker in self._fleet.decode_workers()
+            if worker.status is WorkerStatus.DRAINING
         }
         if not leaving or not self._fleet.serving(Role.DECODE):
             return
-        for movable in self._open:
-            link = movable.placed.link
-            if movable.task is None and (link.worker, link.epoch) in leaving:
-                movable.task = self._tasks.create_task(self._contained(movable), name=f"move {movable.worker}")
+        for watched in self._watched:
+            link = watched.stream.link
+            if watched.task is None and (link.worker_id, link.epoch) in leaving:
+                watched.task = self._tasks.create_task(self._migrate(watched), name=f"migrate {link.worker_id}")
 
-    async def _contained(self, movable: _Movable) -> None:
-        """A bug here costs an answer its pages, and nobody else anything."""
-        stream, to = movable.placed.stream, None
+    async def _migrate(self, watched: _Watched) -> None:
+        """Contains bugs: one costs a request its pages, and no other request anything."""
+        stream, target = watched.stream, None
         try:
             async with self._slots:
-                to = await self._prepare(movable)
+                target = await self._send_pages(watched)
         except Exception:
-            log.exception("move failed request=%s", stream.request_id)
+            log.exception("migration failed request=%s", stream.request_id)
         if not self._fleet.serving(Role.DECODE):
-            movable.task = None  # it stays until there is another one
+            watched.task = None  # it stays until there is another one
             return
-        self._metrics.moved_requests_total.inc()
-        stream.fail(Moved(f"decode worker {movable.worker} drains", to))
+        self._metrics.migrated_requests_total.inc()
+        stream.fail(Migrated(f"decode worker {stream.link.worker_id} drains", target))
 
-    async def _prepare(self, movable: _Movable) -> WorkerId | None:
-        """Who has its pages now; None where nobody needs them or nobody could get them."""
-        request, others = movable.known(), self._fleet.serving(Role.DECODE)
-        leaving = self._fleet.member(movable.worker)
+    async def _send_pages(self, watched: _Watched) -> WorkerId | None:
+        """Returns the worker that has its pages now; None where no worker needs them or could get them."""
+        request, others = watched.request(), self._fleet.serving(Role.DECODE)
+        leaving = self._fleet.worker(watched.stream.link.worker_id)
         if not request.emitted or not others or leaving is None:
             return None
-        with self._placer.refuge(request, others) as target:
+        with self._placer.migration_target(request, others) as target:
             try:
-                blocks = await self._fetch(movable, leaving, target)
+                blocks = await self._fetch(watched, leaving, target)
             except ServeError as error:
-                log.warning("pages not moved request=%s to=%s error=%s", request.request_id, target.worker, error)
+                log.warning("pages not migrated request=%s to=%s error=%s", request.request_id, target.worker_id, error)
                 if isinstance(error, PeerLost):
                     await self._fleet.wait_for_change(JUDGED_S)
                 return None
-        log.info("pages moved request=%s to=%s blocks=%d", request.request_id, target.worker, blocks)
-        return target.worker
+        log.info("pages migrated request=%s to=%s blocks=%d", request.request_id, target.worker_id, blocks)
+        return target.worker_id
 
-    async def _fetch(self, movable: _Movable, leaving: Member, target: Member) -> int:
-        """How many blocks have come, the ones that were filled meanwhile among them."""
-        blocks, names = 0, 0
+    async def _fetch(self, watched: _Watched, leaving: Worker, target: Worker) -> int:
+        """Returns how many blocks have come, with those that were filled meanwhile."""
+        blocks = hashes = 0
         for _ in range(MOST_FETCHES):
-            request = movable.known()
-            if len(request.names) <= names:
+            request = watched.request()
+            if len(request.names) <= hashes:
                 break
-            names = len(request.names)
-            blocks = await self._links.to(target).fetch(
-                worker_pb2.FetchRequest(
-                    fingerprint=self._fleet.fingerprint or "",
-                    worker_epoch=str(target.epoch),
-                    source=worker_pb2.PageSource(
-                        worker_id=leaving.worker, address=leaving.address, epoch=str(leaving.epoch)
-                    ),
-                    names=names_to_bytes(request.names),
-                    root=root_name(),
-                    within_s=FETCH_S,
-                )
+            hashes = len(request.names)
+            message = worker_pb2.FetchRequest(
+                fingerprint=self._fleet.fingerprint or "",
+                worker_epoch=str(target.epoch),
+                source=leaving.page_source,
+                names=names_to_bytes(request.names),
+                root=root_name(),
+                within_s=FETCH_S,
             )
+            blocks = await self._links.to(target).fetch(message)
         return blocks

@@ -1,4 +1,4 @@
-"""Writes the request log: one thread, so that neither tokens nor new requests ever wait for a disk.
+"""Writes the request log on a thread of its own, so that neither tokens nor new requests wait for a disk.
 
 What cannot be written (a full disk, a disk that hangs) is dropped and counted: serving goes on.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
-from router.fleet.worker import Member
+from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
 from twostroke.errors import ConfigError
 from twostroke.request_log import LinkRecord, Record, WorkerRecord, line_of
@@ -28,24 +28,24 @@ MAX_PENDING = 10_000
 MAX_BATCH = 512
 """Records in one write."""
 CLOSE_S = 2.0
-"""For what is pending when the router ends: a disk that hangs must not keep it."""
+"""Time for what is pending when the router ends: a disk that hangs must not keep it."""
 MODE = 0o640
-"""It names tenants and clients' request ids."""
+"""Mode of the file, which names tenants and clients' request ids."""
 
 Make = Callable[[], Record]
 
 
 class RecordSink(Protocol):
     def put(self, make: Make) -> None:
-        """Write what `make` returns, some time later and on another thread. Never blocks."""
+        """Writes what `make` returns, some time later and on another thread. It never blocks."""
 
     def close(self) -> None:
-        """Everything is written, or given up."""
+        """Returns when everything is written, or given up."""
 
 
 class NoLog:
     def put(self, make: Make) -> None:
-        """Nobody asked for a log."""
+        """Writes nothing: no log is configured."""
 
     def close(self) -> None:
         """Nothing to write."""
@@ -127,26 +127,26 @@ def ready_made(record: Record) -> Make:
     return lambda: record
 
 
-def worker_record(member: Member) -> WorkerRecord | None:
-    """None before it has introduced itself and reported."""
-    load, model = member.load, member.model
-    if model is None or member.reported_at_s is None:
+def worker_record(worker: Worker) -> WorkerRecord | None:
+    """Returns None before the worker has introduced itself and reported."""
+    load, model = worker.load, worker.model
+    if model is None or worker.reported_at_s is None:
         return None
     return WorkerRecord(
         at_s=time.time(),
-        worker=member.worker,
-        role=member.role.value,
-        epoch=str(member.epoch),
-        standing=member.standing.value,
+        worker=worker.worker_id,
+        role=worker.role.value,
+        epoch=str(worker.epoch),
+        standing=worker.status.value,
         block_size=model.block_size,
         page_bytes=model.page_bytes,
         pages_total=load.pages_total,
         step_tokens=load.costs.step_tokens,
         step_target_s=load.costs.step_target_s,
-        costs=asdict(member.cost),
+        costs=asdict(worker.cost),
         links=tuple(
-            LinkRecord(worker=worker, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
-            for worker, link in member.links.items()
+            LinkRecord(worker=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+            for peer, link in worker.links.items()
         ),
         tiers={Tier.Name(rate.tier).removeprefix("TIER_").lower(): rate.page_s for rate in load.tiers},
         running=load.running,

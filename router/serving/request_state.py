@@ -1,6 +1,6 @@
-"""One choice of one request, from its first placement to its last token, over as many decode workers as it takes.
+"""One choice of a request, from its first placement to its last token, over as many decode workers as it takes.
 
-Everything that must survive a decode worker is here: prompt, tokens sent so far, names of their blocks.
+Everything that must survive a decode worker is here: the prompt, the tokens so far, the hashes of their blocks.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.fleet.demand import Demand
 from router.fleet.link_pool import LinkPool
-from router.fleet.token_stream import AnswerStream, Arrival
+from router.fleet.worker_link import TokenDelta, TokenStream
 from router.metrics import RouterMetrics
 from router.serving.attempts import first_attempt
-from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
-from router.serving.migration import Moved, Movement
-from router.serving.placement import Placed, Placer, may_go_elsewhere
-from router.serving.recovery import Found
+from router.serving.generate_request import GenerateRequest
+from router.serving.migration import Migrated, Migration
+from router.serving.placement import Placer, may_go_elsewhere
+from router.serving.recovery import Recovered
 from router.serving.request_log import RecordSink
-from router.serving.request_stats import Account, Asked
+from router.serving.request_stats import RequestStats
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -37,114 +37,128 @@ from twostroke.errors import (
 from twostroke.fault_points import Point, reach
 from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.kv_cache.block import extend_names
-from twostroke.lifetime import Instant, Lifetime
+from twostroke.lifetime import Instant
 from twostroke.request import FinishReason, Request, SampledToken
 from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
 MOST_FAILED_STEPS = 2
-"""A request that two workers could not compute would fail at the third one, too."""
+"""Attempts that fail alike: a request that two workers could not compute would fail at the third one, too."""
 MOST_LOST_ENGINES = 3
 """Workers whose engine failed, one after the other without a new token. The request that did it must end before it has
 been everywhere; others that were beside it each time are few."""
 MAX_LOSSES = 5
-"""Workers lost one after the other without a new token: by then the request itself is the likely killer."""
+"""Workers lost one after the other without a new token: by then the request itself is the likely cause."""
+
+_GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
+"""Outcomes that are no error. Cancelled: a stop string was found, or the client has left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What all answers of a router share."""
+class Dependencies:
+    """What all requests of a router share."""
 
     router_id: str
     block_size: int
     policy: str
     placer: Placer
     links: LinkPool
-    movement: Movement
+    migration: Migration
     metrics: RouterMetrics
     request_log: RecordSink
     demand: Demand
     recorder: Recorder
 
 
-_GOOD_ENDS = frozenset({*FinishReason, "cancelled"}) - {FinishReason.ERROR}
-"""Cancelled: a stop string was found, or nobody wants it any more."""
+@dataclass(slots=True)
+class _Losses:
+    """Counts why attempts failed, and decides when the request itself is to blame."""
+
+    in_a_row: int = 0
+    """Attempts lost without a new token."""
+    failed_steps: int = 0
+    lost_engines: int = 0
+
+    def add(self, error: ServeError, *, has_new_tokens: bool) -> None:
+        """Raises where the request must not go to another worker."""
+        self.in_a_row = 1 if has_new_tokens else self.in_a_row + 1
+        if not may_go_elsewhere(error) or self.in_a_row > MAX_LOSSES:
+            raise error
+        if isinstance(error, EngineLost):
+            self.lost_engines = 1 if has_new_tokens else self.lost_engines + 1
+            if self.lost_engines == MOST_LOST_ENGINES:
+                raise InternalError(f"{self.lost_engines} workers lost their engines: {error.message}") from error
+        if isinstance(error, StepFailed):
+            self.failed_steps += 1
+            if self.failed_steps == MOST_FAILED_STEPS:
+                raise InternalError(f"{self.failed_steps} attempts failed alike: {error.message}") from error
 
 
-class Answer:
+class RequestState:
     def __init__(
         self,
-        request: GenerationRequest,
-        index: int,
-        names: tuple[BlockName, ...],
-        around: Surroundings,
-        report: Callable[[TokenEvent | FinishEvent | ServeError], None],
-        found: Found | None = None,
+        request: GenerateRequest,
+        choice: int,
+        block_hashes: tuple[BlockName, ...],
+        dependencies: Dependencies,
+        report: Callable[[tuple[int, TokenDelta] | ServeError], None],
+        recovered: Recovered | None = None,
     ) -> None:
-        """`found` is what a decode worker has of it already, when a client goes on with its stream."""
-        self.index = index
-        self.request_id = RequestId(f"{request.request_id}#{index}")
+        """`recovered` is what a decode worker has of it already, where a client resumes its stream."""
+        self.choice = choice
+        self.request_id = RequestId(f"{request.request_id}#{choice}")
         self._request = request
-        self._names = list(names)
-        self._around = around
+        self._block_hashes = list(block_hashes)
+        self._with = dependencies
         self._report = report
-        self._found = found
-        self._sampling = request.sampling[index]
+        self._recovered = recovered
+        self._sampling = request.sampling[choice]
         self._least_attempt = first_attempt(request.resumptions)
         self._is_left_open = False
         self._emitted: list[SampledToken] = []
-        self._lifetime = Lifetime()
-        self._lifetime.mark(Instant.RECEIVED)
-        asked = Asked(
-            request_id=self.request_id,
-            prompt_tokens=len(request.prompt),
-            names=names,
-            block_size=around.block_size,
-            policy=around.policy,
-            tenant=request.tenant,
-            priority=request.priority,
+        self._stats = RequestStats(
+            self.request_id,
+            request,
+            block_hashes,
+            block_size=dependencies.block_size,
+            policy=dependencies.policy,
         )
-        self._account = Account(asked, self._lifetime)
-        if found is None:  # else another router has told of it
-            around.demand.begins()
-        self._span = around.recorder.begin("answer", request.request_id, request.trace)
-
-    @property
-    def cached_tokens(self) -> int:
-        return self._account.cached_tokens
+        if recovered is None:  # otherwise another router has counted it
+            dependencies.demand.begins()
+        self._span = dependencies.recorder.begin("answer", request.request_id, request.trace)
 
     def leave_open(self) -> None:
-        """Cancelling does not close it at its decode worker: somebody will attach to it there."""
+        """Cancelling does not close it at its decode worker: a router will attach to it there."""
         self._is_left_open = True
 
     @property
     def has_begun(self) -> bool:
         return bool(self._emitted)
 
-    def note_end(self) -> None:
-        """With its last token, or because its caller has what it wants: the next ones are expected to be like it."""
-        self._around.placer.answered(len(self._emitted))
-        self._around.demand.ends(len(self._request.prompt), self.cached_tokens, len(self._emitted))
+    def end(self, reason: FinishReason) -> None:
+        """Reports the end, with its last token or because its caller has what it wants."""
+        self._with.placer.ended(len(self._emitted))
+        self._with.demand.ends(len(self._request.prompt), self._stats.cached_tokens, len(self._emitted))
+        self._report((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
 
     async def run(self) -> None:
-        """Reports tokens and one finish, or one error. Only cancelling ends it without either."""
+        """Reports tokens and one end, or one error. Only cancelling ends it without either."""
         outcome = "cancelled"
         try:
             reason = await self._until_deadline()
             outcome = reason.value
-            self.note_end()
-            self._report(FinishEvent(self.index, reason, self.cached_tokens))
+            self.end(reason)
         except ServeError as error:
             outcome = type(error).__name__
             self._report(error)
         except Exception as error:
-            log.exception("answer failed request=%s", self.request_id)
+            log.exception("request failed by a bug request=%s", self.request_id)
             outcome = "InternalError"
             self._report(InternalError(f"internal error: {type(error).__name__}: {error}"))
         finally:
-            self._lifetime.mark(Instant.DONE)
-            self._settle(outcome)
+            self._stats.lifetime.mark(Instant.DONE)
+            self._record(outcome)
 
     async def _until_deadline(self) -> FinishReason:
         deadline_s = self._request.deadline_s
@@ -158,198 +172,184 @@ class Answer:
             if not limit.expired():
                 raise
             raise DeadlineExceeded(
-                f"the request's deadline passed after {len(self._emitted)} tokens of choice {self.index}"
+                f"the request's deadline passed after {len(self._emitted)} tokens of choice {self.choice}"
             ) from None
 
     async def _over_attempts(self) -> FinishReason:
-        taken: Placed | None = None
-        if self._found is not None:
-            self._begin_with(self._found)
-            if self._found.finish not in (None, FinishReason.ERROR):
-                return self._found.finish
-            taken = await self._take_over(self._found)
-        losses = failed_steps = lost_engines = 0
+        stream: TokenStream | None = None
+        if self._recovered is not None:
+            self._replay(self._recovered)
+            if self._recovered.finish not in (None, FinishReason.ERROR):
+                return self._recovered.finish
+            stream = await self._take_over(self._recovered)
+        losses = _Losses()
         next_worker: WorkerId | None = None
         avoided: WorkerId | None = None
         while len(self._emitted) < self._sampling.max_tokens:
             before = len(self._emitted)
-            placed, taken = taken or await self._place(next_worker, avoided), None
-            next_worker = avoided = None
-            self._account.placed(placed.decision, placed.decided_at_s)
+            if stream is None:
+                stream = await self._place(next_worker, avoided)
+            worker, next_worker, avoided = stream.link.worker_id, None, None
             try:
-                return await self._relay(placed)
-            except Moved as moved:
-                next_worker = moved.to
-                self._span.event("moved", worker=placed.link.worker, to=moved.to or "any")
+                return await self._relay(stream)
+            except Migrated as migrated:
+                next_worker = migrated.to
+                self._span.event("migrated", worker=worker, to=migrated.to or "any")
             except ServeError as error:
-                losses = losses + 1 if len(self._emitted) == before else 1
-                if not may_go_elsewhere(error) or losses > MAX_LOSSES:
-                    raise
-                if isinstance(error, EngineLost):
-                    lost_engines = lost_engines + 1 if len(self._emitted) == before else 1
-                    if lost_engines == MOST_LOST_ENGINES:
-                        raise InternalError(f"{lost_engines} workers lost their engines: {error.message}") from error
-                if isinstance(error, StepFailed):
-                    avoided, failed_steps = placed.link.worker, failed_steps + 1
-                    if failed_steps == MOST_FAILED_STEPS:
-                        raise InternalError(f"{failed_steps} attempts failed alike: {error.message}") from error
-                self._around.metrics.reopened_requests_total.inc()
-                self._span.event("reopened", lost_worker=placed.link.worker, error=repr(error))
-                log.warning(
-                    "reopening request=%s after_tokens=%d lost_worker=%s error=%s: %s",
-                    self.request_id,
-                    len(self._emitted),
-                    placed.link.worker,
-                    type(error).__name__,
-                    error,
-                )
+                losses.add(error, has_new_tokens=len(self._emitted) > before)
+                avoided = worker if isinstance(error, StepFailed) else None
+                self._note_reopening(worker, error)
+            stream = None
         return FinishReason.LENGTH
 
-    async def _place(self, at: WorkerId | None, avoided: WorkerId | None) -> Placed:
-        has_had_turn = self._account.attempts > 0 or self._found is not None
-        span = self._span.begin("route")
-        try:
-            placed = await self._around.placer.place(
-                self._request_now(), self._lifetime, span, has_had_turn=has_had_turn, at=at, avoided=avoided
+    async def _place(self, at: WorkerId | None, avoided: WorkerId | None) -> TokenStream:
+        is_urgent = self._stats.attempts > 0 or self._recovered is not None
+        with self._span.part("route") as span:
+            return await self._with.placer.place(
+                self._request_now(), self._stats, span, is_urgent=is_urgent, at=at, avoided=avoided
             )
-        except BaseException as error:
-            span.end(error=repr(error))
-            raise
-        span.end()
-        return placed
 
-    def _begin_with(self, found: Found) -> None:
-        """Tell what another router has had already."""
-        self._sampling = dataclasses.replace(self._sampling, max_tokens=found.most_tokens)
-        self._least_attempt = max(self._least_attempt, found.attempt + 1)
-        self._account.arrived(0, found.cached_tokens, time.monotonic())
-        self._tell(found.tokens)
+    def _replay(self, recovered: Recovered) -> None:
+        """Reports what another router has had already."""
+        self._sampling = dataclasses.replace(self._sampling, max_tokens=recovered.most_tokens)
+        self._least_attempt = max(self._least_attempt, recovered.attempt + 1)
+        self._stats.arrived(0, recovered.cached_tokens, time.monotonic())
+        self._emit(TokenDelta(0, recovered.tokens))
 
-    async def _take_over(self, found: Found) -> Placed | None:
-        """From the router that had it; None where it has to be placed again."""
-        if found.finish is not None:
+    async def _take_over(self, recovered: Recovered) -> TokenStream | None:
+        """Attaches to it at its worker. Returns None where it has to be placed again."""
+        if recovered.finish is not None:
             return None
-        attempt = self._around.placer.attempts.next(self._least_attempt)
-        stream, is_taken = AnswerStream(self.request_id, attempt, len(self._emitted)), False
+        link, attempt = recovered.link, self._with.placer.attempts.next(self._least_attempt)
+        stream, is_taken = TokenStream(link, self.request_id, attempt, len(self._emitted)), False
         try:
-            await found.link.take_over(stream, found.attempt, self._request.deadline_s)
+            await link.take_over(stream, recovered.attempt, self._request.deadline_s)
             is_taken = True
-            self._span.event("taken over", worker=found.link.worker, tokens=len(self._emitted))
-            return Placed(found.link, stream, None, time.monotonic())
+            self._span.event("recovered", worker=link.worker_id, tokens=len(self._emitted))
+            self._stats.placed(None, time.monotonic())
+            return stream
         except ServeError as error:
             is_another_attempt = isinstance(error, NotFound | InvalidRequest | Cancelled)  # the one found is over
             if not may_go_elsewhere(error) and not is_another_attempt:
                 raise
-            log.warning("not taken over request=%s worker=%s error=%s", self.request_id, found.link.worker, error)
+            log.warning("not recovered request=%s worker=%s error=%s", self.request_id, link.worker_id, error)
             return None
         finally:
             if not is_taken:
-                found.link.forget(stream)
-                self._around.links.close_later(found.link, stream)
+                link.forget(stream)
+                self._with.links.close_later(stream)
 
     def _request_now(self) -> Request:
-        """What is known so far; placing numbers the attempt."""
-        known = (*self._request.prompt, *(sampled.token for sampled in self._emitted))
-        extend_names(
-            self._names, known, self._around.block_size, self._request.salt, self._request.public_blocks
-        )  # those that the answer has filled since
+        """Returns the request with all that is known so far; placing numbers the attempt."""
+        request = self._request
+        known = (*request.prompt, *(sampled.token for sampled in self._emitted))
+        extend_names(self._block_hashes, known, self._with.block_size, request.salt, request.public_blocks)
         return Request(
             request_id=self.request_id,
             attempt=self._least_attempt,
-            prompt=self._request.prompt,
+            prompt=request.prompt,
             emitted=tuple(self._emitted),
-            names=tuple(self._names),
-            salt=self._request.salt,
-            public_blocks=self._request.public_blocks,
+            names=tuple(self._block_hashes),
+            salt=request.salt,
+            public_blocks=request.public_blocks,
             sampling=self._sampling,
-            deadline_s=self._request.deadline_s,
-            router_id=self._around.router_id,
-            priority=self._request.priority,
-            tenant=self._request.tenant,
-            siblings=dataclasses.replace(self._request.siblings, before=self._request.siblings.before + self.index),
-            trace=None if self._request.trace is None else self._span.context,
+            deadline_s=request.deadline_s,
+            router_id=self._with.router_id,
+            priority=request.priority,
+            tenant=request.tenant,
+            siblings=dataclasses.replace(request.siblings, before=request.siblings.before + self.choice),
+            trace=None if request.trace is None else self._span.context,
         )
 
-    async def _relay(self, placed: Placed) -> FinishReason:
-        """Pass on what arrives until the worker's last word; whatever ends it earlier closes the attempt there."""
+    async def _relay(self, stream: TokenStream) -> FinishReason:
+        """Reports what arrives until the worker's end of it; an earlier end closes the attempt there."""
         try:
-            with self._around.movement.watching(placed, self._request_now):
+            with self._with.migration.watching(stream, self._request_now):
                 while True:
-                    arrival = await placed.stream.next()
-                    reach(self._point(arrival))
-                    self._take(arrival, placed)
-                    if arrival.finish is not None:
-                        return arrival.finish
+                    delta = await stream.next()
+                    reach(self._point(delta))
+                    self._take(delta, stream)
+                    if delta.finish is not None:
+                        return delta.finish
         finally:
-            self._around.placer.left(self.request_id)
-            placed.link.forget(placed.stream)
-            if not placed.stream.is_complete and not self._is_left_open:
-                self._around.links.close_later(placed.link, placed.stream)
+            self._with.placer.left(self.request_id)
+            stream.link.forget(stream)
+            if not stream.is_complete and not self._is_left_open:
+                self._with.links.close_later(stream)
 
-    def _point(self, arrival: Arrival) -> Point:
-        if arrival.finish is not None:
+    def _point(self, delta: TokenDelta) -> Point:
+        if delta.finish is not None:
             return Point.ROUTER_FINISHED
         return Point.ROUTER_TOKEN if self._emitted else Point.ROUTER_FIRST_TOKEN
 
-    def _take(self, arrival: Arrival, placed: Placed) -> None:
-        self._lifetime.merge(arrival.lifetime)
-        if arrival.tokens:
-            self._around.placer.first_token(self.request_id)
-        is_first = not self._emitted and bool(arrival.tokens)
-        self._account.arrived(len(arrival.tokens), arrival.cached_tokens, time.monotonic())
+    def _take(self, delta: TokenDelta, stream: TokenStream) -> None:
+        self._stats.lifetime.merge(delta.lifetime)
+        if delta.tokens:
+            self._with.placer.first_token(self.request_id)
+        is_first = not self._emitted and bool(delta.tokens)
+        self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
         if is_first:
             self._span.event("first token")
-            self._log_first_token(placed)
-        self._tell(arrival.tokens)
+            self._log_first_token(stream)
+        self._emit(delta)
 
-    def _tell(self, tokens: Sequence[SampledToken]) -> None:
-        for sampled in tokens:
-            self._report(TokenEvent(self.index, len(self._emitted), sampled))
-            self._emitted.append(sampled)
+    def _emit(self, delta: TokenDelta) -> None:
+        """Reports its tokens. The end is reported apart: `end` knows what was reused over all attempts."""
+        if delta.tokens:
+            self._report((self.choice, delta if delta.finish is None else dataclasses.replace(delta, finish=None)))
+            self._emitted += delta.tokens
 
-    def _log_first_token(self, placed: Placed) -> None:
-        compared = self._account.comparison
+    def _note_reopening(self, worker: WorkerId, error: ServeError) -> None:
+        self._with.metrics.reopened_requests_total.inc()
+        self._span.event("reopened", lost_worker=worker, error=repr(error))
+        log.warning(
+            "reopening request=%s after_tokens=%d lost_worker=%s error=%s: %s",
+            self.request_id,
+            len(self._emitted),
+            worker,
+            type(error).__name__,
+            error,
+        )
+
+    def _log_first_token(self, stream: TokenStream) -> None:
+        compared = self._stats.comparison
         if compared is None:  # another router had placed it
             return
         log.info(
             "first token request=%s worker=%s ttft_s=%.4f since_decision_s=%s predicted_s=%.4f reused_blocks=%d "
             "predicted_blocks=%d",
             self.request_id,
-            placed.link.worker,
-            self._lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN) or 0.0,
+            stream.link.worker_id,
+            self._stats.lifetime.between(Instant.RECEIVED, Instant.FIRST_TOKEN) or 0.0,
             "unpredicted" if compared.actual_s is None else f"{compared.actual_s:.4f}",
             compared.predicted_s,
             compared.reused_blocks,
             compared.predicted_blocks,
         )
 
-    def _settle(self, outcome: str) -> None:
-        """All is known: hold it against what was predicted, and write it down."""
-        compared, token_s = self._account.comparison, self._account.token_s
-        if token_s is not None:
-            self._around.placer.flowed(token_s)
+    def _record(self, outcome: str) -> None:
+        """Compares the outcome with what was predicted, and writes it down."""
+        stats, compared = self._stats, self._stats.comparison
+        if stats.token_s is not None:
+            self._with.placer.streamed(stats.token_s)
         if compared is not None:
-            self._around.metrics.compare(compared)
-        self._around.request_log.put(functools.partial(self._account.record, outcome))
-        self._end_span(outcome)
-        instants = " ".join(f"{name}={at_s:.3f}" for name, at_s in self._lifetime.as_dict().items())
-        log.info(
-            "answer ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
-            self.request_id,
-            outcome,
-            len(self._emitted),
-            self._account.attempts,
-            self.cached_tokens,
-            instants,
-        )
-
-    def _end_span(self, outcome: str) -> None:
+            self._with.metrics.compare(compared)
+        self._with.request_log.put(functools.partial(stats.record, outcome))
         self._span.set(
-            choice=self.index,
+            choice=self.choice,
             outcome=outcome,
             tokens=len(self._emitted),
-            attempts=self._account.attempts,
-            cached_tokens=self.cached_tokens,
+            attempts=stats.attempts,
+            cached_tokens=stats.cached_tokens,
             resumptions=self._request.resumptions,
         )
         self._span.end(error=None if outcome in _GOOD_ENDS else outcome)
+        log.info(
+            "choice ended request=%s outcome=%s tokens=%d attempts=%d cached_tokens=%d %s",
+            self.request_id,
+            outcome,
+            len(self._emitted),
+            stats.attempts,
+            stats.cached_tokens,
+            " ".join(f"{name}={at_s:.3f}" for name, at_s in stats.lifetime.as_dict().items()),
+        )

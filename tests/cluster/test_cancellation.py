@@ -76,7 +76,7 @@ class Watch:
     async def see(self) -> Seen:
         load = await self._cluster.load("decode-0")
         pulled, sampled, preempted = (now - then for now, then in zip(self._counted(), self._before, strict=True))
-        held = router_metric(self._cluster, "twostroke_held_requests")
+        held = router_metric(self._cluster, "twostroke_queued_requests")
         return Seen(held, load.waiting, load.running, pulled, sampled, preempted, load.pages_arriving)
 
     async def until(self, is_there: Callable[[Seen], bool]) -> None:

@@ -47,17 +47,17 @@ async def test_a_starved_worker_serves_on_and_a_frozen_one_is_replaced_until_it_
         answers = ask_all(client)
         await starve(cluster, "decode-0", 1.2 * PatienceConfig().dead_after_s)
         expected = await answers
-        assert counted(cluster, "worker_judgements", worker="decode-0", life="dead") == 0
+        assert counted(cluster, "worker_judgements", worker="decode-0", liveness="dead") == 0
         assert counted(cluster, "reopened_requests") == 0
         answers = ask_all(client)
         await asyncio.sleep(BURST_S)
         cluster.workers["decode-0"].process.send_signal(signal.SIGSTOP)
         assert await answers == expected
-        assert counted(cluster, "worker_judgements", worker="decode-0", life="dead", cause="silence") == 1
+        assert counted(cluster, "worker_judgements", worker="decode-0", liveness="dead", cause="silence") == 1
         assert counted(cluster, "reopened_requests") > 0
-        alive = counted(cluster, "worker_judgements", worker="decode-0", life="alive")
+        alive = counted(cluster, "worker_judgements", worker="decode-0", liveness="alive")
         cluster.workers["decode-0"].process.send_signal(signal.SIGCONT)
         async with asyncio.timeout(20):
-            while counted(cluster, "worker_judgements", worker="decode-0", life="alive") == alive:
+            while counted(cluster, "worker_judgements", worker="decode-0", liveness="alive") == alive:
                 await asyncio.sleep(0.05)
         await client.close()

@@ -148,7 +148,7 @@ async def test_streams_of_every_kind_go_on_at_another_router_when_theirs_is_kill
         await until_total(progress, at)
         await cluster.kill_router(0)
         check(await running, undisturbed)
-        assert await router_metric(cluster, 1, "twostroke_taken_over_requests_total") >= 1, "all was computed again"
+        assert await router_metric(cluster, 1, "twostroke_recovered_requests_total") >= 1, "all was computed again"
         resumed = client.resumptions
 
         await cluster.start_router(None, 0)

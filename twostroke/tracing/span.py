@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from twostroke.tracing.context import TraceContext
@@ -60,6 +61,17 @@ class OpenSpan:
     def begin(self, name: str) -> OpenSpan:
         """A part of it, in the same process."""
         return OpenSpan(name, self._process, self.context.child(), self.context.span_id, self._take)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[OpenSpan]:
+        """Begins a part of it that ends with the block, and with the block's error if it raises one."""
+        part = self.begin(name)
+        try:
+            yield part
+        except BaseException as error:
+            part.end(error=repr(error))
+            raise
+        part.end()
 
     def record(self, name: str, start_s: float, end_s: float, **attributes: Value) -> None:
         """A part of it that is over already."""

@@ -58,9 +58,9 @@ FLEET = Dashboard(
                     "Ended, by status.",
                 ),
                 Panel(
-                    "open and held",
+                    "open and queued",
                     "none",
-                    [("sum(twostroke_open_requests)", "open"), ("sum(twostroke_held_requests)", "held in routers")],
+                    [("sum(twostroke_open_requests)", "open"), ("sum(twostroke_queued_requests)", "queued in routers")],
                 ),
                 Panel(
                     "tokens",

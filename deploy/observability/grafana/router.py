@@ -45,10 +45,10 @@ ROUTER = Dashboard(
             "Admission and routing",
             [
                 Panel(
-                    "time held",
+                    "time queued",
                     "s",
-                    [(f"rate(twostroke_hold_seconds_sum{ONE}[{RATE}])", "{{instance}}")],
-                    "Seconds of waiting per second: how many are held on average.",
+                    [(f"rate(twostroke_queue_seconds_sum{ONE}[{RATE}])", "{{instance}}")],
+                    "Seconds of waiting per second: how many are queued on average.",
                 ),
                 Panel("refused", "reqps", [(rate("twostroke_refusals_total", "reason", ONE), "{{reason}}")]),
                 Panel(
@@ -126,16 +126,16 @@ ROUTER = Dashboard(
                     "ops",
                     [
                         (rate("twostroke_reopened_requests_total", "", ONE), "reopened"),
-                        (rate("twostroke_moved_requests_total", "", ONE), "moved"),
+                        (rate("twostroke_migrated_requests_total", "", ONE), "migrated"),
                         (rate("twostroke_attached_requests_total", "", ONE), "attached"),
-                        (rate("twostroke_taken_over_requests_total", "", ONE), "taken over"),
+                        (rate("twostroke_recovered_requests_total", "", ONE), "recovered"),
                         (rate("twostroke_replayed_requests_total", "", ONE), "computed again"),
                     ],
                 ),
                 Panel(
                     "judgements",
                     "ops",
-                    [(rate("twostroke_worker_judgements_total", "worker, life", ONE), "{{worker}} {{life}}")],
+                    [(rate("twostroke_worker_judgements_total", "worker, liveness", ONE), "{{worker}} {{liveness}}")],
                 ),
                 Panel(
                     "late itself",

@@ -1,4 +1,4 @@
-"""Who may come in: everybody, or clients with an API key, each within its limits."""
+"""Authenticates calls: every client is accepted, or those with an API key, each within its limits."""
 
 from __future__ import annotations
 
@@ -25,26 +25,27 @@ from twostroke.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLim
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Between two looks at the file: a key that is revoked opens nothing more after so long."""
+"""Time between two looks at the file of keys: a revoked key is refused after at most this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
-    """One call of a client that was let in."""
+class AuthContext:
+    """What one authenticated call may do."""
 
     tenant: str | None = None
-    """Of its key. None: no key was asked for, and it is for the gateway to say."""
+    """Tenant of the API key. None: no key was asked for, and the gateway names the tenant."""
     max_priority: int = MOST_PRIORITY
-    """The highest class that its requests have."""
+    """The highest class that its requests may have."""
     spend: Callable[[int], None] = lambda tokens: None
-    """Tokens of its prompts and answers."""
-    widen: Callable[[int], None] = lambda answers: None
-    """Tells how many answers the call asks for. Raises RateLimitExceeded or InvalidRequest where they are too many."""
+    """Counts tokens of its prompts and outputs."""
+    widen: Callable[[int], None] = lambda choices: None
+    """Tells how many choices the call asks for. Raises RateLimitExceeded or InvalidRequest for too many."""
     marks: Callable[[str], Mark] = lambda tenant: unmarked
-    """By tenant, what ties a stream's name to it: nobody else can go on with it, or make such a name."""
+    """Marks a stream's name as a tenant's: no other tenant can resume it, or make such a name."""
 
     def tenant_of(self, said: str, field: str) -> str:
-        """`said`: by the client, or its gateway. Raises InvalidRequest where a key says otherwise."""
+        """Returns the tenant. Raises InvalidRequest where the key names another than the client, or its gateway,
+        said."""
         if self.tenant is None:
             return said
         if said not in ("", self.tenant):
@@ -52,11 +53,11 @@ class Visit:
         return self.tenant
 
 
-EVERYBODY = Visit()
+ANONYMOUS = AuthContext()
 
 
 def read_keys(path: str) -> KeyFile:
-    """Raises ConfigError that says what is wrong where."""
+    """Reads the file of keys. Raises ConfigError that says what is wrong, and where."""
     try:
         text = Path(path).read_text()
     except OSError as error:
@@ -83,34 +84,34 @@ class StreamMarks:
         return hashlib.blake2b(said.encode(), key=self._key, digest_size=8).hexdigest()
 
 
-class Doorman(Protocol):
-    def admit(self, authorization: str | None) -> AbstractContextManager[Visit]:
-        """For the time of one call. Raises InvalidApiKey or RateLimitExceeded."""
+class Authenticator(Protocol):
+    def admit(self, authorization: str | None) -> AbstractContextManager[AuthContext]:
+        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
 
     async def watch(self) -> None:
-        """Whoever may come in from now on; ends by cancellation only."""
+        """Keeps up with changes of the keys, until it is cancelled."""
 
 
-class OpenHouse:
-    """No keys: whoever has a stream's name, in which there are random bits and a mark, may go on with it."""
+class NoAuthentication:
+    """Accepts every client. A stream's name, which has random bits and a mark, is enough to resume it."""
 
     def __init__(self, cluster_token: str = "") -> None:
-        self._visit = Visit(marks=StreamMarks(cluster_token).of)
+        self._context = AuthContext(marks=StreamMarks(cluster_token).of)
 
     @contextlib.contextmanager
-    def admit(self, authorization: str | None) -> Iterator[Visit]:
+    def admit(self, authorization: str | None) -> Iterator[AuthContext]:
         del authorization
-        yield self._visit
+        yield self._context
 
     async def watch(self) -> None:
         await asyncio.Event().wait()
 
 
-class KeyedDoorman:
+class KeyAuthenticator:
     def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
         """Raises ConfigError where the file cannot be used."""
         self._path = Path(path)
-        self._metrics = DoorMetrics(metrics.registry, ROLE)
+        self._metrics = AuthMetrics(metrics.registry, ROLE)
         self._limits = Limits()
         self._marks = StreamMarks(cluster_token)
         self._seen = self._look()
@@ -118,7 +119,7 @@ class KeyedDoorman:
         self._metrics.keys.set(len(self._file.keys))
 
     @contextlib.contextmanager
-    def admit(self, authorization: str | None) -> Iterator[Visit]:
+    def admit(self, authorization: str | None) -> Iterator[AuthContext]:
         try:
             key_id, entry = find_key(self._file.keys, authorization, time.time())
             call = self._limits.enter(key_id, entry, time.monotonic())
@@ -126,14 +127,14 @@ class KeyedDoorman:
             self._metrics.count_refusal(error.reason)
             raise
         try:
-            yield Visit(entry.tenant, entry.max_priority, call.spend, self._widened(call), self._marks.of)
+            yield AuthContext(entry.tenant, entry.max_priority, call.spend, self._widening(call), self._marks.of)
         finally:
             call.leave()
 
-    def _widened(self, call: OpenCall) -> Callable[[int], None]:
-        def widen(answers: int) -> None:
+    def _widening(self, call: OpenCall) -> Callable[[int], None]:
+        def widen(choices: int) -> None:
             try:
-                call.widen(answers)
+                call.widen(choices)
             except RateLimitExceeded as error:
                 self._metrics.count_refusal(error.reason)
                 raise
@@ -146,7 +147,7 @@ class KeyedDoorman:
             self.look_again()
 
     def look_again(self) -> None:
-        """Take what the file says now; where it cannot be used, what it said before goes on."""
+        """Takes what the file says now; where it cannot be used, what it said before stays in force."""
         seen = self._look()
         if seen == self._seen:
             return
@@ -163,7 +164,7 @@ class KeyedDoorman:
         log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
 
     def _look(self) -> tuple[int, int, int] | None:
-        """Another file behind the name, or another content: a mounted Secret is a link that changes."""
+        """Tells one file or content from another: a mounted Secret is a link that changes."""
         try:
             found = os.stat(self._path)
         except OSError:
@@ -174,7 +175,7 @@ class KeyedDoorman:
 REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
 
 
-class DoorMetrics:
+class AuthMetrics:
     def __init__(self, registry: CollectorRegistry, role: str) -> None:
         labels = {"role": role}
         self.keys = Gauge("twostroke_api_keys", "API keys in the file.", labels, registry=registry).labels(**labels)

@@ -1,4 +1,4 @@
-"""The gRPC door: twostroke.v1.Inference, all that clients may call."""
+"""The gRPC endpoint for clients: twostroke.v1.Inference."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from router.frontend.auth.auth import Doorman, Visit
+from router.frontend.auth.auth import AuthContext, Authenticator
 from router.frontend.grpc.schema import options_of
-from router.frontend.params import Ask, TokenPrompt, check_request_id, check_salt, priority_class
+from router.frontend.params import ClientRequest, TokenPrompt, check_request_id, check_salt, priority_class
 from router.frontend.preparation.prepare import PreparedGenerate
-from router.frontend.request_handler import Front, TextEvent
+from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Progress, Pulse, StreamPoint
 from router.frontend.text.tokenizer import token_text
 from twostroke.errors import UnsupportedFeature
@@ -29,48 +29,50 @@ from twostroke.tracing.context import HEADER as TRACE_HEADER
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-class Visits:
-    """Calls that the doorman has let in, until they end: he is asked before a call's message is read."""
+class OpenCalls:
+    """Authenticated calls, until they end: a call is authenticated before its message is read."""
 
-    def __init__(self, doorman: Doorman) -> None:
-        self._doorman = doorman
-        self._open: dict[Context, Visit] = {}
+    def __init__(self, authenticator: Authenticator) -> None:
+        self._authenticator = authenticator
+        self._open: dict[Context, AuthContext] = {}
 
     @contextlib.contextmanager
     def admit(self, context: Context) -> Iterator[None]:
         """Raises InvalidApiKey or RateLimitExceeded."""
         shown = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), None)
-        with self._doorman.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown) as visit:
-            self._open[context] = visit
+        with self._authenticator.admit(shown.decode(errors="replace") if isinstance(shown, bytes) else shown) as auth:
+            self._open[context] = auth
             try:
                 yield
             finally:
                 del self._open[context]
 
-    def of(self, context: Context) -> Visit:
+    def of(self, context: Context) -> AuthContext:
         return self._open[context]
 
 
 class InferenceService:
-    """Who comes here has been let in. Messages with prompts arrive as bytes: to parse a large one takes long."""
+    """Serves authenticated calls. Messages with prompts arrive as bytes: parsing a large one takes long."""
 
-    def __init__(self, front: Front, visits: Visits) -> None:
-        self._front = front
-        self._visits = visits
+    def __init__(self, handler: RequestHandler, calls: OpenCalls) -> None:
+        self._handler = handler
+        self._calls = calls
 
     async def Generate(  # noqa: N802
         self, raw: bytes, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        received_s, visit = time.monotonic(), self._visits.of(context)
-        prepared = await self._front.prepare("grpc_generate", raw, visit, client=_client(context))
+        received_s, auth = time.monotonic(), self._calls.of(context)
+        prepared = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
         assert isinstance(prepared, PreparedGenerate)
         request = inference_pb2.GenerateRequest.FromString(prepared.message)
-        ask = _parse_ask(request, prepared.prompt, context.time_remaining(), visit, received_s, _traceparent(context))
-        progress, has_begun = Progress(ask.point), ask.point.resumptions > 0
+        asked = _client_request(
+            request, prepared.prompt, context.time_remaining(), auth, received_s, _traceparent(context)
+        )
+        progress, has_begun = Progress(asked.point), asked.point.resumptions > 0
 
         async def beat() -> None:
             if has_begun:
-                await context.write(inference_pb2.GenerateResponse(request_id=ask.request_id))
+                await context.write(inference_pb2.GenerateResponse(request_id=asked.request_id))
 
         pulse = Pulse(beat)
         last: list[inference_pb2.GenerateResponse] = []
@@ -79,7 +81,7 @@ class InferenceService:
             nonlocal has_begun
             if event.is_sent:
                 return
-            message = self._message(ask.request_id, event)
+            message = self._message(asked.request_id, event)
             sent = progress.sent_token if event.finish is None else progress.finished
             message.resume_token = sent(event.choice)
             if event.usage is None:
@@ -92,33 +94,33 @@ class InferenceService:
 
         # Messages are written from inside the call, not yielded, so that a client that goes away cancels the answer
         # wherever it stands.
-        await pulse.during(self._front.answer(ask, send))
+        await pulse.during(self._handler.answer(asked, send))
         for message in last:
             yield message
 
     async def Tokenize(self, raw: bytes, context: Context) -> bytes:  # noqa: N802
         """The serialized response."""
-        visit = self._visits.of(context)
-        response = await self._front.prepare("grpc_tokenize", raw, visit, client=_client(context))
+        auth = self._calls.of(context)
+        response = await self._handler.prepare("grpc_tokenize", raw, auth, client=_client(context))
         assert isinstance(response, bytes)
         return response
 
     async def Abort(  # noqa: N802
         self, request: inference_pb2.AbortRequest, context: Context
     ) -> inference_pb2.AbortResponse:
-        found = await self._front.abort(request.request_id, request.resume_token, self._visits.of(context))
+        found = await self._handler.abort(request.request_id, request.resume_token, self._calls.of(context))
         return inference_pb2.AbortResponse(found=found)
 
     async def GetModel(  # noqa: N802
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
         del request, context
-        facts = self._front.dispatcher.facts
+        facts = self._handler.dispatcher.facts
         return inference_pb2.GetModelResponse(
-            model=self._front.model,
+            model=self._handler.model,
             max_model_len=facts.context_tokens,
             vocab_size=facts.vocab_size,
-            recommended_sampling=inference_pb2.SamplingOptions(**dataclasses.asdict(self._front.recommended)),
+            recommended_sampling=inference_pb2.SamplingOptions(**dataclasses.asdict(self._handler.recommended)),
         )
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -155,45 +157,44 @@ class InferenceService:
         assert token.logprob is not None
         return inference_pb2.TokenLogprob(
             token_id=token.token,
-            token=token_text(self._front.text, token.token),
+            token=token_text(self._handler.text, token.token),
             logprob=token.logprob,
             top=[
-                inference_pb2.TokenLogprob(token_id=other, token=token_text(self._front.text, other), logprob=logprob)
+                inference_pb2.TokenLogprob(token_id=other, token=token_text(self._handler.text, other), logprob=logprob)
                 for other, logprob in token.top
             ],
         )
 
 
-def _parse_ask(
+def _client_request(
     request: inference_pb2.GenerateRequest,
     prompt: TokenPrompt,
     left_s: float | None,
-    visit: Visit,
+    auth: AuthContext,
     received_s: float,
     traceparent: str = "",
-) -> Ask:
+) -> ClientRequest:
     if request.sampling.HasField("prompt_logprobs"):
         raise UnsupportedFeature("prompt_logprobs is not supported by this server", field="prompt_logprobs")
     options = options_of(request)
     request_id = check_request_id(request.request_id, "request_id") or uuid.uuid4().hex
-    tenant = visit.tenant_of(check_request_id(request.tenant, "tenant"), "tenant")
-    mark = visit.marks(tenant)
+    tenant = auth.tenant_of(check_request_id(request.tenant, "tenant"), "tenant")
+    mark = auth.marks(tenant)
     if request.resume_from:
         point = StreamPoint.after(request.resume_from, options.n, "resume_from", mark)
     else:
         point = StreamPoint.begin(request_id, options.n, mark)
-    return Ask(
+    return ClientRequest(
         point=point,
         is_resumable=True,
         is_id_drawn=not request.request_id,
-        model=request.model or None,
         prompts=(prompt,),
         options=options,
         cache_salt=check_salt(request.cache_salt),
         deadline_s=None if left_s is None else time.time() + call_timeout_s(left_s),
-        priority=min(priority_class(request.priority), visit.max_priority),
+        priority=min(priority_class(request.priority), auth.max_priority),
         tenant=tenant,
-        visit=visit,
+        auth=auth,
         traceparent=traceparent,
         received_s=received_s,
     )

@@ -1,4 +1,4 @@
-"""The HTTP door: the OpenAI API with the helpers that vLLM adds, and health, as one ASGI application."""
+"""The HTTP endpoints: the OpenAI API with the helpers that vLLM adds, and health, as one ASGI application."""
 
 from __future__ import annotations
 
@@ -14,28 +14,24 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.frontend.auth.auth import Doorman, OpenHouse
-from router.frontend.http.health_pages import HEALTH_PATHS, INDEX, HealthPages, with_index
-from router.frontend.http.middleware import RequestIds
+from router.frontend.auth.auth import Authenticator, NoAuthentication
+from router.frontend.http.health_pages import HealthPages, with_index
+from router.frontend.http.middleware import Authentication, RequestIds
 from router.frontend.openai.fields import as_number
 from router.frontend.openai.http import AnswerResponse, error_response, unless_gone
 from router.frontend.openai.reply import Reply
 from router.frontend.openai.schema import OpenAIRequest, check_timeout
-from router.frontend.params import Ask, check_request_id
-from router.frontend.preparation.prepare import PreparedChat
-from router.frontend.request_handler import Front
-from router.frontend.resume import Mark, Progress, StreamPoint, Unnamed
+from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
+from router.frontend.request_handler import RequestHandler
+from router.frontend.resume import Mark, NoProgress, Progress, StreamPoint
 from twostroke import client_text
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
     InternalError,
-    InvalidApiKey,
     InvalidRequest,
     NotFound,
-    RateLimitExceeded,
     RequestTooLarge,
     ServeError,
     UnsupportedMediaType,
@@ -54,43 +50,42 @@ RESUMABLE_HEADER = "x-resumable-stream"
 TENANT_HEADER = "x-tenant-id"
 """Set by gateways that know their clients, which must not be able to choose it."""
 
-OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX}
-"""Metrics are there only where no key is asked for, or they have no port of their own."""
-
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 def build_http_app(
-    front: Front,
-    doorman: Doorman | None = None,
+    handler: RequestHandler,
+    authenticator: Authenticator | None = None,
     *,
     max_body_bytes: int,
     with_metrics: bool = True,
     outer: Sequence[Middleware] = (),
 ) -> Starlette:
     """`outer` sees every request first."""
-    doors = HttpDoors(front, max_body_bytes)
+    endpoints = Endpoints(handler, max_body_bytes)
     routes = [
-        Route("/v1/chat/completions", _funnel(doors.chat), methods=["POST"]),
-        Route("/v1/completions", _funnel(doors.completions), methods=["POST"]),
-        Route("/v1/models", _funnel(doors.models), methods=["GET"]),
-        Route("/v1/models/{model:path}", _funnel(doors.model), methods=["GET"]),
-        Route("/tokenize", _funnel(doors.tokenize), methods=["POST"]),
-        Route("/detokenize", _funnel(doors.detokenize), methods=["POST"]),
-        *HealthPages(front).routes(with_metrics=with_metrics),
+        Route("/v1/chat/completions", _funnel(endpoints.chat), methods=["POST"]),
+        Route("/v1/completions", _funnel(endpoints.completions), methods=["POST"]),
+        Route("/v1/models", _funnel(endpoints.models), methods=["GET"]),
+        Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
+        Route("/tokenize", _funnel(endpoints.tokenize), methods=["POST"]),
+        Route("/detokenize", _funnel(endpoints.detokenize), methods=["POST"]),
+        *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
     return Starlette(
         routes=with_index(routes),
-        middleware=[*outer, Middleware(RequestIds), Middleware(Admission, doorman=doorman or OpenHouse())],
+        middleware=[
+            *outer,
+            Middleware(RequestIds),
+            Middleware(Authentication, authenticator=authenticator or NoAuthentication()),
+        ],
         exception_handlers={HTTPException: _http_error},
     )
 
 
-class HttpDoors:
-    """The endpoints."""
-
-    def __init__(self, front: Front, max_body_bytes: int) -> None:
-        self._front = front
+class Endpoints:
+    def __init__(self, handler: RequestHandler, max_body_bytes: int) -> None:
+        self._handler = handler
         self._max_body_bytes = max_body_bytes
         self._created = int(time.time())
 
@@ -105,7 +100,7 @@ class HttpDoors:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
-        self._front.check_model(request.path_params["model"])
+        self._handler.check_model(request.path_params["model"])
         return JSONResponse(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
@@ -115,60 +110,57 @@ class HttpDoors:
         return Response(await self._prepared(request, "detokenize"), media_type="application/json")
 
     async def _prepared(self, request: Request, kind: str) -> Any:
-        body, visit = await self._body(request), request.state.visit
-        preparing = self._front.prepare(kind, body, visit, client=_client(request), request_id=request.state.request_id)
+        body = await self._body(request)
+        return await self._prepare(request, kind, body, None)
+
+    async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None) -> Any:
+        state = request.state
+        preparing = self._handler.prepare(
+            kind, body, state.auth, client=_client(request), request_id=state.request_id, deadline_s=deadline_s
+        )
         return await unless_gone(request, preparing)
 
     async def _answer(self, request: Request, kind: str) -> Response:
-        body, visit = await self._body(request), request.state.visit
+        body, auth = await self._body(request), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)
-        preparing = self._front.prepare(
-            kind,
-            body,
-            visit,
-            client=_client(request),
-            request_id=request.state.request_id,
-            deadline_s=deadline_s,
-        )
-        prepared = await unless_gone(request, preparing)
-        assert isinstance(prepared, PreparedChat)
-        wanted, prompts = prepared.request, prepared.prompts
-        said = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
-        tenant = visit.tenant_of(said, TENANT_HEADER)
-        ask = Ask(
-            point=_point(request, wanted, len(prompts), visit.marks(tenant)),
+        wanted = await self._prepare(request, kind, body, deadline_s)
+        assert isinstance(wanted, OpenAIRequest)
+        prompts = tuple(prompt for prompt in wanted.prompts if isinstance(prompt, TokenPrompt))
+        named = check_request_id(request.headers.get(TENANT_HEADER, ""), TENANT_HEADER)
+        tenant = auth.tenant_of(named, TENANT_HEADER)
+        client_request = ClientRequest(
+            point=_point(request, wanted, len(prompts), auth.marks(tenant)),
             is_id_drawn=request.state.is_id_drawn,
             is_resumable=_is_resumable(request, wanted),
             may_rename=True,
-            model=wanted.model,
             prompts=prompts,
             options=wanted.options,
             cache_salt=wanted.cache_salt,
             # The header wins: proxies set it, and they know how long they will wait.
             deadline_s=_deadline(wanted.timeout_s, received_at_s) if deadline_s is None else deadline_s,
-            priority=min(wanted.priority, visit.max_priority),
+            priority=min(wanted.priority, auth.max_priority),
             tenant=tenant,
-            visit=visit,
+            auth=auth,
             user=wanted.user,
             traceparent=request.headers.get(TRACE_HEADER, ""),
             received_s=received_s,
         )
-        progress = Progress(ask.point) if ask.is_resumable else Unnamed()
-        reply = Reply(wanted, ask.point, self._front.model, self._front.text, progress)
-        return AnswerResponse(self._front, ask, reply, stream=wanted.stream)
+        progress = Progress(client_request.point) if client_request.is_resumable else NoProgress()
+        reply = Reply(wanted, client_request.point, self._handler.model, self._handler.text, progress)
+        return AnswerResponse(self._handler, client_request, reply, stream=wanted.stream)
 
     def _model_card(self) -> dict[str, object]:
         card: dict[str, object] = {
-            "id": self._front.model,
+            "id": self._handler.model,
             "object": "model",
             "created": self._created,
             "owned_by": "twostroke",
         }
-        if recommended := self._front.recommended.said():
+        if recommended := self._handler.recommended.said():
             card["recommended_sampling"] = recommended
-        if self._front.dispatcher.is_ready:
-            card["max_model_len"] = self._front.dispatcher.facts.context_tokens
+        if self._handler.dispatcher.is_ready:
+            card["max_model_len"] = self._handler.dispatcher.facts.context_tokens
         return card
 
     async def _body(self, request: Request) -> bytes:
@@ -191,25 +183,6 @@ class HttpDoors:
 
     def _too_large(self) -> RequestTooLarge:
         return RequestTooLarge(f"the body is larger than the {self._max_body_bytes} bytes that are allowed")
-
-
-class Admission:
-    """Lets calls in that may come in, until they end; probes need no key."""
-
-    def __init__(self, app: ASGIApp, doorman: Doorman) -> None:
-        self._app = app
-        self._doorman = doorman
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
-            await self._app(scope, receive, send)
-            return
-        try:
-            with self._doorman.admit(Request(scope).headers.get("authorization")) as visit:
-                scope["state"]["visit"] = visit
-                await self._app(scope, receive, send)
-        except (InvalidApiKey, RateLimitExceeded) as error:
-            await error_response(error)(scope, receive, send)
 
 
 def check_content_type(request: Request) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from twostroke import __version__
 
 HEALTH_PATHS = frozenset({"/health", "/ready", "/live"})
@@ -25,9 +25,9 @@ RENDERING_SHARE = 0.1
 
 
 class HealthPages:
-    def __init__(self, front: Front) -> None:
-        self._front = front
-        self._metrics_page = MetricsPage(front.metrics.registry)
+    def __init__(self, handler: RequestHandler) -> None:
+        self._handler = handler
+        self._metrics_page = MetricsPage(handler.metrics.registry)
 
     def routes(self, *, with_metrics: bool) -> list[Route]:
         routes = [
@@ -48,7 +48,7 @@ class HealthPages:
 
     async def _ready(self, request: Request) -> Response:
         del request
-        dispatcher = self._front.dispatcher
+        dispatcher = self._handler.dispatcher
         if dispatcher.is_draining:
             return PlainTextResponse("draining\n", status_code=503)
         if not dispatcher.is_ready:

@@ -17,10 +17,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from router.frontend.auth.auth import Authenticator
+from router.frontend.http.health_pages import HEALTH_PATHS, INDEX
 from router.frontend.openai.http import SHOULD_RETRY_HEADER, error_response
 from router.frontend.params import check_request_id
 from twostroke.config import EndpointsConfig
-from twostroke.errors import Forbidden, InvalidRequest, MisdirectedRequest
+from twostroke.errors import Forbidden, InvalidApiKey, InvalidRequest, MisdirectedRequest, RateLimitExceeded
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -50,8 +52,30 @@ class RequestIds:
         await self._app(scope, receive, send_with_id)
 
 
+OPEN_PATHS = HEALTH_PATHS | {"/metrics", INDEX}
+"""Paths without authentication. Metrics are among them only where they have no port of their own."""
+
 PREFLIGHT_S = 600
 """Time for which a browser remembers what it may send."""
+
+
+class Authentication:
+    """Authenticates every call but those of probes, for as long as it takes."""
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator) -> None:
+        self._app = app
+        self._authenticator = authenticator
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        try:
+            with self._authenticator.admit(Request(scope).headers.get("authorization")) as auth:
+                scope["state"]["auth"] = auth
+                await self._app(scope, receive, send)
+        except (InvalidApiKey, RateLimitExceeded) as error:
+            await error_response(error)(scope, receive, send)
 
 
 class BrowserGuard:

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
 from router.frontend.openai.reply import Reply, error_body
-from router.frontend.params import Ask
-from router.frontend.request_handler import Front, TextEvent
+from router.frontend.params import ClientRequest
+from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Pulse
 from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError, without_frames
 
@@ -77,10 +77,10 @@ class AnswerResponse(Response):
     """Runs the request while its client listens. Status and headers wait for the first event, so that a request that
     fails before its first token gets the status of its failure."""
 
-    def __init__(self, front: Front, ask: Ask, reply: Reply, *, stream: bool) -> None:
+    def __init__(self, handler: RequestHandler, request: ClientRequest, reply: Reply, *, stream: bool) -> None:
         super().__init__()
-        self._front = front
-        self._ask = ask
+        self._handler = handler
+        self._request = request
         self._reply = reply
         self._stream = stream
 
@@ -97,7 +97,7 @@ class AnswerResponse(Response):
 
         response: Response
         try:
-            await self._front.answer(self._ask, keep)
+            await self._handler.answer(self._request, keep)
             response = await self._whole()
         except ServeError as error:
             response = error_response(error)
@@ -107,7 +107,7 @@ class AnswerResponse(Response):
         """Long bodies are made on a thread, one at a time, so that they take turns with the loop."""
         if not self._reply.is_long:
             return JSONResponse(self._reply.body())
-        async with self._front.share.whole_bodies:
+        async with self._handler.share.whole_bodies:
             body = await asyncio.to_thread(self._encoded)
         return Response(body, media_type="application/json")
 
@@ -120,7 +120,7 @@ class AnswerResponse(Response):
         events = _EventStream(send)
 
         async def beat() -> None:
-            if events.is_started or self._ask.point.resumptions:
+            if events.is_started or self._request.point.resumptions:
                 await events.send_comment()
 
         pulse = Pulse(beat)
@@ -132,14 +132,14 @@ class AnswerResponse(Response):
                     pulse.sent()
 
         try:
-            work = self._front.answer(self._ask, forward)
-            await (pulse.during(work) if self._ask.is_resumable else work)
+            work = self._handler.answer(self._request, forward)
+            await (pulse.during(work) if self._request.is_resumable else work)
             await events.send("[DONE]")
         except ServeError as error:
             if not events.is_started:
                 await events.refuse(error)
                 return
-            if isinstance(error, Draining) and self._ask.is_resumable:
+            if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
             await events.send(_dumps(error_body(error)))
         await events.close()

@@ -9,7 +9,7 @@ from typing import Any
 
 from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.request_handler import TextEvent, Usage
-from router.frontend.resume import Progress, StreamPoint, Unnamed
+from router.frontend.resume import NoProgress, Progress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import SampledToken
@@ -52,7 +52,7 @@ class Reply:
     """Builds the bodies of one answer from its text events."""
 
     def __init__(
-        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress | Unnamed
+        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress | NoProgress
     ) -> None:
         self._request = request
         self._text = text

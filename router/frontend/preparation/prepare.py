@@ -55,14 +55,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedChat:
-    """A body of the OpenAI API without its prompts, and those as tokens."""
-
-    request: OpenAIRequest
-    prompts: tuple[TokenPrompt, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PreparedGenerate:
     """A GenerateRequest without its prompt, and that as tokens."""
 
@@ -94,10 +86,10 @@ class _Preparation:
         self._text = text
         self._outcome = outcome
 
-    def chat(self) -> PreparedChat:
+    def chat(self) -> OpenAIRequest:
         return self._openai(parse_chat)
 
-    def completion(self) -> PreparedChat:
+    def completion(self) -> OpenAIRequest:
         return self._openai(parse_completion)
 
     def tokenize(self) -> bytes:
@@ -149,11 +141,10 @@ class _Preparation:
             raise InvalidRequest(f"{name} has {len(tokens)} tokens; at most {most_tokens} are counted", field=name)
         return tokens
 
-    def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> PreparedChat:
+    def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> OpenAIRequest:
         wanted = parse(parse_json(self._work.body))
         check_model(wanted.model, self._work.model)
-        prompts = self._prompts(wanted.prompts)
-        return PreparedChat(dataclasses.replace(wanted, prompts=()), prompts)
+        return dataclasses.replace(wanted, prompts=self._prompts(wanted.prompts))
 
     def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
         """All of them pass the checks that cost little before the first is tokenized."""

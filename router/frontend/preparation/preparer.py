@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 INLINE_BYTES = 4 << 10
 """Bodies of at most this are prepared on the event loop: some milliseconds at worst."""
 SMALL_BYTES = 128 << 10
-"""Larger bodies never wait in front of those of at most this."""
+"""Larger bodies never wait in handler of those of at most this."""
 WORK_S = 60.0
 """For one request: even 8 MiB take less on a slow machine."""
 IDLE_S = 10.0

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from router.frontend.text.stop_strings import Scanned, StopScanner
+from router.frontend.text.stop_strings import StopScanner
 
 REPLACEMENT = "\ufffd"
 UNFINISHED_CHARS = 3
@@ -101,23 +101,27 @@ def _unfinished(text: str) -> int:
     return min(trailing, UNFINISHED_CHARS)
 
 
-class AnswerText:
-    """The text of one answer: tokens in, text out, stop strings applied."""
+class OutputText:
+    """The text of one output: tokens in, text out, stop strings applied."""
 
     def __init__(self, decoder: Decoder, scanner: StopScanner, *, unscanned_tokens: int = 0) -> None:
+        """`unscanned_tokens`: a stop string cannot end the output before its minimum length."""
         self._decoder = decoder
         self._scanner = scanner
         self._unscanned_tokens = unscanned_tokens
-        """A stop string cannot end the answer before its minimum length: text of these tokens is not looked at."""
 
-    def feed(self, token: int) -> Scanned:
+    @property
+    def is_stopped(self) -> bool:
+        return self._scanner.is_stopped
+
+    def feed(self, token: int) -> str:
         new = self._decoder.feed(token)
         if self._unscanned_tokens > 0:
             self._unscanned_tokens -= 1
-            return Scanned(new, stopped=False)
+            return new
         return self._scanner.feed(new)
 
-    def flush(self) -> Scanned:
-        """The rest of an answer that ended for a reason of its own."""
+    def flush(self) -> str:
+        """Returns the rest of an output that ended for a reason of its own."""
         last = self._scanner.feed(self._decoder.flush())
-        return last if last.stopped else Scanned(last.text + self._scanner.flush(), stopped=False)
+        return last if self.is_stopped else last + self._scanner.flush()

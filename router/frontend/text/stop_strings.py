@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    text: str
-    """What may be sent now."""
-    stopped: bool
-    """A stop string was found: this is the end of the answer."""
 
 
 class StopNode:
@@ -80,21 +71,25 @@ class StopScanner:
         self._node = stops.root
         self._held = ""
         """As many characters as `_node` is deep."""
+        self.is_stopped = False
+        """A stop string was found: this is the end of the output."""
 
-    def feed(self, new: str) -> Scanned:
+    def feed(self, new: str) -> str:
+        """Returns what may be sent now."""
         if not self._stops.root.following:
-            return Scanned(new, stopped=False)
+            return new
         node = self._node
         for rank, char in enumerate(new, 1):
             node = self._stops.after(node, char)
             if node.matched_chars:
                 text = self._held + new[:rank]
                 self.flush()
-                return Scanned(text if self._include_stop else text[: len(text) - node.matched_chars], stopped=True)
+                self.is_stopped = True
+                return text if self._include_stop else text[: len(text) - node.matched_chars]
         text = self._held + new
         certain_chars = len(text) - node.depth
         self._node, self._held = node, text[certain_chars:]
-        return Scanned(text[:certain_chars], stopped=False)
+        return text[:certain_chars]
 
     def flush(self) -> str:
         """What was held back, when the answer ends for another reason."""

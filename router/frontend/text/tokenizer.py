@@ -20,7 +20,7 @@ CONTEXT_TOKENS = 4
 
 
 class Text(Protocol):
-    """What the front door needs to know of a model's text."""
+    """What the frontend needs to know of a model's text."""
 
     @property
     def longest_token_chars(self) -> int:

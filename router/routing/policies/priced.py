@@ -137,9 +137,9 @@ class _Pricing:
             wait_s=max(forecast.queue_s, forecast.fetch_s, forecast.admission_s),
             prefill_s=forecast.prefill_s * price,
             transfer_s=forecast.transfer_s,
-            tail_s=forecast.tail_s + forecast.unforeseen_s,
+            tail_s=forecast.tail_s + forecast.residual_s,
             harm_s=self._harm_s(decode, 0.0 if source is not None else forecast.prefill_s),
-            damage_s=damage_pages * self._snapshot.eviction_regret * self._block_s(decode) * self._pool_price,
+            damage_s=damage_pages * self._snapshot.re_reference_rate * self._block_s(decode) * self._pool_price,
             damage_pages=damage_pages,
         )
         return _Candidate(decode, source, computing, forecast, why)
@@ -148,7 +148,7 @@ class _Pricing:
         """One more stream makes every step longer, and prompts run in the same steps as streams do."""
         cost = self._forecaster.cost(decode)
         growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens
-        delay_s = decode.running * growth_s * self._forecaster.answer_tokens
+        delay_s = decode.running * growth_s * self._forecaster.output_tokens
         delay_s += (decode.running + self._prices.streams_to_come) * prefill_s
         return delay_s * self._prices.harm_per_stream
 

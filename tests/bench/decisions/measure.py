@@ -13,10 +13,11 @@ from rich.console import Console
 
 from cluster.checks import STDOUT
 from cluster.output import write_json
-from router.fleet.worker import Member
+from router.admission.queued_request import QueuedRequest
+from router.fleet.worker import Worker
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
-from router.routing.selector import Ask, Selector, Shape
+from router.routing.selector import Selector, Shape, Workers
 from tests.bench.decisions.options import DecisionOptions
 from tests.bench.index.content import DEEP_BLOCKS, SHALLOW_BLOCKS, Content
 from tests.bench.index.subjects import subject_named
@@ -74,17 +75,17 @@ def _taken(options: DecisionOptions, content: Content, subject: OurIndex, depth:
     draws = random.Random(f"loads {options.seed}")
     reservations = Reservations()
     selector = Selector(policy_named(options.policy), subject.index, reservations, seed=options.seed)
-    decode, prefill = _members(subject, draws)
-    shape = Shape(block_size=BLOCK_TOKENS, page_bytes=1 << 20)
+    decode, prefill = _workers(subject, draws)
+    workers = Workers(Shape(block_size=BLOCK_TOKENS, page_bytes=1 << 20), decode, prefill)
     wall_s: list[float] = []
     cpu_s: list[float] = []
     in_flight: deque[RequestId] = deque()
-    for number, ask in enumerate(_asks(content, depth, WARM_UP + options.decisions)):
+    for number, request in enumerate(_requests(content, depth, WARM_UP + options.decisions)):
         started_s, started_cpu_s = time.perf_counter(), time.thread_time()
-        selector.select(ask, shape, decode, prefill, number / 1000)
+        selector.select(request, workers, number / 1000)
         wall_s.append(time.perf_counter() - started_s)
         cpu_s.append(time.thread_time() - started_cpu_s)
-        in_flight.append(ask.request_id)
+        in_flight.append(request.request_id)
         if len(in_flight) > IN_FLIGHT:
             reservations.end(in_flight.popleft())
     return Taken(
@@ -95,24 +96,29 @@ def _taken(options: DecisionOptions, content: Content, subject: OurIndex, depth:
     )
 
 
-def _asks(content: Content, depth: int, count: int) -> Iterator[Ask]:
+def _requests(content: Content, depth: int, count: int) -> Iterator[QueuedRequest]:
     for number, question in enumerate(content.questions(depth, count, popular=False)):
-        names = tuple(BlockName(name) for name in question.names)
-        tokens = len(names) * BLOCK_TOKENS + 5
+        hashes = tuple(BlockName(name) for name in question.names)
         request_id = RequestId(f"{depth}-{number}")
-        yield Ask(request_id=request_id, known_tokens=tokens, names=names, most_answer_tokens=300)
+        yield QueuedRequest(
+            request_id=request_id,
+            known_tokens=len(hashes) * BLOCK_TOKENS + 5,
+            block_hashes=hashes,
+            most_output_tokens=300,
+            arrived_s=0.0,
+        )
 
 
-def _members(subject: OurIndex, draws: random.Random) -> tuple[list[Member], list[Member]]:
+def _workers(subject: OurIndex, draws: random.Random) -> tuple[list[Worker], list[Worker]]:
     """Decode workers and prefill workers: every other one, so that both hold of everything."""
-    workers = subject.workers
-    members = []
-    for number, worker in enumerate(workers):
+    names = subject.workers
+    workers = []
+    for number, worker in enumerate(names):
         role = Role.DECODE if number % 2 else Role.PREFILL
-        member = Member(worker, role, "", EPOCH, WORKER_STATE_SERVING)
+        known = Worker(worker, role, "", EPOCH, WORKER_STATE_SERVING)
         links = [
             LinkRate(worker_id=peer, latency_s=0.002, bytes_per_s=draws.uniform(1e9, 1e10))
-            for peer in workers[::2]
+            for peer in names[::2]
             if peer != worker
         ]
         load = Load(
@@ -126,9 +132,9 @@ def _members(subject: OurIndex, draws: random.Random) -> tuple[list[Member], lis
             costs=COSTS,
             links=links,
         )
-        member.report(load, 0.0)
-        members.append(member)
-    return members[1::2], members[::2]
+        known.report(load, 0.0)
+        workers.append(known)
+    return workers[1::2], workers[::2]
 
 
 def _p99(values: Sequence[float]) -> float:

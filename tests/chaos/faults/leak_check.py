@@ -14,7 +14,7 @@ from twostroke.rpc.v1.control_pb2 import Load
 
 ROUTER_GAUGES = (
     "twostroke_open_requests",
-    "twostroke_held_requests",
+    "twostroke_queued_requests",
     "twostroke_reservations",
     "twostroke_foreign_reservations",
 )

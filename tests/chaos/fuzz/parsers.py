@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from router.frontend.http.app import build_http_app
 from router.frontend.preparation.preparer import InlinePreparer
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Progress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
@@ -224,8 +224,8 @@ def script(request: Any, choice: int) -> list[SampledToken]:
 def http() -> Iterator[Try]:
     """[method, path, headers, body]: the application, without a socket around it."""
     dispatcher = ScriptedDispatcher(script=script)
-    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-    app = build_http_app(front, max_body_bytes=1 << 16)
+    handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    app = build_http_app(handler, max_body_bytes=1 << 16)
 
     async def call(method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes) -> int:
         said = [{"type": "http.request", "body": body, "more_body": False}]

@@ -77,7 +77,7 @@ class Site:
     def open_requests(self) -> float:
         with urllib.request.urlopen(f"http://{self._cluster.routers[0].addresses.metrics}/metrics", timeout=20) as page:
             lines = page.read().decode().splitlines()
-        names = ("twostroke_open_requests{", "twostroke_held_requests{")
+        names = ("twostroke_open_requests{", "twostroke_queued_requests{")
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
 
     def last_words(self) -> str:

@@ -13,13 +13,14 @@ import pytest
 from openai import AsyncOpenAI
 
 from router.fleet.serving_facts import ServingFacts
+from router.fleet.worker_link import TokenDelta
 from router.frontend.http.app import build_http_app
 from router.frontend.preparation.preparer import InlinePreparer
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
-from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
+from router.serving.generate_request import GenerateRequest
 from tests.hand_cut import HandCutTransport
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
@@ -50,7 +51,7 @@ class ScriptedDispatcher:
     """Answers every choice with the tokens of `script`, one of each choice in turn."""
 
     facts_now: ServingFacts | None = FACTS
-    script: Callable[[GenerationRequest, int], Sequence[SampledToken]] = lambda request, index: _plain("hello")
+    script: Callable[[GenerateRequest, int], Sequence[SampledToken]] = lambda request, index: _plain("hello")
     reason: FinishReason = FinishReason.LENGTH
     cached_tokens: int = 3
     failure: ServeError | None = None
@@ -59,7 +60,7 @@ class ScriptedDispatcher:
     stalls: bool = False
     is_draining: bool = False
     drained_until_s: float | None = None
-    requests: list[GenerationRequest] = field(default_factory=list)
+    requests: list[GenerateRequest] = field(default_factory=list)
     early: list[tuple[str, int]] = field(default_factory=list)
     open_ids: set[str] = field(default_factory=set)
     all_closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -77,7 +78,7 @@ class ScriptedDispatcher:
     def is_ready(self) -> bool:
         return self.facts_now is not None and self.facts_now.ready
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[TokenEvent | FinishEvent]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
         self.requests.append(request)
         self.open_ids.add(request.request_id)
         self.all_closed.clear()
@@ -92,7 +93,7 @@ class ScriptedDispatcher:
             if not self.open_ids:
                 self.all_closed.set()
 
-    async def _play(self, request: GenerationRequest) -> AsyncIterator[TokenEvent | FinishEvent]:
+    async def _play(self, request: GenerateRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
         answers = {params.choice: list(self.script(request, params.choice)) for params in request.sampling}
         position = 0
         while answers:
@@ -105,16 +106,16 @@ class ScriptedDispatcher:
             for index in list(answers):
                 if (request.request_id, index) in self.early:
                     del answers[index]
-                    yield FinishEvent(index, FinishReason.STOP, self.cached_tokens)
+                    yield index, TokenDelta(position, (), FinishReason.STOP, self.cached_tokens)
                 elif position == min(len(answers[index]), request.sampling[index].max_tokens):
                     del answers[index]
-                    yield FinishEvent(index, self.reason, self.cached_tokens)
+                    yield index, TokenDelta(position, (), self.reason, self.cached_tokens)
                 else:
-                    yield TokenEvent(index, position, answers[index][position])
+                    yield index, TokenDelta(position, (answers[index][position],))
             await asyncio.sleep(0)
             position += 1
 
-    async def finish_early(self, request: GenerationRequest, index: int) -> None:
+    async def finish_early(self, request: GenerateRequest, index: int) -> None:
         self.early.append((request.request_id, index))
 
     async def abort(self, request_id: str) -> bool:
@@ -160,8 +161,8 @@ class Doors:
 async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
     """The HTTP application without a server around it, for the many cases that end before dispatch."""
     dispatcher = ScriptedDispatcher()
-    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-    transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
+    handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    transport = httpx.ASGITransport(build_http_app(handler, max_body_bytes=1 << 16))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         yield dispatcher, http
 

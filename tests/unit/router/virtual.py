@@ -9,13 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from router.admission.admission import Admission
-from router.admission.queued_request import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
-from router.fleet.worker import Member
+from router.admission.queued_request import Placement, QueuedRequest, Refused, Rules, Stranded, Verdict
+from router.fleet.worker import Worker
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Ask, Selector, Shape
+from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
 from twostroke.rpc.v1 import control_pb2
@@ -28,21 +28,21 @@ TAIL_S = 0.002
 REMOTE = Prices(computes_locally=False)
 
 
-def member(worker: str, role: Role, *, token_s: float = TOKEN_S) -> Member:
+def member(worker: str, role: Role, *, token_s: float = TOKEN_S) -> Worker:
     return reporting(
-        Member(WorkerId(worker), role, "nowhere:1", Epoch(1, 1), control_pb2.WORKER_STATE_SERVING), token_s=token_s
+        Worker(WorkerId(worker), role, "nowhere:1", Epoch(1, 1), control_pb2.WORKER_STATE_SERVING), token_s=token_s
     )
 
 
 def reporting(
-    worker: Member,
+    worker: Worker,
     now_s: float = 0.0,
     *,
     queued_s: float = 0.0,
     token_s: float = TOKEN_S,
     waiting: int = 0,
     prefill_busy_s: float = 1.0,
-) -> Member:
+) -> Worker:
     costs = control_pb2.StepCosts(
         step_s=0.001, prompt_token_s=token_s, step_tokens=STEP_TOKENS, step_target_s=0.02 if token_s else 0.0
     )
@@ -61,7 +61,7 @@ def reporting(
 
 @dataclass
 class _Worker:
-    member: Member
+    member: Worker
     queue: deque[tuple[RequestId, float]] = field(default_factory=deque)
     busy_until_s: float = 0.0
     busy_s: float = 0.0
@@ -94,8 +94,8 @@ class VirtualFleet:
         self._order = itertools.count()
         self._names = itertools.count()
 
-    def ask(self, name: str, *, at_s: float = 0.0, tokens: int = 160, **wanting) -> None:
-        self._at(at_s, lambda: self._enter(name, tokens, wanting))
+    def ask(self, name: str, *, at_s: float = 0.0, tokens: int = 160, **queued) -> None:
+        self._at(at_s, lambda: self._enter(name, tokens, queued))
 
     def run(self, until_s: float = 1e6) -> VirtualFleet:
         while True:
@@ -119,10 +119,10 @@ class VirtualFleet:
     def ttft_s(self, name: str) -> float:
         return self.first_token_s[name] - self.asked_s[name]
 
-    def wanting(self, name: str, tokens: int = 160, most_answer_tokens: int = 8, **wanting) -> Wanting:
-        names = tuple(BlockName(next(self._names).to_bytes(16, "big")) for _ in range(tokens // BLOCK))
-        ask = Ask(request_id=RequestId(name), known_tokens=tokens, names=names, most_answer_tokens=most_answer_tokens)
-        return Wanting(ask=ask, **{"arrived_s": self.now_s, **wanting})
+    def queued(self, name: str, tokens: int = 160, most_output_tokens: int = 8, **queued) -> QueuedRequest:
+        hashes = tuple(BlockName(next(self._names).to_bytes(16, "big")) for _ in range(tokens // BLOCK))
+        needs = {"known_tokens": tokens, "block_hashes": hashes, "most_output_tokens": most_output_tokens}
+        return QueuedRequest(request_id=RequestId(name), **needs, **{"arrived_s": self.now_s, **queued})
 
     def leave(self, name: str) -> None:
         self.admission.leave(RequestId(name), self.now_s)
@@ -133,9 +133,9 @@ class VirtualFleet:
         self.workers[worker].hangs = True
         reporting(self.workers[worker].member, self.now_s, queued_s=1000.0)
 
-    def _enter(self, name: str, tokens: int, wanting: dict[str, object]) -> None:
+    def _enter(self, name: str, tokens: int, queued: dict[str, object]) -> None:
         self.tokens[name], self.asked_s[name] = tokens, self.now_s
-        verdict = self.admission.enter(self.wanting(name, tokens, **wanting), self.serving, self.now_s)
+        verdict = self.admission.enter(self.queued(name, tokens, **queued), self.serving, self.now_s)
         if verdict is None:
             self._wake()
         else:
@@ -154,7 +154,7 @@ class VirtualFleet:
         else:
             self._dispatch(name, verdict)
 
-    def _dispatch(self, name: str, released: Released) -> None:
+    def _dispatch(self, name: str, released: Placement) -> None:
         self.released.append(name)
         self.reservations.opened(released.request_id, self.now_s)
         self.went_to[name] = released.decision.source or released.decision.decode
@@ -184,7 +184,7 @@ class VirtualFleet:
         self._wake()
 
     def _report(self, worker: _Worker) -> None:
-        self.reservations.reported(worker.member.worker, self.now_s)
+        self.reservations.reported(worker.member.worker_id, self.now_s)
         reporting(worker.member, self.now_s, queued_s=worker.queued_s(self.now_s))
         self._wake()
 

@@ -11,17 +11,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from router.admission import queued_request
 from router.admission.admission import Admission
 from router.admission.admission_queue import PAUSE_S
-from router.admission.queued_request import Refused, Released, Rules, Stranded, Verdict, Wanting, Workers
-from router.fleet.liveness import Life
-from router.fleet.worker import Member, Standing
-from router.routing import selector
+from router.admission.queued_request import QueuedRequest, Refused, Rules, Stranded, Verdict
+from router.fleet.liveness import Liveness
+from router.fleet.worker import Worker, WorkerStatus
 from router.routing.policies import RECONSIDERING
 from router.routing.policy import Policy
 from router.routing.prefix_index import Applied, PrefixIndex
 from router.routing.reservations import Batch, Reservations, Watch
-from router.routing.selector import Selector, Shape
+from router.routing.selector import Selector, Shape, Workers
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, RouterId, WorkerId
@@ -92,7 +92,7 @@ class RoutingAdapters:
     that know no admission."""
 
     def __call__(self, shape: FleetShape, router: int) -> RoutingAdapter:
-        rules = Rules(holds=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
+        rules = Rules(queues=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
         return RoutingAdapter(self.new_policy(), rules, shape, seed=shape.seed * 1000 + router)
 
 
@@ -114,7 +114,7 @@ class RoutingAdapter:
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
         self._watches: dict[str, Watch] = {}
         """What other routers have been told."""
-        self._members: dict[WorkerId, Member] = {}
+        self._known: dict[WorkerId, Worker] = {}
         self._asks: dict[RequestId, Ask] = {}
         """Of all that are open."""
         self._waiting: dict[RequestId, Ask] = {}
@@ -131,18 +131,18 @@ class RoutingAdapter:
 
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
         """The supervisor lists this life of the worker."""
-        member = Member(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
-        member.model = ModelInfo()
-        self._members[worker] = member
+        known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
+        known.model = ModelInfo()
+        self._known[worker] = known
 
     def heard(self, worker: WorkerId, epoch: Epoch, batch: EventBatch, load: Load, now_s: float) -> bool:
         """One event batch. False where the log does not follow on: ask for it again from `next_sequence`."""
-        member = self._members.get(worker)
-        if member is None or member.epoch != epoch:
+        known = self._known.get(worker)
+        if known is None or known.epoch != epoch:
             return True
         self._reservations.reported(worker, now_s)
-        member.report(load, now_s)
-        was_serving, member.life = member.life is Life.ALIVE, Life.ALIVE
+        known.report(load, now_s)
+        was_serving, known.liveness = known.liveness is Liveness.ALIVE, Liveness.ALIVE
         verdict = self._index.apply(worker, epoch, batch)
         self._snapshots += verdict is Applied.APPLIED and batch.snapshot
         self._gaps += verdict is Applied.GAP
@@ -158,13 +158,13 @@ class RoutingAdapter:
 
     def left(self, worker: WorkerId, now_s: float) -> None:
         """This life is over."""
-        self._members.pop(worker, None)
+        self._known.pop(worker, None)
         self._index.forget(worker)
 
     def place(self, ask: Ask, now_s: float) -> None:
         """Answered by `due`, now or later."""
         workers = self._workers()
-        free = [member for member in workers.decode if member.worker not in ask.without]
+        free = [worker for worker in workers.decode if worker.worker_id not in ask.without]
         if not workers.decode:
             self._waiting[ask.request_id] = ask
         elif not free:
@@ -172,7 +172,7 @@ class RoutingAdapter:
         else:
             self._asks[ask.request_id] = ask
             begun_s = time.thread_time()
-            verdict = self._admission.enter(_wanting(ask), Workers(self._shape, free, workers.prefill), now_s)
+            verdict = self._admission.enter(_queued(ask), Workers(self._shape, free, workers.prefill), now_s)
             self._decision_cpu_s += time.thread_time() - begun_s
             self._decisions += 1
             if verdict is not None:
@@ -193,7 +193,7 @@ class RoutingAdapter:
 
     def wake_s(self) -> float | None:
         """When `due` is to be asked next even if nothing happens before."""
-        if not self._admission.held and not self._admission.ghosts:
+        if not self._admission.queued and not len(self._admission.false_rejections):
             return None
         earliest_s = self._looked_s + PAUSE_S
         if self._noticed:
@@ -205,7 +205,7 @@ class RoutingAdapter:
         """The attempt is over; with its whole answer, unless it was lost or refused."""
         self._reservations.opened(request_id, now_s)
         if request_id in self._sent_s:
-            self._admission.headroom.opened_in(now_s - self._sent_s.pop(request_id))
+            self._admission.capacity.opened_in(now_s - self._sent_s.pop(request_id))
 
     def first_token(self, request_id: RequestId, now_s: float) -> None:
         self._noticed |= self._admission.first_token(request_id, now_s)
@@ -216,7 +216,7 @@ class RoutingAdapter:
         for known in (self._waiting, self._asks, self._sent_s):
             known.pop(request_id, None)
         if answer_tokens is not None:
-            self._selector.answered(answer_tokens)
+            self._selector.ended(answer_tokens)
 
     def news(self, router: str) -> object | None:
         """What another router has not been told yet of this one's reservations: meant for its adapter alone."""
@@ -251,11 +251,11 @@ class RoutingAdapter:
             gaps=self._gaps,
             snapshots=self._snapshots,
             divergences=self._divergences,
-            false_refusals=self._admission.ghosts.false_refusals,
+            false_refusals=self._admission.false_rejections.count,
         )
 
-    def _serving(self, role: Role) -> list[Member]:
-        return [m for m in self._members.values() if m.role is role and m.standing is Standing.SERVING]
+    def _serving(self, role: Role) -> list[Worker]:
+        return [w for w in self._known.values() if w.role is role and w.status is WorkerStatus.SERVING]
 
     def _look_again(self, now_s: float) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -269,7 +269,7 @@ class RoutingAdapter:
         """Hand out what was decided."""
         request_id = verdict.request_id
         match verdict:
-            case Released():
+            case queued_request.Placement():
                 self._sent_s[request_id] = now_s
                 self._due.append(_placement(verdict))
             case Refused():
@@ -278,14 +278,12 @@ class RoutingAdapter:
                 self._waiting[request_id] = self._asks[request_id]
 
 
-def _wanting(ask: Ask) -> Wanting:
-    return Wanting(
-        ask=selector.Ask(
-            request_id=ask.request_id,
-            known_tokens=ask.known_tokens,
-            names=ask.names,
-            most_answer_tokens=ask.most_answer_tokens,
-        ),
+def _queued(ask: Ask) -> QueuedRequest:
+    return QueuedRequest(
+        request_id=ask.request_id,
+        known_tokens=ask.known_tokens,
+        block_hashes=ask.names,
+        most_output_tokens=ask.most_answer_tokens,
         priority=ask.priority,
         tenant=ask.tenant,
         arrived_s=ask.arrived_s,
@@ -293,15 +291,15 @@ def _wanting(ask: Ask) -> Wanting:
     )
 
 
-def _placement(released: Released) -> Placement:
-    decision = released.decision
+def _placement(placed: queued_request.Placement) -> Placement:
+    decision = placed.decision
     return Placement(
-        request_id=released.request_id,
+        request_id=placed.request_id,
         decode=decision.decode,
         source=decision.source,
         peer=decision.peer,
         peer_blocks=decision.peer_blocks,
-        decided_s=released.decided_at_s,
+        decided_s=placed.decided_at_s,
         first_token_s=decision.forecast.first_token_s,
         cached_blocks=decision.forecast.cached_blocks,
     )

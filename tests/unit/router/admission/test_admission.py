@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from router.admission.active_tenants import Claimants, claimant_of
+from router.admission.active_tenants import ActiveTenants, Claim
 from router.admission.admission import HEADS, MOST_DECIDED
-from router.admission.queued_request import Refused, Released, Rules
+from router.admission.queued_request import Placement, Refused, Rules
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced
 from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, member, reporting
@@ -23,9 +23,9 @@ SLOW_FIRST = 3200
 
 def test_a_request_for_an_idle_fleet_goes_at_once():
     fleet = VirtualFleet()
-    verdict = fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0)
-    assert isinstance(verdict, Released)
-    assert fleet.admission.held == 0
+    verdict = fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0)
+    assert isinstance(verdict, Placement)
+    assert fleet.admission.queued == 0
 
 
 def test_a_worker_gets_only_as_much_ahead_as_it_needs_and_never_idles():
@@ -33,7 +33,7 @@ def test_a_worker_gets_only_as_much_ahead_as_it_needs_and_never_idles():
     for number in range(100):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
-    ahead_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member)
+    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member)
     assert len(fleet.released) <= 2 * (ahead_s / OWN_S + 2)
     fleet.run()
     last_s = max(fleet.first_token_s.values())
@@ -43,7 +43,7 @@ def test_a_worker_gets_only_as_much_ahead_as_it_needs_and_never_idles():
 
 
 def test_without_holding_everything_goes_at_once():
-    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, holds=False))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, queues=False))
     for number in range(50):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
@@ -57,7 +57,7 @@ def test_an_urgent_class_passes_what_is_held_and_not_what_is_dispatched():
         fleet.ask(f"r{number}")
     fleet.ask("high", at_s=0.01, priority=5)
     fleet.run()
-    ahead_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member)
+    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member)
     assert fleet.ttft_s("high") < ahead_s + 3 * OWN_S < max(fleet.first_token_s.values()) / 4
 
 
@@ -82,12 +82,12 @@ def test_one_tenants_flood_delays_anothers_single_requests_by_about_one_quantum(
     for number, name in enumerate(singles):
         fleet.ask(name, at_s=1.0 + 5 * number, tenant="single")
     fleet.run(until_s=50.0)
-    dispatched_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member) + OWN_S
+    dispatched_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member) + OWN_S
     quantum_s = OWN_S
     for name in singles:
         assert fleet.ttft_s(name) < alone.ttft_s("single0") + dispatched_s + 1.5 * quantum_s
     assert fleet.admission.fairness(fleet.now_s) < 1
-    in_turn = VirtualFleet(Rules(lone_ahead_s=0.0, holds=False))
+    in_turn = VirtualFleet(Rules(lone_ahead_s=0.0, queues=False))
     for number in range(1000):
         in_turn.ask(f"flood{number}", tenant="flood")
     in_turn.ask("single0", at_s=1.0, tenant="single")
@@ -112,10 +112,10 @@ def test_long_answers_of_many_choices_count_in_turns_as_prompts_do():
     load = fleet.decode[0].load
     load.costs.stream_s = 0.01
     fleet.decode[0].report(load, 0.0)
-    fleet.admission._selector.answered(100)
+    fleet.admission._selector.ended(100)
     for number in range(100):
-        fleet.ask(f"long{number}", tenant="long", tokens=16, most_answer_tokens=100)
-        fleet.ask(f"short{number}", tenant="short", tokens=16, most_answer_tokens=1)
+        fleet.ask(f"long{number}", tenant="long", tokens=16, most_output_tokens=100)
+        fleet.ask(f"short{number}", tenant="short", tokens=16, most_output_tokens=1)
     fleet.run(until_s=0.5)
     had = Counter(name.rstrip("0123456789") for name in fleet.released)
     assert had["short"] > 4 * had["long"] > 0
@@ -130,7 +130,7 @@ def test_a_burst_of_choices_takes_no_more_seats_than_there_are():
         fleet.ask(f"r{number}", tokens=17)
     fleet.run(until_s=0.0)
     assert 8 <= len(fleet.released) <= 10
-    assert fleet.admission.held >= 90
+    assert fleet.admission.queued >= 90
 
 
 def test_one_claimants_long_answers_leave_slots_to_others_until_they_end():
@@ -152,14 +152,14 @@ def test_one_claimants_long_answers_leave_slots_to_others_until_they_end():
 
 
 def test_many_answers_of_one_request_are_a_claimant_of_their_own_and_a_lower_class_is_no_rival():
-    many, claimants = Siblings(count=128), Claimants()
+    many, claimants = Siblings(count=128), ActiveTenants()
     fleet = VirtualFleet()
-    claimants.ask(fleet.wanting("many", siblings=many), 0.0)
+    claimants.arrived(fleet.queued("many", siblings=many), 0.0)
     assert not claimants.are_several
-    claimants.ask(fleet.wanting("one"), 0.0)
-    claimants.ask(fleet.wanting("high", priority=1), 0.0)
-    assert claimants.has_rivals(claimant_of(fleet.wanting("more", siblings=many)))
-    assert not claimants.has_rivals(claimant_of(fleet.wanting("high", priority=1)))
+    claimants.arrived(fleet.queued("one"), 0.0)
+    claimants.arrived(fleet.queued("high", priority=1), 0.0)
+    assert claimants.has_rivals(Claim.of(fleet.queued("more", siblings=many)))
+    assert not claimants.has_rivals(Claim.of(fleet.queued("high", priority=1)))
 
 
 def test_held_requests_go_where_there_is_time_when_their_turn_comes():
@@ -171,7 +171,7 @@ def test_held_requests_go_where_there_is_time_when_their_turn_comes():
     fleet.ask("last", at_s=1.1)
     fleet.run(until_s=30.0)
     assert fleet.went_to["last"] == "p1"
-    assert fleet.admission.held == 0
+    assert fleet.admission.queued == 0
 
 
 def test_a_request_that_is_decided_anew_does_not_count_as_its_own_rival():
@@ -184,7 +184,7 @@ def test_a_request_that_is_decided_anew_does_not_count_as_its_own_rival():
 
     fleet = VirtualFleet(policy=watched)
     reporting(fleet.workers["p0"].member, 0.0, queued_s=100.0)
-    assert fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0) is None
+    assert fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0) is None
     reporting(fleet.workers["p0"].member, 1.0)
     assert [verdict.request_id for verdict in fleet.admission.wake(fleet.serving, 1.0)] == ["r"]
     assert [(view.queue_s, view.requests, view.cached_blocks) for view in seen] == [(100.0, 0, 0), (0.0, 0, 0)]
@@ -230,11 +230,11 @@ def test_when_all_decode_workers_are_gone_held_requests_are_told_to_look_again()
     for number in range(20):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
-    held = fleet.admission.held
+    held = fleet.admission.queued
     fleet.decode = []
     fleet._wake()
     assert len(fleet.stranded) == held > 0
-    assert fleet.admission.held == 0
+    assert fleet.admission.queued == 0
 
 
 def test_a_held_requests_worker_that_left_is_replaced_whatever_the_policy():
@@ -264,19 +264,19 @@ def test_one_that_leaves_while_held_lets_the_others_go():
 
 
 def test_one_that_lost_its_worker_is_neither_held_nor_refused():
-    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=0.5, most_held=5))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=0.5, most_queued=5))
     for number in range(20):
         fleet.ask(f"r{number}", tokens=32)
     fleet.run(until_s=0.0)
-    assert fleet.admission.held
-    again = fleet.wanting("again", tokens=SLOW_FIRST, is_urgent=True)
-    assert isinstance(fleet.admission.enter(again, fleet.serving, fleet.now_s), Released)
+    assert fleet.admission.queued
+    again = fleet.queued("again", tokens=SLOW_FIRST, is_urgent=True)
+    assert isinstance(fleet.admission.enter(again, fleet.serving, fleet.now_s), Placement)
 
 
 def test_decode_workers_without_pages_hold_requests_back_too():
     fleet = VirtualFleet()
     reporting(fleet.decode[0], 0.0, waiting=4)
-    assert fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0) is None
+    assert fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0) is None
     assert fleet.admission.wake(fleet.serving, 0.0) == []
     reporting(fleet.decode[0], 0.1, waiting=0)
     assert [verdict.request_id for verdict in fleet.admission.wake(fleet.serving, 0.1)] == ["r"]
@@ -290,18 +290,18 @@ def test_reservations_of_other_routers_hold_nobody_back():
     other.run(until_s=0.0)
     watch = other.reservations.watch(lambda: None)
     fleet.reservations.apply(RequestId("router"), other.reservations.take(watch), 0.0, whole=True)
-    assert fleet.reservations.on(fleet.workers["p0"].member.worker).seconds > 10
-    assert isinstance(fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0), Released)
+    assert fleet.reservations.on(fleet.workers["p0"].member.worker_id).seconds > 10
+    assert isinstance(fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0), Placement)
 
 
 def test_what_a_worker_needs_ahead_follows_its_steps_and_the_way_there():
-    headroom = VirtualFleet().admission.headroom
+    capacity = VirtualFleet().admission.capacity
     fast, slow = member("p0", Role.PREFILL), member("p1", Role.PREFILL, token_s=10 * TOKEN_S)
-    assert headroom.ahead_s(slow) - headroom.ahead_s(fast) == pytest.approx(2 * 32 * 9 * TOKEN_S)
-    before_s = headroom.ahead_s(fast)
+    assert capacity.ahead_s(slow) - capacity.ahead_s(fast) == pytest.approx(2 * 32 * 9 * TOKEN_S)
+    before_s = capacity.ahead_s(fast)
     for _ in range(200):
-        headroom.opened_in(0.1)
-    assert headroom.ahead_s(fast) - before_s == pytest.approx(2 * (0.1 - 0.005), rel=0.01)
+        capacity.opened_in(0.1)
+    assert capacity.ahead_s(fast) - before_s == pytest.approx(2 * (0.1 - 0.005), rel=0.01)
 
 
 def test_five_thousand_held_requests_make_no_call_slow():
@@ -309,17 +309,17 @@ def test_five_thousand_held_requests_make_no_call_slow():
     priced = VirtualFleet(prefill=4)
     select = priced.admission._selector.select
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         decisions.append(1)
-        return select(*arguments)
+        return select(*arguments, **options)
 
     priced.admission._selector.select = counted
     for number in range(5000):
         deadline_s = 1e5 + number % 7 if number % 2 else None
-        wanting = priced.wanting(f"r{number}", tenant=f"t{number % 50}", priority=number % 3, deadline_s=deadline_s)
-        assert not isinstance(priced.admission.enter(wanting, priced.serving, 0.0), Refused)
+        queued = priced.queued(f"r{number}", tenant=f"t{number % 50}", priority=number % 3, deadline_s=deadline_s)
+        assert not isinstance(priced.admission.enter(queued, priced.serving, 0.0), Refused)
     assert len(decisions) == 5000
-    assert priced.admission.held > 4900
+    assert priced.admission.queued > 4900
     for number in range(50):
         decisions.clear()
         now_s = 1.0 + number
@@ -338,7 +338,7 @@ def test_a_lone_claimants_work_is_not_held_back_and_a_second_ones_waits_for_it_o
     fleet.run()
     assert fleet.released.index("b0") * OWN_S == pytest.approx(2.0, abs=2 * OWN_S)
     assert fleet.ttft_s("b0") < 2.0 + 3 * OWN_S
-    ahead_s = fleet.admission.headroom.ahead_s(fleet.workers["p0"].member)
+    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member)
     for later in ("b1", "b2", "b3"):
         assert fleet.ttft_s(later) < ahead_s + 3 * OWN_S
 
@@ -348,6 +348,6 @@ def test_a_claimant_that_has_not_asked_for_a_minute_is_forgotten():
     for at_s, tenant in ((0.0, "a"), (1.0, "b"), (70.0, "a")):
         fleet.ask(f"{tenant}{at_s}", at_s=at_s, tenant=tenant)
     fleet.run(until_s=2.0)
-    assert fleet.admission.headroom.claimants.are_several
+    assert fleet.admission.capacity.tenants.are_several
     fleet.run()
-    assert not fleet.admission.headroom.claimants.are_several
+    assert not fleet.admission.capacity.tenants.are_several

@@ -8,9 +8,10 @@ from collections import Counter
 import pytest
 
 from router.admission.admission import Admission
-from router.admission.queued_request import Refused, Released, Rules, Stranded, Verdict, Workers
+from router.admission.queued_request import Placement, Refused, Rules, Stranded, Verdict
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
+from router.routing.selector import Workers
 from tests.unit.router.virtual import SHAPE, VirtualFleet, member, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId, WorkerId
@@ -24,7 +25,7 @@ class History:
         rules = Rules(
             reconsiders=policy == "kv",
             slo_ttft_s=self.draw.choice([None, 2.0]),
-            most_held=self.draw.choice([5, 30]),
+            most_queued=self.draw.choice([5, 30]),
             lone_ahead_s=0.0,
         )
         self.fleet = VirtualFleet(rules, policy=policy_named(policy))
@@ -58,7 +59,7 @@ class History:
             return
         name = f"r{self.asked}"
         self.asked += 1
-        wanting = self.fleet.wanting(
+        queued = self.fleet.queued(
             name,
             self.draw.choice([32, 160, 1600]),
             tenant=self.draw.choice("abc"),
@@ -66,7 +67,7 @@ class History:
             deadline_s=self.draw.choice([None, self.now_s + 1.0]),
             is_urgent=self.draw.random() < 0.05,
         )
-        verdict = self.admission.enter(wanting, self.serving(), self.now_s)
+        verdict = self.admission.enter(queued, self.serving(), self.now_s)
         self.held.add(name)
         if verdict is not None:
             self.hear(verdict)
@@ -78,7 +79,7 @@ class History:
     def hear(self, verdict: Verdict) -> None:
         name = str(verdict.request_id)
         self.held.remove(name)
-        if isinstance(verdict, Released):
+        if isinstance(verdict, Placement):
             self.sent.add(name)
             self.fleet.reservations.opened(verdict.request_id, self.now_s)
         else:
@@ -110,15 +111,17 @@ class History:
     def check(self) -> None:
         admission = self.admission
         displaced = {str(verdict.request_id) for verdict in admission._displaced}
-        assert set(admission._held) == set(admission._turns) == self.held - displaced
-        assert set(admission.headroom._slots._held) == self.sent | self.answering
-        assert set(admission._sent) == set(admission.headroom._sent) == self.sent
-        assert admission._claims == Counter(held.computer for held in admission._held.values())
+        assert set(admission._queued) == set(admission._queue) == self.held - displaced
+        assert set(admission.capacity._slots._held) == self.sent | self.answering
+        assert set(admission._sent) == set(admission.capacity._sent) == self.sent
+        assert admission._computed_by == Counter(held.computed_by for held in admission._queued.values())
         reservations: Reservations = self.fleet.reservations
-        assert len(reservations) == len(admission._held) + len(self.sent)
+        assert len(reservations) == len(admission._queued) + len(self.sent)
         for priority, reserved in admission._reserved_s.items():
             for worker, seconds in reserved.items():
-                owed = [h.shares_s.get(worker, 0.0) for h in admission._held.values() if h.wanting.priority == priority]
+                owed = [
+                    h.shares_s.get(worker, 0.0) for h in admission._queued.values() if h.request.priority == priority
+                ]
                 assert seconds == pytest.approx(sum(owed), abs=1e-6)
 
 
@@ -138,16 +141,16 @@ def test_nothing_of_a_request_outlives_it(seed: int, policy: str) -> None:
         history.admission.leave(RequestId(name), history.now_s)
     admission, reservations = history.admission, history.fleet.reservations
     kept = (
-        admission._held,
+        admission._queued,
         admission._sent,
-        admission._claims,
+        admission._computed_by,
         admission._reserved_s,
-        admission._turns._waiting,
-        admission._turns._classes,
-        admission.headroom._sent,
-        admission.headroom._sent_to,
-        admission.headroom._slots._held,
-        admission.headroom._slots._counts,
+        admission._queue._entries,
+        admission._queue._classes,
+        admission.capacity._sent,
+        admission.capacity._sent_to,
+        admission.capacity._slots._held,
+        admission.capacity._slots._counts,
         reservations._placed,
         reservations._reserved,
         reservations._coming,

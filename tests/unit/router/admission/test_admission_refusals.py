@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.admission.queued_request import Reason, Refused, Released, Rules
+from router.admission.queued_request import Placement, Reason, Refused, Rules
 from tests.unit.router.virtual import TOKEN_S, VirtualFleet, reporting
 from twostroke.ids import RequestId
 
@@ -38,8 +38,8 @@ def test_nobody_is_refused_without_a_limit_or_by_workers_that_have_shown_nothing
     fresh = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=1e-6))
     for worker in fresh.workers.values():
         reporting(worker.member, token_s=0.0)
-    verdicts = [fresh.admission.enter(fresh.wanting(f"r{n}"), fresh.serving, 0.0) for n in range(50)]
-    assert all(isinstance(verdict, Released) for verdict in verdicts)
+    verdicts = [fresh.admission.enter(fresh.queued(f"r{n}"), fresh.serving, 0.0) for n in range(50)]
+    assert all(isinstance(verdict, Placement) for verdict in verdicts)
 
 
 def test_a_clients_own_deadline_refuses_as_the_operators_does_and_is_named():
@@ -61,17 +61,17 @@ def test_a_deadline_is_the_whole_answers_so_the_first_token_has_to_come_sooner(d
     """Others' answers took two thousand steps of a millisecond, and a margin, after their first token: that is due at
     3.36 s."""
     fleet = VirtualFleet(Rules(lone_ahead_s=0.0))
-    fleet.admission._selector.answered(2001)
+    fleet.admission._selector.ended(2001)
     fleet.ask("long", tokens=SLOW_FIRST)
-    fleet.ask("short", deadline_s=deadline_s, most_answer_tokens=most_tokens)
+    fleet.ask("short", deadline_s=deadline_s, most_output_tokens=most_tokens)
     fleet.run()
     assert ("short" in fleet.refused) == is_refused
 
 
 def test_long_answers_of_others_refuse_nobody_who_leaves_half_of_its_time_to_the_first_token():
     fleet = VirtualFleet(Rules(lone_ahead_s=0.0))
-    fleet.admission._selector.answered(100_001)
-    fleet.ask("r", deadline_s=0.5, most_answer_tokens=1_000_000)
+    fleet.admission._selector.ended(100_001)
+    fleet.ask("r", deadline_s=0.5, most_output_tokens=1_000_000)
     fleet.run()
     assert not fleet.refused
 
@@ -98,13 +98,13 @@ def test_false_refusals_are_those_that_would_have_made_it():
             fleet.ask(f"r{number}")
         fleet.run()
         assert fleet.refused
-        assert fleet.admission.ghosts.followed == len(fleet.refused)
-        assert (fleet.admission.ghosts.false_refusals == len(fleet.refused)) is expected
-        assert expected or fleet.admission.ghosts.false_refusals == 0
+        assert fleet.admission.false_rejections.followed == len(fleet.refused)
+        assert (fleet.admission.false_rejections.count == len(fleet.refused)) is expected
+        assert expected or fleet.admission.false_rejections.count == 0
 
 
 def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
-    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_held=50))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_queued=50))
     for number in range(100):
         fleet.ask(f"flood{number}", tenant="flood")
     fleet.ask("single", at_s=0.5, tenant="single")
@@ -117,23 +117,23 @@ def test_a_full_queue_refuses_the_flood_and_not_the_newcomer():
 
 
 def test_nobody_makes_room_for_a_newcomer_that_is_refused_itself():
-    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_held=5))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_queued=5))
     for number in range(20):
         fleet.ask(f"flood{number}", tenant="flood")
     fleet.run(until_s=0.0)
     refused = set(fleet.refused)
-    late = fleet.wanting("late", tenant="other", deadline_s=0.01)
+    late = fleet.queued("late", tenant="other", deadline_s=0.01)
     assert isinstance(fleet.admission.enter(late, fleet.serving, fleet.now_s), Refused)
     fleet.run()
     assert set(fleet.refused) == refused
 
 
 def test_one_that_makes_room_is_told_at_once():
-    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_held=5))
+    fleet = VirtualFleet(Rules(lone_ahead_s=0.0, most_queued=5))
     for number in range(20):
         fleet.ask(f"flood{number}", tenant="flood")
     fleet.run(until_s=0.0)
-    assert fleet.admission.enter(fleet.wanting("other", tenant="other"), fleet.serving, 0.0) is None
+    assert fleet.admission.enter(fleet.queued("other", tenant="other"), fleet.serving, 0.0) is None
     assert fleet.admission.wake_at_s == 0.0
     assert [type(verdict) for verdict in fleet.admission.wake(fleet.serving, 0.0)] == [Refused]
 
@@ -141,11 +141,11 @@ def test_one_that_makes_room_is_told_at_once():
 def test_limits_of_requests_that_are_gone_are_not_kept():
     fleet = VirtualFleet()
     reporting(fleet.workers["p0"].member, 0.0, queued_s=100.0)
-    assert fleet.admission.enter(fleet.wanting("stays", deadline_s=500.0), fleet.serving, 0.0) is None
+    assert fleet.admission.enter(fleet.queued("stays", deadline_s=500.0), fleet.serving, 0.0) is None
     for number in range(1000):
-        wanting = fleet.wanting(f"r{number}", deadline_s=1e6)
-        assert fleet.admission.enter(wanting, fleet.serving, 0.0) is None
-        fleet.admission.leave(wanting.ask.request_id, 0.0)
+        queued = fleet.queued(f"r{number}", deadline_s=1e6)
+        assert fleet.admission.enter(queued, fleet.serving, 0.0) is None
+        fleet.admission.leave(queued.request_id, 0.0)
     assert len(fleet.admission._late) < 100
 
 
@@ -153,9 +153,9 @@ def test_what_is_unforeseen_refuses_nobody():
     fleet = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=1.0))
     for number in range(100):
         name = RequestId(f"slow{number}")
-        assert isinstance(fleet.admission.enter(fleet.wanting(name), fleet.serving, 0.0), Released)
+        assert isinstance(fleet.admission.enter(fleet.queued(name), fleet.serving, 0.0), Placement)
         fleet.admission.first_token(name, 5.0)
-    assert isinstance(fleet.admission.enter(fleet.wanting("r"), fleet.serving, 0.0), Released)
+    assert isinstance(fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0), Placement)
 
 
 def test_an_idle_worker_that_says_it_is_slow_is_tried_by_one_request():

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from router.fleet.liveness import NEXT, Cause, Change, Life, Liveness, Signal, Wakefulness
+from router.fleet.liveness import NEXT, Cause, Change, Liveness, LivenessTracker, Signal, WakingClock
 from twostroke.config import PatienceConfig
 from twostroke.errors import ConfigError
 
@@ -14,19 +14,19 @@ PATIENCE = PatienceConfig(heartbeat_s=0.5, suspect_after_s=1.0, dead_after_s=2.0
 
 
 def heard(now_s: float = 0.0) -> Liveness:
-    liveness = Liveness(PATIENCE, now_s)
+    liveness = LivenessTracker(PATIENCE, now_s)
     liveness.hear(Signal.EVENTS, now_s)
-    assert liveness.life is Life.ALIVE
+    assert liveness.liveness is Liveness.ALIVE
     return liveness
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(Life, Life)))
-def test_only_the_table_s_moves_are_made(before: Life, after: Life) -> None:
-    liveness = Liveness(PATIENCE, 0.0)
-    liveness.life = before
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(Liveness, Liveness)))
+def test_only_the_table_s_moves_are_made(before: Liveness, after: Liveness) -> None:
+    liveness = LivenessTracker(PATIENCE, 0.0)
+    liveness.liveness = before
     if after in NEXT[before]:
         assert liveness._move(after, Cause.HEARD, "").before is before
-        assert liveness.life is after
+        assert liveness.liveness is after
     else:
         with pytest.raises(AssertionError):
             liveness._move(after, Cause.HEARD, "")
@@ -35,15 +35,19 @@ def test_only_the_table_s_moves_are_made(before: Life, after: Life) -> None:
 def test_silence_makes_suspect_first_and_dead_second_and_says_what_was_missing() -> None:
     liveness = heard()
     assert liveness.look(0.99) is None
-    assert liveness.look(1.0) == Change(Life.ALIVE, Life.SUSPECT, Cause.SILENCE, "events_silent_s=1.00 refusals=0")
+    assert liveness.look(1.0) == Change(
+        Liveness.ALIVE, Liveness.SUSPECT, Cause.SILENCE, "events_silent_s=1.00 refusals=0"
+    )
     assert liveness.look(1.99) is None
-    assert liveness.look(2.0) == Change(Life.SUSPECT, Life.DEAD, Cause.SILENCE, "events_silent_s=2.00 refusals=0")
+    assert liveness.look(2.0) == Change(
+        Liveness.SUSPECT, Liveness.DEAD, Cause.SILENCE, "events_silent_s=2.00 refusals=0"
+    )
     assert liveness.look(99.0) is None
 
 
 def test_a_worker_that_has_never_been_heard_gets_no_work_and_is_not_dead_either() -> None:
-    liveness = Liveness(PATIENCE, 0.0)
-    assert (liveness.life, liveness.look(99.0)) == (Life.SUSPECT, None)
+    liveness = LivenessTracker(PATIENCE, 0.0)
+    assert (liveness.liveness, liveness.look(99.0)) == (Liveness.SUSPECT, None)
 
 
 @pytest.mark.parametrize("silent_s", [1.5, 50.0])
@@ -53,7 +57,7 @@ def test_any_sign_of_life_takes_suspicion_and_death_back(silent_s: float) -> Non
     liveness.look(silent_s)
     change = liveness.hear(Signal.EVENTS, silent_s)
     assert change is not None
-    assert (change.life, change.cause) == (Life.ALIVE, Cause.HEARD)
+    assert (change.now, change.cause) == (Liveness.ALIVE, Cause.HEARD)
     assert liveness.look(silent_s + 0.5) is None
 
 
@@ -62,9 +66,9 @@ def test_tokens_keep_a_worker_from_being_dead_but_not_from_being_suspect() -> No
     for now_s in range(1, 20):
         liveness.hear(Signal.TOKENS, float(now_s))
         liveness.look(now_s + 0.5)
-    assert liveness.life is Life.SUSPECT
+    assert liveness.liveness is Liveness.SUSPECT
     liveness.look(21.0)
-    assert liveness.life is Life.DEAD
+    assert liveness.liveness is Liveness.DEAD
 
 
 def test_a_worker_that_misses_every_second_heartbeat_is_not_dead() -> None:
@@ -73,7 +77,7 @@ def test_a_worker_that_misses_every_second_heartbeat_is_not_dead() -> None:
         liveness.look(tick / 10)
         if tick % 15 == 0:
             liveness.hear(Signal.EVENTS, tick / 10)
-        assert liveness.life is not Life.DEAD
+        assert liveness.liveness is not Liveness.DEAD
 
 
 def test_a_broken_stream_makes_suspect_and_refusals_in_a_row_make_dead() -> None:
@@ -82,21 +86,21 @@ def test_a_broken_stream_makes_suspect_and_refusals_in_a_row_make_dead() -> None
     assert liveness.refuse(0.1) is None, "its event stream flows"
     liveness.hear(Signal.EVENTS, 0.2)
     liveness.break_off(0.3)
-    assert (liveness.life, liveness.refuse(0.3)) == (Life.SUSPECT, None)
+    assert (liveness.liveness, liveness.refuse(0.3)) == (Liveness.SUSPECT, None)
     change = liveness.refuse(0.4)
     assert change is not None
-    assert (change.life, change.cause) == (Life.DEAD, Cause.REFUSED)
+    assert (change.now, change.cause) == (Liveness.DEAD, Cause.REFUSED)
 
 
 def test_a_life_that_another_one_answers_for_is_over() -> None:
     change = heard().replace(0.1)
     assert change is not None
-    assert (change.life, change.cause) == (Life.DEAD, Cause.REPLACED)
+    assert (change.now, change.cause) == (Liveness.DEAD, Cause.REPLACED)
 
 
 def test_a_listener_that_was_late_blames_nobody() -> None:
     """Of the 30 s in which it was frozen, no tick counts for more than one."""
-    clock = Wakefulness(0.1, now_s=100.0)
+    clock = WakingClock(0.1, now_s=100.0)
     liveness = heard(clock.awake_s)
     for now_s in (100.1, 100.2, 130.2, 130.3):
         clock.tick(now_s)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.token_stream import AnswerStream
+from router.fleet.worker_link import TokenStream
 from twostroke.errors import PeerLost, TransferFailed
 from twostroke.ids import RequestId
 from twostroke.request import FinishReason
@@ -24,7 +24,7 @@ def entry(position: int, count: int, finish: str = "") -> TokenEntry:
 @given(st.integers(0, 2**32), st.integers(0, 10), st.integers(1, 30))
 async def test_whatever_overlaps_or_comes_twice_every_token_is_read_once(seed: int, first: int, length: int) -> None:
     rng = random.Random(seed)
-    stream = AnswerStream(RequestId("r#0"), 0, first)
+    stream = TokenStream(None, RequestId("r#0"), 0, first)
     end = first + length
     while not stream.is_complete:
         position = rng.randint(first, end)
@@ -42,7 +42,7 @@ async def test_whatever_overlaps_or_comes_twice_every_token_is_read_once(seed: i
 
 
 async def test_what_has_arrived_is_read_before_the_error_that_ended_the_stream() -> None:
-    stream = AnswerStream(RequestId("r#0"), 0, 0)
+    stream = TokenStream(None, RequestId("r#0"), 0, 0)
     stream.feed(entry(0, 2))
     stream.feed(TokenEntry(finish_reason="error", error=ErrorInfo(kind="TransferFailed", message="digest")))
     stream.fail(PeerLost("later"))
@@ -53,7 +53,7 @@ async def test_what_has_arrived_is_read_before_the_error_that_ended_the_stream()
 
 
 async def test_nothing_is_taken_after_the_end() -> None:
-    stream = AnswerStream(RequestId("r#0"), 0, 0)
+    stream = TokenStream(None, RequestId("r#0"), 0, 0)
     stream.feed(entry(0, 1, "length"))
     assert stream.feed(entry(5, 1))
     assert (await stream.next()).finish is FinishReason.LENGTH

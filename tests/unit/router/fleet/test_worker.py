@@ -6,19 +6,19 @@ from random import Random
 
 import pytest
 
-from router.fleet.worker import UTILISATION_WINDOW_S, LinkRate, Member
+from router.fleet.worker import UTILISATION_WINDOW_S, LinkRate, Worker
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.v1 import control_pb2
 from twostroke.schedule.cost import StepCost
 
 
-def member() -> Member:
+def member() -> Worker:
     epoch = Epoch.begin(1)
-    return Member(WorkerId("prefill-0"), Role.PREFILL, "host:1", epoch, control_pb2.WORKER_STATE_SERVING)
+    return Worker(WorkerId("prefill-0"), Role.PREFILL, "host:1", epoch, control_pb2.WORKER_STATE_SERVING)
 
 
-def after(shares: list[float], report_s: float = 0.25) -> Member:
+def after(shares: list[float], report_s: float = 0.25) -> Worker:
     """Reports every now and then, told that so much of the time between two went to prompts."""
     worker, now_s, busy_s, random = member(), 100.0, 0.0, Random(1)
     worker.report(control_pb2.Load(), now_s)

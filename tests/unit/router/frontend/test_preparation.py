@@ -21,7 +21,7 @@ from router.frontend.preparation import preparer
 from router.frontend.preparation.prepare import Outcome, Work, prepare
 from router.frontend.preparation.preparer import InlinePreparer, ProcessPreparer
 from router.frontend.preparation.process import MOST_BYTES, most_bytes
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.frontend.text.chat_template import ChatTemplate
 from router.frontend.text.tokenizer import ByteText, load_text
 from router.metrics import RouterMetrics
@@ -302,7 +302,7 @@ class Held(InlinePreparer):
 
 async def test_without_keys_addresses_take_turns_and_who_waits_is_held_to_its_deadline() -> None:
     held = Held()
-    app = build_http_app(Front(ScriptedDispatcher(), held, RouterMetrics(), model="toy"), max_body_bytes=MIB)
+    app = build_http_app(RequestHandler(ScriptedDispatcher(), held, RouterMetrics(), model="toy"), max_body_bytes=MIB)
 
     async def ask(host: str, path: str, timeout_s: float) -> httpx.Response:
         transport = httpx.ASGITransport(app, client=(host, 1))

@@ -17,10 +17,10 @@ from starlette.types import Message
 from router.frontend.openai.http import AnswerResponse
 from router.frontend.openai.reply import Reply
 from router.frontend.openai.schema import OpenAIRequest
-from router.frontend.params import Ask, TokenPrompt
-from router.frontend.preparation.prepare import PreparedChat, Work, prepare
+from router.frontend.params import ClientRequest, TokenPrompt
+from router.frontend.preparation.prepare import Work, prepare
 from router.frontend.preparation.preparer import InlinePreparer
-from router.frontend.request_handler import Front, TextEvent
+from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Progress, Seeds, Sent, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
@@ -151,7 +151,7 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
         return [SampledToken(byte, -1.0, ((byte, -1.0),)) for byte in texts[choice].encode()]
 
     dispatcher = _Replaying(script=script)
-    front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", seeds=Seeds())
+    handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", seeds=Seeds())
     wanted, prompts = _prepared(body)
     reply = Reply(wanted, point, "toy", ByteText(), Progress(point))
     events: list[tuple[str, Any]] = []
@@ -162,15 +162,15 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
                 del chunk["usage"]["prompt_tokens_details"]
             events.append((token, {**chunk, "created": 0}))
 
-    await front.answer(Ask(point=point, is_resumable=True, prompts=prompts, options=wanted.options), sink)
+    await handler.answer(ClientRequest(point=point, is_resumable=True, prompts=prompts, options=wanted.options), sink)
     return events
 
 
 def _prepared(body: dict[str, Any]) -> tuple[OpenAIRequest, tuple[TokenPrompt, ...]]:
     kind = "chat" if "messages" in body else "completion"
     prepared = prepare(Work(kind, json.dumps(body).encode(), "toy", FACTS), ByteText()).value
-    assert isinstance(prepared, PreparedChat)
-    return prepared.request, prepared.prompts
+    assert isinstance(prepared, OpenAIRequest)
+    return prepared, prepared.prompts
 
 
 class _Replaying(ScriptedDispatcher):
@@ -178,7 +178,7 @@ class _Replaying(ScriptedDispatcher):
 
     async def generate(self, request):  # type: ignore[no-untyped-def]  # as its parent's
         async for event in super().generate(request):
-            if event.index not in request.settled:
+            if event[0] not in request.ended_choices:
                 yield event
 
 
@@ -191,10 +191,10 @@ async def test_an_answer_that_is_shorter_than_what_the_client_has_is_another_req
 async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly_the_client_reads() -> None:
     """Prompts of one request are answered at once. Those that wait for a full socket wake up after whoever finds it
     writable: what uvicorn's flow control does."""
-    front = Front(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    handler = RequestHandler(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
     wanted, prompts = _prepared({"stream": True, "prompt": ["x", "y", "z"], "max_tokens": 6})
     point = StreamPoint.begin("r", 3)
-    ask = Ask(point=point, is_resumable=True, prompts=prompts, options=wanted.options)
+    ask = ClientRequest(point=point, is_resumable=True, prompts=prompts, options=wanted.options)
     reply = Reply(wanted, point, "toy", ByteText(), Progress(point))
     written, draws = "", random.Random(1)
 
@@ -204,7 +204,7 @@ async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly
             await asyncio.sleep(0)
         written += message.get("body", b"").decode()
 
-    await AnswerResponse(front, ask, reply, stream=True)({}, _never, send)
+    await AnswerResponse(handler, ask, reply, stream=True)({}, _never, send)
     sent = [Sent()] * 3
     for event in written.strip().split("\n\n")[:-1]:
         name, data = event.split("\ndata: ")

@@ -1,11 +1,11 @@
-"""Galloping against a scan, and how seldom it looks."""
+"""Exponential search against a scan, and how seldom it looks."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.routing.prefix_index import Mask, gallop
+from router.routing.prefix_index import Mask, exponential_search
 
 
 def looked_up(masks: list[Mask]) -> tuple[dict[int, int], int]:
@@ -18,7 +18,7 @@ def looked_up(masks: list[Mask]) -> tuple[dict[int, int], int]:
         return masks[position]
 
     depths: dict[int, int] = {}
-    for depth, lost in gallop(holders, len(masks)):
+    for depth, lost in exponential_search(holders, len(masks)):
         assert lost
         for number in range(lost.bit_length()):
             if lost >> number & 1:

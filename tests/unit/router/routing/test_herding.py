@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.fleet.worker import Member
+from router.admission.queued_request import QueuedRequest
+from router.fleet.worker import Worker
 from router.routing.policies import policy_named
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Ask, Selector, Shape
+from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, RouterId, WorkerId
 from twostroke.rpc.v1 import control_pb2
@@ -22,14 +23,14 @@ BETWEEN_S = 0.001
 COSTS = control_pb2.StepCosts(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001, step_tokens=512, step_target_s=0.1)
 
 
-def worker(role: Role, index: int) -> Member:
-    member = Member(WorkerId(f"{role}-{index}"), role, f"h:{index}", Epoch(1, index), control_pb2.WORKER_STATE_SERVING)
+def worker(role: Role, index: int) -> Worker:
+    member = Worker(WorkerId(f"{role}-{index}"), role, f"h:{index}", Epoch(1, index), control_pb2.WORKER_STATE_SERVING)
     member.report(control_pb2.Load(pages_free=10_000, pages_total=10_000, costs=COSTS), 0.0)
     return member
 
 
 class Replica:
-    def __init__(self, index: int, workers: Sequence[Member]) -> None:
+    def __init__(self, index: int, workers: Sequence[Worker]) -> None:
         self.name = RouterId(f"router-{index}")
         self.reservations = Reservations()
         self._workers = workers
@@ -38,10 +39,16 @@ class Replica:
     def place(self, request_id: str, tokens: int, now_s: float) -> tuple[WorkerId, float]:
         """Who computes the prompt, and for how long."""
         names = tuple(BlockName(random.Random(f"{request_id}.{n}").randbytes(16)) for n in range(tokens // BLOCK))
-        ask = Ask(request_id=RequestId(request_id), known_tokens=tokens, names=names, most_answer_tokens=100)
+        request = QueuedRequest(
+            request_id=RequestId(request_id),
+            known_tokens=tokens,
+            block_hashes=names,
+            most_output_tokens=100,
+            arrived_s=now_s,
+        )
         decode = [member for member in self._workers if member.role is Role.DECODE]
         prefill = [member for member in self._workers if member.role is Role.PREFILL]
-        decision = self._selector.select(ask, SHAPE, decode, prefill, now_s)
+        decision = self._selector.select(request, Workers(SHAPE, decode, prefill), now_s)
         return decision.source or decision.decode, decision.forecast.prefill_s
 
 

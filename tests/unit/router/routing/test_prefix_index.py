@@ -245,8 +245,8 @@ def test_a_block_that_only_moves_down_a_tier_is_not_evicted() -> None:
         log.removed(name(number))
     log.stored(name(0), Tier.HOST)
     index.apply(A, LIFE, log.publish())
-    index.regret.asked([name(0), name(1)])
-    assert index.regret.share == 1.0, "one was evicted, and that one was asked for"
+    index.re_reference.asked([name(0), name(1)])
+    assert index.re_reference.rate == 1.0, "one was evicted, and that one was asked for"
 
 
 def test_a_block_weighs_less_than_200_bytes_per_holder() -> None:

@@ -89,11 +89,11 @@ def test_loading_from_a_lower_tier_overlaps_with_waiting() -> None:
     assert (way.wait_s, way.prefill_s) == (3.0, 0.0)
 
 
-def test_evictions_that_are_regretted_cost_seconds() -> None:
+def test_evictions_that_are_counted_cost_seconds() -> None:
     crowded, roomy = view(P0, depths=(50,), pages_free=0, pages_cached=1000), view(P1, depths=(40,))
     alone = Priced(Prices(pulls_from_peers=False))
-    assert alone(snapshot([crowded, roomy], eviction_regret=0.0)).source == P0
-    assert alone(snapshot([crowded, roomy], eviction_regret=0.5)).source == P1
+    assert alone(snapshot([crowded, roomy], re_reference_rate=0.0)).source == P0
+    assert alone(snapshot([crowded, roomy], re_reference_rate=0.5)).source == P1
 
 
 def test_streams_are_spread_over_decode_workers() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from router.fleet.worker import Member
+from router.admission.queued_request import QueuedRequest
+from router.fleet.worker import Worker
 from router.routing.policies import policy_named
 from router.routing.policy import Policy
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
-from router.routing.selector import Ask, Selector, Shape
+from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
 from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
@@ -31,7 +32,7 @@ class Desk:
         self.selector = Selector(chosen, self.index, self.reservations, seed=1)
         self.logs = {worker: EventLog(LIFE) for worker in (*P, *D)}
         self.members = {
-            worker: Member(worker, role, "", LIFE, WORKER_STATE_SERVING)
+            worker: Worker(worker, role, "", LIFE, WORKER_STATE_SERVING)
             for role, workers in ((Role.PREFILL, P), (Role.DECODE, D))
             for worker in workers
         }
@@ -54,16 +55,22 @@ class Desk:
             self.logs[worker].removed(name)
         self.index.apply(worker, LIFE, self.logs[worker].publish())
 
-    def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True) -> Ask:
+    def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True) -> QueuedRequest:
         own = tuple(BlockName(bytes([255, number, place]) * 5 + b".") for place in range(100))
         names = (NAMES if shares else own)[: tokens // 16]
-        return Ask(request_id=RequestId(f"r{number}"), known_tokens=tokens, names=names, most_answer_tokens=500)
+        return QueuedRequest(
+            request_id=RequestId(f"r{number}"),
+            known_tokens=tokens,
+            block_hashes=names,
+            most_output_tokens=500,
+            arrived_s=0.0,
+        )
 
-    def roles(self) -> tuple[list[Member], list[Member]]:
-        return [self.members[w] for w in D], [self.members[w] for w in P]
+    def workers(self) -> Workers:
+        return Workers(SHAPE, [self.members[w] for w in D], [self.members[w] for w in P])
 
     def select(self, number: int = 0, *, shares: bool = True) -> tuple[WorkerId | None, WorkerId | None]:
-        decision = self.selector.select(self.ask(number, shares=shares), SHAPE, *self.roles(), 0.0)
+        decision = self.selector.select(self.ask(number, shares=shares), self.workers(), 0.0)
         return decision.source, decision.peer
 
 
@@ -75,17 +82,17 @@ def test_what_is_placed_counts_for_the_next_decision() -> None:
 def test_reserved_seconds_are_in_the_queue_until_they_end() -> None:
     desk = Desk("round-robin")
     desk.select()
-    view = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill[0]
+    view = desk.selector.snapshot(desk.ask(1), desk.workers(), 0.0).prefill[0]
     assert 1.5 < view.queue_s < 1.7
     desk.reservations.end(RequestId("r0"))
-    assert desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill[0].queue_s == 0.0
+    assert desk.selector.snapshot(desk.ask(1), desk.workers(), 0.0).prefill[0].queue_s == 0.0
 
 
 def test_a_reported_queue_drains_while_no_report_comes() -> None:
     desk = Desk()
     desk.report(P[0], queued_s=3.0)
-    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 1.0).prefill[0].queue_s == 2.0
-    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 9.0).prefill[0].queue_s == 0.0
+    assert desk.selector.snapshot(desk.ask(), desk.workers(), 1.0).prefill[0].queue_s == 2.0
+    assert desk.selector.snapshot(desk.ask(), desk.workers(), 9.0).prefill[0].queue_s == 0.0
 
 
 def test_siblings_of_a_burst_go_where_their_prefix_is_on_its_way() -> None:
@@ -97,7 +104,7 @@ def test_siblings_of_a_burst_go_where_their_prefix_is_on_its_way() -> None:
 def test_a_prefix_on_its_way_is_not_resident() -> None:
     desk = Desk("round-robin")
     desk.select()
-    view = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill[0]
+    view = desk.selector.snapshot(desk.ask(1), desk.workers(), 0.0).prefill[0]
     assert (view.cached_blocks, view.resident_blocks) == (100, 0)
 
 
@@ -106,11 +113,11 @@ def test_fetches_of_one_worker_share_its_wire() -> None:
     desk.hold(P[0], 50)
     desk.report(P[0], queued_s=60.0)
     assert desk.select(0) == (P[1], P[0])
-    views = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).prefill
+    views = desk.selector.snapshot(desk.ask(1), desk.workers(), 0.0).prefill
     page_s = 100_000 / 1e8
     assert abs(views[1].fetch_wait_s - 50 * page_s) < 1e-9
     assert views[0].serve_wait_s == views[1].fetch_wait_s
-    later = desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 50 * page_s).prefill
+    later = desk.selector.snapshot(desk.ask(1), desk.workers(), 50 * page_s).prefill
     assert later[1].fetch_wait_s < 1e-9
 
 
@@ -123,45 +130,45 @@ def test_depths_reach_down_to_the_lowest_tier_of_the_worker() -> None:
         desk.logs[P[0]].stored(name, Tier.HOST)
     desk.index.apply(P[0], LIFE, desk.logs[P[0]].publish())
     desk.members[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
-    view = desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).prefill[0]
+    view = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).prefill[0]
     assert (view.depths, view.tier_page_s, view.resident_blocks) == ((20, 60), (0.0, 0.002), 60)
 
 
-def test_evicted_blocks_that_are_asked_for_are_regretted() -> None:
+def test_evicted_blocks_that_are_asked_for_are_counted() -> None:
     desk = Desk()
     desk.hold(P[0], 100)
     desk.forget(P[0], NAMES[50:])
     desk.select(0)
-    assert desk.index.regret.share == 1.0
-    assert desk.selector.look(desk.ask(1), SHAPE, *desk.roles(), 0.0).eviction_regret == 1.0
+    assert desk.index.re_reference.rate == 1.0
+    assert desk.selector.snapshot(desk.ask(1), desk.workers(), 0.0).re_reference_rate == 1.0
 
 
-def test_what_another_still_holds_is_not_regretted() -> None:
+def test_what_another_still_holds_is_not_counted() -> None:
     desk = Desk()
     desk.hold(P[0], 100)
     desk.hold(D[0], 100)
     desk.forget(P[0], NAMES[50:])
     desk.select(0)
-    assert desk.index.regret.share == 0.0
+    assert desk.index.re_reference.rate == 0.0
 
 
 def test_answers_are_expected_to_be_as_long_as_the_last_ones() -> None:
     desk = Desk()
-    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).answer_tokens == 500
+    assert desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).output_tokens == 500
     for _ in range(300):
-        desk.selector.answered(100)
-    assert desk.selector.look(desk.ask(), SHAPE, *desk.roles(), 0.0).answer_tokens == 100
+        desk.selector.ended(100)
+    assert desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).output_tokens == 100
 
 
 def test_a_bias_of_the_forecast_is_learned_and_does_not_add_up() -> None:
     desk = Desk("round-robin")
     for number in range(200):
-        decision = desk.selector.select(desk.ask(number), SHAPE, *desk.roles(), 0.0)
+        decision = desk.selector.select(desk.ask(number), desk.workers(), 0.0)
         desk.reservations.end(RequestId(f"r{number}"))
         desk.selector.had_first_token(decision, decision.forecast.foreseen_s + 0.25, 0.0)
-    forecast = desk.selector.select(desk.ask(), SHAPE, *desk.roles(), 0.0).forecast
-    assert abs(forecast.unforeseen_s - 0.25) < 1e-9
-    assert forecast.first_token_s == forecast.foreseen_s + forecast.unforeseen_s
+    forecast = desk.selector.select(desk.ask(), desk.workers(), 0.0).forecast
+    assert abs(forecast.residual_s - 0.25) < 1e-9
+    assert forecast.first_token_s == forecast.foreseen_s + forecast.residual_s
 
 
 def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
@@ -169,9 +176,9 @@ def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
     for life in range(50):
         prefill, decode = WorkerId(f"prefill-{life}"), WorkerId(f"decode-{life}")
         members = [
-            Member(worker, role, "", LIFE, WORKER_STATE_SERVING)
+            Worker(worker, role, "", LIFE, WORKER_STATE_SERVING)
             for worker, role in ((decode, Role.DECODE), (prefill, Role.PREFILL))
         ]
-        decision = desk.selector.select(desk.ask(life), SHAPE, members[:1], members[1:], 1000.0 * life)
+        decision = desk.selector.select(desk.ask(life), Workers(SHAPE, members[:1], members[1:]), 1000.0 * life)
         assert decision.source == prefill
     assert len(desk.selector._fetching_until_s) <= 5

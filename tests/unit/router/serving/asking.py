@@ -8,8 +8,9 @@ import zlib
 from array import array
 from collections.abc import Callable
 
+from router.fleet.worker_link import TokenDelta
 from router.serving.dispatcher import RouterCore
-from router.serving.generate_request import FinishEvent, GenerationRequest, TokenEvent
+from router.serving.generate_request import GenerateRequest
 from twostroke.request import Request
 from twostroke.rpc.convert import sampling_to_message, tokens_to_messages
 from twostroke.rpc.v1 import worker_pb2
@@ -42,21 +43,20 @@ def found_answer(request: Request, tokens: list[int], *, is_finished: bool) -> w
 class Ask:
     """A client: runs `generate` in a task and keeps what came."""
 
-    def __init__(self, core: RouterCore, request: GenerationRequest) -> None:
+    def __init__(self, core: RouterCore, request: GenerateRequest) -> None:
         self.core, self.request = core, request
         self.tokens: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
         self.positions: dict[int, list[int]] = {i: [] for i in range(len(request.sampling))}
-        self.finishes: dict[int, FinishEvent] = {}
+        self.finishes: dict[int, TokenDelta] = {}
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> Ask:
         async with contextlib.aclosing(self.core.generate(self.request)) as events:
-            async for event in events:
-                if isinstance(event, TokenEvent):
-                    self.tokens[event.index].append(event.token.token)
-                    self.positions[event.index].append(event.position)
-                else:
-                    self.finishes[event.index] = event
+            async for index, delta in events:
+                self.tokens[index] += [sampled.token for sampled in delta.tokens]
+                self.positions[index] += range(delta.position, delta.position + len(delta.tokens))
+                if delta.finish is not None:
+                    self.finishes[index] = delta
         return self
 
     async def has(self, count: int, index: int = 0) -> None:

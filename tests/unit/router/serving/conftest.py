@@ -12,7 +12,7 @@ import pytest
 from router.metrics import RouterMetrics
 from router.serving.attempts import Attempts
 from router.serving.dispatcher import RouterCore
-from router.serving.generate_request import GenerationRequest
+from router.serving.generate_request import GenerateRequest
 from tests.unit.router.serving.asking import Ask, eventually, found_answer, next_token
 from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
@@ -348,7 +348,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
 
 
 def standings(core: RouterCore) -> dict[str, str]:
-    return {member.worker: member.standing.value for member in core._fleet.members}
+    return {worker.worker_id: worker.status.value for worker in core._fleet.workers}
 
 
 def all_serving(core: RouterCore) -> bool:
@@ -362,7 +362,7 @@ def ask():
     ) -> Ask:
         prompt = tuple(range(100)) if prompt is None else tuple(prompt)
         sampling = tuple(SamplingParams(seed=1, max_tokens=tokens, choice=choice) for choice in range(n))
-        request = GenerationRequest(
+        request = GenerateRequest(
             request_id=request_id, prompt=prompt, sampling=sampling, deadline_s=deadline_s, **owner
         )
         return Ask(core, request)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
-from router.serving.generate_request import GenerationRequest
+from router.serving.generate_request import GenerateRequest
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -31,7 +31,7 @@ async def test_an_answer_comes_in_order_and_is_not_closed_at_the_worker(fleet, a
     worker = await fleet.add("decode-0")
     answer = await ask(await fleet.core()).task
     assert answer.is_right
-    assert answer.finishes[0].reason == "length"
+    assert answer.finishes[0].finish == "length"
     assert worker.closed == []
     assert list(worker.opens[0].prompt) == list(range(100))
     assert worker.opens[0].request_id == "r#0"
@@ -141,7 +141,7 @@ async def test_a_request_that_no_message_can_carry_leaves_nothing(fleet):
     core = await fleet.core()
     params = SamplingParams(seed=1, max_tokens=2, top_k=2**40)
     with pytest.raises(InternalError, match="out of range"):
-        await anext(core.generate(GenerationRequest(request_id="r", prompt=(1,), sampling=(params,), deadline_s=None)))
+        await anext(core.generate(GenerateRequest(request_id="r", prompt=(1,), sampling=(params,), deadline_s=None)))
     assert not core._open
     assert len(core._routing.reservations) == 0
 
@@ -156,7 +156,7 @@ async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_str
     await answer.has(5)
     answer.task.cancel()
     await soon(lambda: worker.closed == [("r#0", 0)])
-    assert not core._links._owed
+    assert not core._links._unclosed
 
 
 async def test_a_router_that_closes_waits_for_no_worker_that_cannot_be_told(fleet, ask):
@@ -271,7 +271,7 @@ async def test_a_choice_finished_early_ends_as_stop_and_is_closed(fleet, ask, so
     await core.finish_early(answer.request, 0)
     await core.finish_early(replace(answer.request, request_id="nobody"), 0)
     await soon(lambda: 0 in answer.finishes)
-    assert answer.finishes[0].reason == "stop"
+    assert answer.finishes[0].finish == "stop"
     await soon(lambda: worker.closed == [("r#0", 0)])
     worker.hold_at = None
     await answer.task
@@ -431,7 +431,7 @@ async def test_a_request_beside_which_three_engines_fail_is_tried_no_more(fleet,
 async def test_a_long_prompt_is_hashed_in_parts_with_others_in_between():
     prompt = tuple(range(5 * HASHED_TOKENS + 7))
     params = SamplingParams(seed=1, max_tokens=1)
-    request = GenerationRequest(request_id="r", prompt=prompt, sampling=(params,), deadline_s=None, salt=b"tenant")
+    request = GenerateRequest(request_id="r", prompt=prompt, sampling=(params,), deadline_s=None, salt=b"tenant")
     turns = 0
 
     async def count() -> None:

@@ -79,7 +79,7 @@ async def test_an_earlier_life_is_refused_and_counted(fleet, sampled, standing, 
     core = await fleet.core()
     fleet.show(zombie)
     await soon(lambda: sampled(core, "stale_epochs_refused_total") == 1)
-    assert core._fleet.member("decode-0").epoch == worker.epoch
+    assert core._fleet.worker("decode-0").epoch == worker.epoch
     assert standing(core) == {"decode-0": "serving"}
     del fleet.members["decode-0"]
     fleet.show(zombie)
@@ -97,7 +97,7 @@ async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, stand
     await worker.kill()
     await worker.begin(2)
     fleet.show()
-    await soon(lambda: core._fleet.member("decode-0").epoch == worker.epoch)
+    await soon(lambda: core._fleet.worker("decode-0").epoch == worker.epoch)
     assert len(core._routing.index) == 0
     await soon(lambda: standing(core) == {"decode-0": "serving"})
 
@@ -159,7 +159,7 @@ async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, 
     worker.publish()
     await soon(lambda: len(core._routing.index) == 5)
     index = core._routing.index
-    index._remove(index._shelves["decode-0"], TierChange(Tier.DEVICE, (), (CHAIN[2],)))
+    index._remove(index._workers["decode-0"], TierChange(Tier.DEVICE, (), (CHAIN[2],)))
     await soon(lambda: sampled(core, "event_divergences_total", worker="decode-0") == 1)
     await soon(lambda: index_equals_truth(core, worker))
     assert sampled(core, "event_snapshots_total", worker="decode-0") == 2

@@ -43,7 +43,7 @@ async def test_tokens_flow_until_the_pages_are_there_and_then_the_answer_goes_on
     assert len(opened.emitted) == 30
     assert not opened.HasField("source")
     await soon(lambda: leaving.closed == [("r#0", 0)])
-    assert sampled(core, "moved_requests_total") == 1
+    assert sampled(core, "migrated_requests_total") == 1
     assert sampled(core, "reopened_requests_total") == 0
 
 
@@ -103,7 +103,7 @@ async def test_an_answer_whose_refuge_dies_on_the_way_stays_where_it_is_until_th
     third = await fleet.add("decode-2")
     assert (await answer.task).is_right
     assert third.opens[0].emitted, "it moved after all"
-    assert sampled(core, "moved_requests_total") == 1
+    assert sampled(core, "migrated_requests_total") == 1
 
 
 async def test_while_the_only_decode_worker_begins_a_new_life_requests_wait_and_are_not_refused(

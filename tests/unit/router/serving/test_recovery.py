@@ -43,11 +43,11 @@ async def test_a_worker_that_the_supervisor_no_longer_lists_is_owed_nothing(flee
     if is_dead_first:
         await dying.kill()
         await answer.task
-        await soon(lambda: dying.worker_id in core._links._owed)
+        await soon(lambda: dying.worker_id in core._links._unclosed)
     await fleet.remove(dying.worker_id)
     await soon(lambda: dying.worker_id not in standing(core))
     await answer.task
-    assert not core._links._owed
+    assert not core._links._unclosed
 
 
 async def test_an_answer_waits_for_the_only_decode_worker_to_come_back(fleet, ask, standing, soon):

@@ -5,22 +5,25 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry
 
-from router.metrics import RouterMetrics
+from router.metrics import Comparison, RouterMetrics
 from router.routing.policy import Breakdown, Decision, Forecast
-from router.serving.request_stats import Account, Asked, Comparison
-from twostroke.ids import BlockName, WorkerId
+from router.serving.generate_request import GenerateRequest
+from router.serving.request_stats import RequestStats
+from twostroke.ids import BlockName, RequestId, WorkerId
 from twostroke.lifetime import Instant, Lifetime
 
 NAMES = tuple(BlockName(bytes([number] * 16)) for number in range(6))
 
 
-def account() -> Account:
+def account() -> RequestStats:
     lifetime = Lifetime(clock=iter(range(100, 200)).__next__)
     lifetime.mark(Instant.RECEIVED)
-    asked = Asked(
-        request_id="r#0", prompt_tokens=100, names=NAMES, block_size=16, policy="kv", tenant="alice", priority=1
+    request = GenerateRequest(
+        request_id="r", prompt=tuple(range(100)), sampling=(), deadline_s=None, tenant="alice", priority=1
     )
-    return Account(asked, lifetime)
+    stats = RequestStats(RequestId("r#0"), request, NAMES, block_size=16, policy="kv")
+    stats.lifetime = lifetime
+    return stats
 
 
 def decision(cached_blocks: int, prefill_s: float = 2.0, decode: str = "decode-0") -> Decision:

@@ -30,7 +30,7 @@ async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_
     assert (await answer.task).is_right
     assert silent.closed == []
     judged = sum(
-        sampled(core, "worker_judgements_total", worker=silent.worker_id, life="dead", cause=c) for c in CAUSES
+        sampled(core, "worker_judgements_total", worker=silent.worker_id, liveness="dead", cause=c) for c in CAUSES
     )
     assert judged == 1
     assert "events_silent_s" in caplog.text
@@ -43,12 +43,12 @@ async def test_a_router_that_was_late_itself_blames_no_worker(fleet, standing, s
     """For twice the time after which they would be dead it hears nobody, because it does not listen."""
     worker = await fleet.add("decode-0")
     core = await fleet.core(patience=IMPATIENT)
-    alive = sampled(core, "worker_judgements_total", worker="decode-0", life="alive", cause="heard")
+    alive = sampled(core, "worker_judgements_total", worker="decode-0", liveness="alive", cause="heard")
     time.sleep(2 * IMPATIENT.dead_after_s)  # noqa: ASYNC251  # this is what is tested
     published = worker.log.sequence
     await soon(lambda: core._routing.index.next_sequence("decode-0", worker.epoch) > published + 3)
-    assert sampled(core, "worker_judgements_total", worker="decode-0", life="suspect", cause="silence") == 0
-    assert sampled(core, "worker_judgements_total", worker="decode-0", life="dead", cause="silence") == 0
+    assert sampled(core, "worker_judgements_total", worker="decode-0", liveness="suspect", cause="silence") == 0
+    assert sampled(core, "worker_judgements_total", worker="decode-0", liveness="dead", cause="silence") == 0
     assert alive == 1
     assert sampled(core, "own_lateness_seconds_total") > IMPATIENT.dead_after_s
 

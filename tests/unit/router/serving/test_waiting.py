@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from router.serving.generate_request import GenerationRequest
+from router.serving.generate_request import GenerateRequest
 from tests.unit.router.serving.asking import Ask
 from twostroke.errors import Overloaded
 from twostroke.request import SamplingParams
@@ -22,7 +22,7 @@ def load(queued_s: float) -> control_pb2.Load:
 
 
 def asking(core, request_id: str, *, tokens: int = 5, priority: int = 0, tenant: str = "", deadline_s=None) -> Ask:
-    request = GenerationRequest(
+    request = GenerateRequest(
         request_id=request_id,
         prompt=tuple(range(100)),
         sampling=(SamplingParams(seed=1, max_tokens=tokens),),
@@ -34,14 +34,14 @@ def asking(core, request_id: str, *, tokens: int = 5, priority: int = 0, tenant:
 
 
 def held(core) -> float:
-    return core._metrics.registry.get_sample_value("twostroke_held_requests", {"role": "router"}) or 0.0
+    return core._metrics.registry.get_sample_value("twostroke_queued_requests", {"role": "router"}) or 0.0
 
 
 async def busy_core(fleet, soon, **settings):
     """A core that has heard its only worker say that it is busy."""
     worker = await fleet.add("decode-0", load=load(BUSY_S))
     core = await fleet.core(**settings)
-    await soon(lambda: core._fleet.members[0].load.queued_s == BUSY_S)
+    await soon(lambda: core._fleet.workers[0].load.queued_s == BUSY_S)
     return core, worker
 
 
@@ -56,7 +56,7 @@ async def test_held_requests_go_in_order_of_class_when_their_worker_has_time(fle
         assert (await answer.task).is_right
     assert [opened.request_id for opened in worker.opens] == ["r2#0", "r1#0", "r0#0"]
     assert held(core) == 0
-    assert sampled(core, "hold_seconds_count") == 3
+    assert sampled(core, "queue_seconds_count") == 3
     assert len(core._routing.reservations) == 0
 
 
@@ -77,12 +77,12 @@ async def test_a_client_that_leaves_in_the_moment_of_its_release_leaves_nothing(
     core, worker = await busy_core(fleet, soon)
     answers = [asking(core, f"r{number}") for number in range(8)]
     await soon(lambda: held(core) == 8)
-    released = core._placer._room._waiting["r0#0"]
+    released = core._placer._queue._waiting["r0#0"]
     released.add_done_callback(lambda _: [answer.task.cancel() for answer in answers])
     worker.load = load(0.0)
     await asyncio.wait([answer.task for answer in answers])
     await soon(lambda: held(core) == 0 and len(core._routing.reservations) == 0)
-    assert not core._placer._room._waiting
+    assert not core._placer._queue._waiting
     assert (await asking(core, "after").task).is_right
 
 

@@ -16,9 +16,9 @@ import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from openai import AsyncOpenAI, AuthenticationError, RateLimitError
 
-from router.frontend.auth import auth as doorman
+from router.frontend.auth import auth as authenticator
 from router.frontend.auth.api_keys import KeyEntry, NewKey, draw_key, find_key, parse_keys
-from router.frontend.auth.auth import KeyedDoorman
+from router.frontend.auth.auth import KeyAuthenticator
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import Doors, open_doors
 from twostroke.config import EndpointsConfig
@@ -62,7 +62,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def guarded(file: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doors]:
-    monkeypatch.setattr(doorman, "LOOK_S", 0.01)
+    monkeypatch.setattr(authenticator, "LOOK_S", 0.01)
     async with open_doors(EndpointsConfig(api_keys=str(file))) as doors:
         yield doors
 
@@ -313,7 +313,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_name_and_what_is_wrong(
     path = tmp_path / "keys.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"--api-keys {path}"):
-        KeyedDoorman(str(path), "token", RouterMetrics())
+        KeyAuthenticator(str(path), "token", RouterMetrics())
 
 
 def test_a_date_that_yaml_would_take_for_one_is_a_date_here_too() -> None:

@@ -11,7 +11,7 @@ import pytest
 from router.frontend.http.app import build_http_app
 from router.frontend.http.middleware import browser_middleware
 from router.frontend.preparation.preparer import InlinePreparer
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from tests.unit.router.conftest import ScriptedDispatcher
@@ -26,8 +26,8 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 @asynccontextmanager
 async def router(doors: EndpointsConfig, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
-    front = Front(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-    app = build_http_app(front, max_body_bytes=1 << 16, outer=browser_middleware(doors, host))
+    handler = RequestHandler(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+    app = build_http_app(handler, max_body_bytes=1 << 16, outer=browser_middleware(doors, host))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
         yield http
 

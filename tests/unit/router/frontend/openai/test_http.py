@@ -10,7 +10,7 @@ from openai import OpenAI
 
 from router.frontend.http.app import build_http_app
 from router.frontend.preparation.preparer import InlinePreparer
-from router.frontend.request_handler import Front
+from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from twostroke import __version__
@@ -279,8 +279,8 @@ async def test_two_open_requests_with_one_id_are_told_apart(doors):
 async def test_the_id_a_client_gave_means_another_request_at_the_workers_of_every_router(app):
     dispatcher, _ = app
     for _ in range(2):
-        front = Front(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-        transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
+        handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy")
+        transport = httpx.ASGITransport(build_http_app(handler, max_body_bytes=1 << 16))
         async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
             body, headers = {"prompt": ["a", "b"]}, {"x-request-id": "same"}
             assert (await http.post(TEXT, json=body, headers=headers)).status_code == 200
@@ -295,10 +295,10 @@ async def test_models_are_listed(doors):
 
 async def test_what_the_models_makers_recommend_is_told(app):
     dispatcher, _ = app
-    front = Front(
+    handler = RequestHandler(
         dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", recommended=Recommended(top_p=0.9)
     )
-    transport = httpx.ASGITransport(build_http_app(front, max_body_bytes=1 << 16))
+    transport = httpx.ASGITransport(build_http_app(handler, max_body_bytes=1 << 16))
     async with httpx.AsyncClient(transport=transport, base_url="http://toy") as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
     assert card["recommended_sampling"] == {"top_p": 0.9}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from router.frontend.text.detokenize import AnswerText, ByteDecoder, WindowDecoder
+from router.frontend.text.detokenize import ByteDecoder, OutputText, WindowDecoder
 from router.frontend.text.stop_strings import StopScanner, StopStrings
 
 PIECES = st.text(alphabet="ab€😀é\n", max_size=24)
@@ -25,14 +25,13 @@ def cut(text: str, stops: list[str], *, include: bool) -> str:
     return text
 
 
-def streamed(answer: AnswerText, tokens: list[int]) -> list[str]:
+def streamed(answer: OutputText, tokens: list[int]) -> list[str]:
     texts = []
     for token in tokens:
-        scanned = answer.feed(token)
-        texts.append(scanned.text)
-        if scanned.stopped:
+        texts.append(answer.feed(token))
+        if answer.is_stopped:
             return texts
-    texts.append(answer.flush().text)
+    texts.append(answer.flush())
     return texts
 
 
@@ -48,7 +47,7 @@ def splits(draw) -> tuple[str, list[bytes]]:
 @given(splits(), STOPS, st.booleans())
 def test_any_split_with_any_stop_strings_equals_decode_all_then_cut(case, stops, include):
     text, parts = case
-    answer = AnswerText(ByteDecoder(parts.__getitem__), StopScanner(StopStrings(stops), include_stop=include))
+    answer = OutputText(ByteDecoder(parts.__getitem__), StopScanner(StopStrings(stops), include_stop=include))
     texts = streamed(answer, list(range(len(parts))))
     assert "".join(texts) == cut(text, stops, include=include)
     assert not any("\ufffd" in part for part in texts)
@@ -118,9 +117,9 @@ def test_a_character_that_the_prompt_began_is_completed():
 @pytest.mark.parametrize(("include", "expected"), [(False, ["x", "", ""]), (True, ["x", "", "ab"])])
 def test_text_is_held_back_only_while_it_could_begin_a_stop_string(include, expected):
     scanner = StopScanner(StopStrings(["ab"]), include_stop=include)
-    assert [scanner.feed(part).text for part in ("x", "a", "bz")] == expected
+    assert [scanner.feed(part) for part in ("x", "a", "bz")] == expected
     scanner = StopScanner(StopStrings(["ab"]), include_stop=include)
-    assert [scanner.feed(part).text for part in ("a", "c")] == ["", "ac"]
+    assert [scanner.feed(part) for part in ("a", "c")] == ["", "ac"]
 
 
 def test_the_stop_string_that_is_complete_first_wins_however_tokens_fall():
@@ -128,8 +127,7 @@ def test_the_stop_string_that_is_complete_first_wins_however_tokens_fall():
         scanner = StopScanner(StopStrings(["abc", "b"]), include_stop=False)
         texts = []
         for part in parts:
-            scanned = scanner.feed(part)
-            texts.append(scanned.text)
-            if scanned.stopped:
+            texts.append(scanner.feed(part))
+            if scanner.is_stopped:
                 break
         assert "".join(texts) == "a"
