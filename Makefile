@@ -86,6 +86,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.check_english
 
 # kubectl and promtool for tests/deploy, where they are not on PATH: Debian's, unpacked, not installed. Never fails: what
 # cannot be had is printed, and its tests are skipped.

@@ -1,0 +1,294 @@
+"""Are docstrings whole sentences, and names the field's words (the glossary of the conventions)? `make lint` asks.
+
+What the tree has of both is in `english_baseline.json`, as a count for each file. A count may only shrink:
+
+    python -m tests.check_english            prints what is too much; exit status 1 then
+    python -m tests.check_english --all      prints everything that is left
+    python -m tests.check_english --shrink   writes the counts of today, after some have become smaller
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+BASELINE = Path(__file__).with_name("english_baseline.json")
+GENERATED = "twostroke/rpc/v1/"
+OWN = ("tests/check_english.py", "tests/unit/test_check_english.py")
+"""Files that name what is banned."""
+
+OPENING = re.compile(r"(?:Of|That|Nor|Or|And|As|Where|Who|Whose|By|Until|Because|To be)\b", re.IGNORECASE)
+"""Such a docstring continues the line before it, and is read without that line."""
+
+LOGGING = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+LOG_KEY = re.compile(r"(\w+)=")
+METRIC = re.compile(r"\btwostroke_[a-z0-9_]+\b")
+METRIC_FILES = (".json", ".md", ".yml", ".yaml")
+PROTO_NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*\b")
+PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
+
+
+class Kind:
+    OPENING = "openings"
+    WORD = "words"
+
+
+KINDS = (Kind.OPENING, Kind.WORD)
+
+
+class Finding(NamedTuple):
+    kind: str
+    path: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.text}"
+
+
+class Banned(NamedTuple):
+    words: str
+    """Parts of a name, one after the other."""
+    say: str
+    under: tuple[str, ...] = ()
+    """Only in these folders; everywhere, if empty."""
+    only: str = ""
+    """Only names of a "class" or "file", and only if nothing else is in the name."""
+
+
+REQUEST = ("router/", "decode_worker/", "prefill_worker/", "twostroke/")
+WORKER = ("twostroke/", "decode_worker/", "prefill_worker/", "proto/")
+CLUSTER = ("cluster/",)
+HARNESS = ("tools/", "tests/")
+
+GLOSSARY = (
+    *(Banned(word, "block hash") for word in ("block name", "block names", "named blocks")),
+    *(Banned(word, "epoch") for word in ("life", "lives")),
+    *(Banned(word, "digest") for word in ("checksum", "checksums")),
+    Banned("stroke", "phase"),
+    Banned("takeover", "local prefill, stream recovery or router restart"),
+    *(
+        Banned(word, "GenerateRequest, QueuedRequest or Placement", REQUEST, "class")
+        for word in ("Ask", "Call", "Asked", "Wanting", "Held", "Turn", "Open Request", "Wanted")
+    ),
+    *(Banned(word, "page source") for word in ("giver", "givers", "computer", "computers")),
+    *(Banned(word, "endpoint") for word in ("door", "doors")),
+    *(Banned(word, "frontend, request handler") for word in ("front", "fronts")),
+    *(Banned(word, "AuthContext") for word in ("visit", "visits")),
+    Banned("doorman", "auth"),
+    Banned("account", "request stats", ("router/",)),
+    Banned("surroundings", "dependencies"),
+    *(Banned(word, "admission queue") for word in ("waiting room", "waiting rooms")),
+    Banned("turns", "fair queue", ("router/",), "file"),
+    Banned("headroom", "capacity"),
+    *(Banned(word, "active tenants") for word in ("claimant", "claimants")),
+    *(Banned(word, "false rejections") for word in ("ghost", "ghosts")),
+    Banned("unforeseen", "prediction residual"),
+    *(Banned(word, "re-reference rate") for word in ("regret", "regrets")),
+    *(Banned(word, "exponential search") for word in ("gallop", "gallops")),
+    *(Banned(word, "the worker's blocks") for word in ("shelf", "shelves")),
+    Banned("vigil", "failure detector"),
+    *(Banned(word, "worker") for word in ("member", "members")),
+    Banned("standing", "worker status"),
+    Banned("everyone", "broadcast"),
+    Banned("found", "recovered", ("router/",), "file"),
+    Banned("moving", "migration", ("router/",), "file"),
+    Banned("refuge", "migration target"),
+    Banned("book", "request manager"),
+    Banned("outbox", "output stream"),
+    Banned("farewell", "detach notice"),
+    Banned("Line", "waiting queue", WORKER, "class"),
+    Banned("owed", "pending tokens"),
+    Banned("settle", "update"),
+    Banned("forsake", "abort"),
+    Banned("vacate", "free"),
+    *(Banned(word, "slot") for word in ("seat", "seats")),
+    Banned("plant", "engine state"),
+    Banned("news", "condition"),
+    Banned("Gate", "request validator", WORKER, "class"),
+    Banned("bequest", "cache hand-off"),
+    *(Banned(word, "successor") for word in ("heir", "heirs")),
+    *(Banned(word, "cached-only", WORKER) for word in ("resident", "residents")),
+    *(Banned(word, "TLS") for word in ("seal", "seals", "sealed")),
+    Banned("hello", "handshake"),
+    *(Banned(word, "copy thread", WORKER) for word in ("lane", "lanes")),
+    Banned("spoilt", "corrupt"),
+    Banned("ground", "Ray backend"),
+    Banned("attendant", "supervisor client"),
+    Banned("staff", "reconciler"),
+    Banned("roster", "desired state"),
+    *(Banned(word, "slot", CLUSTER, "class") for word in ("Post", "Posts")),
+    Banned("pilot", "autoscaler"),
+    Banned("orders", "control socket", CLUSTER),
+    Banned("bound", "parent-death guard", CLUSTER, "file"),
+    *(Banned(word, "routing adapter") for word in ("brain", "brains")),
+    Banned("crew", "worker lifecycle"),
+    Banned("agenda", "event queue"),
+    *(Banned(word, "simulated request") for word in ("journey", "journeys")),
+    Banned("arms", "variants", HARNESS, "file"),
+    *(Banned(word, "faults") for word in ("blow", "blows")),
+    *(Banned(word, "triggers") for word in ("stimulus", "stimuli")),
+    Banned("rest", "leak check", HARNESS, "file"),
+    Banned("play", "run", HARNESS, "file"),
+)
+"""What is not to name anything, and what to say. Ordinary English in a sentence stays ordinary."""
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    return tuple(part.lower() for part in PART.findall(name))
+
+
+BY_FIRST_PART: dict[str, list[tuple[Banned, tuple[str, ...]]]] = {}
+for _each in GLOSSARY:
+    _parts = parts_of(_each.words.replace(" ", "_"))
+    BY_FIRST_PART.setdefault(_parts[0], []).append((_each, _parts))
+
+
+def banned_in(name: str, path: str, kind: str) -> Iterator[Banned]:
+    """What is banned in a name of that kind: "class", "file" or another one."""
+    parts = parts_of(name)
+    for at, part in enumerate(parts):
+        for banned, words in BY_FIRST_PART.get(part, ()):
+            if parts[at : at + len(words)] != words or (banned.under and not path.startswith(banned.under)):
+                continue
+            if not banned.only or (banned.only == kind and parts == words):
+                yield banned
+
+
+def findings(path: str, text: str) -> Iterator[Finding]:
+    """What is wrong in one file of the tree."""
+    for part in Path(path).with_suffix("").parts:
+        yield from _of_name(part, path, 1, "file")
+    if path.endswith(".py"):
+        tree = ast.parse(text)
+        yield from _openings(tree, path)
+        yield from _python_names(tree, path)
+    elif path.endswith(".proto"):
+        for number, line in enumerate(text.splitlines(), start=1):
+            for name in dict.fromkeys(PROTO_NAME.findall(line.partition("//")[0])):
+                yield from _of_name(name, path, number, "name")
+    elif path.endswith(METRIC_FILES):
+        for name in sorted(set(METRIC.findall(text))):
+            yield from _of_name(name, path, 1 + text[: text.index(name)].count("\n"), "metric")
+
+
+def _of_name(name: str, path: str, line: int, kind: str) -> Iterator[Finding]:
+    for banned in banned_in(name, path, kind):
+        yield Finding(Kind.WORD, path, line, f"{kind} {name}: not {banned.words!r}, say {banned.say}")
+
+
+def _openings(tree: ast.Module, path: str) -> Iterator[Finding]:
+    """Docstrings of modules, classes, functions and of attributes alike: texts that are statements."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            said = node.value.value.strip()
+            if OPENING.match(said):
+                shown = " ".join(said.split()[:8])
+                yield Finding(Kind.OPENING, path, node.lineno, f"a docstring is a whole sentence: {shown!r}")
+
+
+def _python_names(tree: ast.Module, path: str) -> Iterator[Finding]:
+    """Each name once, where it is given first."""
+    given: set[tuple[str, str]] = set()
+    for kind, name, line in sorted(_given(tree), key=lambda each: each[2]):
+        if (kind, name) not in given:
+            given.add((kind, name))
+            yield from _of_name(name, path, line, kind)
+
+
+def _given(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef():
+                yield "class", node.name, node.lineno
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if not node.name.startswith("test_"):  # a sentence
+                yield "function", node.name, node.lineno
+            case ast.arg():
+                yield "argument", node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield "variable", node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield "attribute", node.attr, node.lineno
+            case ast.alias(asname=str(name)):
+                yield "import", name, node.lineno
+            case ast.Constant(value=str(text)) if METRIC.fullmatch(text):
+                yield "metric", text, node.lineno
+            case ast.Call(func=ast.Attribute(attr=attr), args=[ast.Constant(value=str(text)), *_]) if attr in LOGGING:
+                for key in LOG_KEY.findall(text):
+                    yield "log key", key, node.lineno
+
+
+Counts = dict[str, dict[str, int]]
+"""By kind and file."""
+
+
+def counts_of(found: Iterable[Finding]) -> Counts:
+    counted = Counter((each.kind, each.path) for each in found)
+    return {kind: {path: count for (own, path), count in sorted(counted.items()) if own == kind} for kind in KINDS}
+
+
+def grown(now: Counts, before: Mapping[str, Mapping[str, int]], files: Sequence[str]) -> Counts:
+    """Files with more than they may have, by kind. What files had that are gone may be in new ones: they were moved."""
+    there = set(files)
+    result: Counts = {}
+    for kind in KINDS:
+        allowed, counts = before.get(kind, {}), now[kind]
+        freed = sum(count for path, count in allowed.items() if path not in there)
+        new = {path: count for path, count in counts.items() if path not in allowed}
+        result[kind] = {path: count for path, count in counts.items() if count > allowed.get(path, count)}
+        if sum(new.values()) > freed:
+            result[kind] |= new
+    return result
+
+
+def files_of(root: Path) -> list[str]:
+    """Tracked files, and new ones that git does not ignore."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout.splitlines()
+    return [path for path in listed if not path.startswith(GENERATED) and path not in OWN and (root / path).is_file()]
+
+
+def all_findings(root: Path, files: Iterable[str]) -> list[Finding]:
+    read = (".py", ".proto", *METRIC_FILES)
+    return [
+        finding
+        for path in files
+        if path.endswith(read)
+        for finding in findings(path, (root / path).read_text(encoding="utf-8"))
+    ]
+
+
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT, baseline: Path = BASELINE) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("--all", action="store_true", help="print everything that is left")
+    parser.add_argument("--shrink", action="store_true", help="write the counts of today, where none is larger")
+    args = parser.parse_args(arguments)
+    files = files_of(root)
+    found = all_findings(root, files)
+    now = counts_of(found)
+    before = json.loads(baseline.read_text(encoding="utf-8")) if baseline.exists() else now
+    over = grown(now, before, files)
+    for finding in found:
+        if args.all or finding.path in over[finding.kind]:
+            print(finding)
+    for kind in KINDS:
+        print(f"{kind}: {sum(now[kind].values())}, at most {sum(before.get(kind, {}).values())}")
+    if any(over.values()):
+        print("counts may only shrink: mend the files above (see CONTRIBUTING.md)")
+        return 1
+    if args.shrink:
+        baseline.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
