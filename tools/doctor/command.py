@@ -16,7 +16,7 @@ from cluster.flags import client_tls
 from cluster.flags.client_tls import ClientTls
 from router.addresses import reachable
 from tools.doctor.diagnosis import Verdict, diagnose
-from tools.doctor.endpoints import Door, GrpcDoor, HttpDoor
+from tools.doctor.endpoints import Endpoint, GrpcEndpoint, HttpEndpoint
 from tools.doctor.examine import examine, grpc_address_of
 from tools.doctor.facts import Facts
 from twostroke.errors import ConfigError
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace) -> int:
     with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
         address = args.grpc or grpc_address_of(channel, admin)
         with _channel(reachable(address), tls) as clients:
-            door: Door = HttpDoor(args.url, tls) if args.url is not None else GrpcDoor(clients, address)
-            facts = examine(channel, admin, door, salts)
+            endpoint: Endpoint = HttpEndpoint(args.url, tls) if args.url is not None else GrpcEndpoint(clients, address)
+            facts = examine(channel, admin, endpoint, salts)
     verdict = diagnose(facts)
     if args.json:
         print(json.dumps({"verdict": dataclasses.asdict(verdict), "facts": dataclasses.asdict(facts)}))

@@ -22,15 +22,15 @@ ANSWER_S = 120.0
 ANSWER_TOKENS = 2
 
 
-class Door(Protocol):
+class Endpoint(Protocol):
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """The chat's prompt as the front door makes it now."""
+        """The chat's prompt as the router makes it now."""
 
     def send(self, text: str, canary: Canary) -> Canary:
         """`canary` with what came of it."""
 
 
-class GrpcDoor:
+class GrpcEndpoint:
     def __init__(self, channel: grpc.Channel, address: str) -> None:
         self._inference = inference_pb2_grpc.InferenceStub(channel)
         self._address = address
@@ -58,7 +58,7 @@ class GrpcDoor:
         return replace(canary, prompt_tokens=last.usage.prompt_tokens, cached_tokens=last.usage.cached_tokens)
 
 
-class HttpDoor:
+class HttpEndpoint:
     def __init__(self, url: str, tls: ClientTls | None = None) -> None:
         """`tls`: for https; None: the system's CAs."""
         self._context = None if tls is None else tls.context()

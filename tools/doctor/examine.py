@@ -10,7 +10,7 @@ import grpc
 from cluster.admin_access import AdminAccess
 from cluster.commands.rpc import describe
 from router.routing.policies import CACHE_BLIND
-from tools.doctor.endpoints import ANSWER_TOKENS, Door
+from tools.doctor.endpoints import ANSWER_TOKENS, Endpoint
 from tools.doctor.facts import Canary, Facts, WorkerFacts
 from tools.doctor.scrape import Samples, scrape, seen_from, value
 from tools.doctor.watch import IndexWatch
@@ -26,7 +26,7 @@ BLOCKS = 6
 WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through the long grass".split())  # noqa: SIM905
 
 
-def examine(channel: grpc.Channel, admin: AdminAccess, door: Door, salts: tuple[str, str]) -> Facts:
+def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: Endpoint, salts: tuple[str, str]) -> Facts:
     """`channel` is to the first of `admin`'s addresses. Raises PeerLost where the server cannot be asked."""
     control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
     server = _server_info(channel, admin)
@@ -34,18 +34,18 @@ def examine(channel: grpc.Channel, admin: AdminAccess, door: Door, salts: tuple[
         model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S, metadata=admin.metadata)
     except grpc.RpcError as error:
         raise PeerLost(f"{address}: {describe(error)}") from error
-    text = _chat_of(door, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
-    first = Canary(salt=salts[0], tokens=door.tokenize(text))
+    text = _chat_of(endpoint, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
+    first = Canary(salt=salts[0], tokens=endpoint.tokenize(text))
     names = name_blocks(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
     router = seen_from(address, server.metrics_address)
     before = scrape(router)
     with IndexWatch(channel, admin.metadata, names) as watch:
-        first = door.send(text, first)
+        first = endpoint.send(text, first)
         watch.until_held(len(names), SETTLE_S if first.failure is None else 0.0)
         workers = tuple(_workers(control, admin, scrape(router), watch))
-        second = Canary(salt=salts[1], tokens=door.tokenize(text))
+        second = Canary(salt=salts[1], tokens=endpoint.tokenize(text))
         if first.failure is None:
-            second = door.send(text, second)
+            second = endpoint.send(text, second)
     policy = _policy(before, scrape(router))
     return Facts(
         block_size=model.block_size,
@@ -73,13 +73,13 @@ def _server_info(channel: grpc.Channel, admin: AdminAccess) -> control_pb2.Serve
         raise PeerLost(f"{admin.addresses[0]}: {describe(error)}") from error
 
 
-def _chat_of(door: Door, tokens: int, most_tokens: int) -> str:
+def _chat_of(endpoint: Endpoint, tokens: int, most_tokens: int) -> str:
     """A text that nobody has sent before, of at least `tokens` tokens if that many may be."""
     mark = f"Canary {secrets.token_hex(8)}:"
     count = tokens
     while count > 1:
         text = " ".join((mark, *(WORDS[at % len(WORDS)] for at in range(count))))
-        if len(door.tokenize(text)) <= most_tokens:
+        if len(endpoint.tokenize(text)) <= most_tokens:
             return text
         count //= 2
     return mark

@@ -11,7 +11,7 @@ class Canary:
 
     salt: str
     tokens: tuple[int, ...]
-    """As the front door tokenized it just before."""
+    """As the router tokenized it just before."""
     prompt_tokens: int = 0
     """As the answer's usage says, like the next one."""
     cached_tokens: int = 0

@@ -15,7 +15,7 @@ import grpc.aio
 
 from router.addresses import Addresses
 from tests.chaos.faults.answer import Piece, Silence, Transcript
-from tests.chaos.faults.load import Ask, Conduct, Door
+from tests.chaos.faults.load import Ask, Conduct, Endpoint
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 GIVE_UP_S = 120.0
@@ -89,7 +89,7 @@ class Clients:
                 transcript.failure = f"no end after {GIVE_UP_S:g} s: {'; '.join(transcript.turns[-4:])}"
 
     async def _pieces(self, ask: Ask, router: Addresses, token: str, is_whole: bool) -> AsyncGenerator[Piece]:
-        pieces = self._grpc(ask, router, token) if ask.door is Door.GRPC else self._http(ask, router, token)
+        pieces = self._grpc(ask, router, token) if ask.endpoint is Endpoint.GRPC else self._http(ask, router, token)
         async with contextlib.aclosing(pieces):
             while True:
                 async with asyncio.timeout(self.patience_s):

@@ -29,7 +29,7 @@ REFUSALS = (
 """What those that came back, and bytes that were spoilt, met."""
 
 
-async def at_rest_within(bed: Bed, seconds: float) -> str | None:
+async def leaks_within(bed: Bed, seconds: float) -> str | None:
     """None as soon as nothing is left; what still is after so long."""
     left: str | None = "nobody has answered"
     with contextlib.suppress(TimeoutError):

@@ -13,7 +13,7 @@ STOP_LETTERS = 3
 """Of a stop string: more than one token of a paced model, whose text is bytes."""
 
 
-class Door(enum.StrEnum):
+class Endpoint(enum.StrEnum):
     HTTP = "http"
     GRPC = "grpc"
 
@@ -34,7 +34,7 @@ class Ask:
     """One request, and how its client behaves."""
 
     name: str
-    door: Door
+    endpoint: Endpoint
     prompt: str
     max_tokens: int
     n: int = 1
@@ -85,15 +85,15 @@ def asks(seed: int, *, tokens: int, prompt_letters: int) -> list[Ask]:
         return common + _words(random_, half) if shares else _words(random_, prompt_letters)
 
     return [
-        Ask(name="greedy", door=Door.GRPC, prompt=prompt(shares=True), max_tokens=tokens),
-        Ask(name="sampled", door=Door.HTTP, prompt=prompt(shares=True), max_tokens=tokens, temperature=0.8),
-        Ask(name="choices", door=Door.GRPC, prompt=prompt(), max_tokens=tokens // 2, n=2, temperature=1.0),
-        Ask(name="stop", door=Door.HTTP, prompt=prompt(), max_tokens=tokens, stops_early=True),
-        Ask(name="penalties", door=Door.GRPC, prompt=prompt(shares=True), max_tokens=tokens, penalties=True),
-        Ask(name="logprobs", door=Door.HTTP, prompt=prompt(), max_tokens=tokens, logprobs=True),
-        Ask(name="deadline", door=Door.GRPC, prompt=prompt(), max_tokens=tokens, deadline_s=60.0),
-        Ask(name="moves", door=Door.GRPC, prompt=prompt(), max_tokens=tokens, conduct=Conduct.MOVES),
-        Ask(name="leaves", door=Door.HTTP, prompt=prompt(), max_tokens=tokens, conduct=Conduct.LEAVES),
+        Ask(name="greedy", endpoint=Endpoint.GRPC, prompt=prompt(shares=True), max_tokens=tokens),
+        Ask(name="sampled", endpoint=Endpoint.HTTP, prompt=prompt(shares=True), max_tokens=tokens, temperature=0.8),
+        Ask(name="choices", endpoint=Endpoint.GRPC, prompt=prompt(), max_tokens=tokens // 2, n=2, temperature=1.0),
+        Ask(name="stop", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, stops_early=True),
+        Ask(name="penalties", endpoint=Endpoint.GRPC, prompt=prompt(shares=True), max_tokens=tokens, penalties=True),
+        Ask(name="logprobs", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, logprobs=True),
+        Ask(name="deadline", endpoint=Endpoint.GRPC, prompt=prompt(), max_tokens=tokens, deadline_s=60.0),
+        Ask(name="moves", endpoint=Endpoint.GRPC, prompt=prompt(), max_tokens=tokens, conduct=Conduct.MOVES),
+        Ask(name="leaves", endpoint=Endpoint.HTTP, prompt=prompt(), max_tokens=tokens, conduct=Conduct.LEAVES),
     ]
 
 
@@ -101,7 +101,7 @@ def crowd(seed: int, count: int, *, tokens: int) -> list[Ask]:
     """Short prompts with long answers: more than a small pool holds when they end."""
     random_ = random.Random(f"crowd {seed}")
     return [
-        Ask(name=f"crowd-{index}", door=Door.GRPC, prompt=_words(random_, 40), max_tokens=tokens)
+        Ask(name=f"crowd-{index}", endpoint=Endpoint.GRPC, prompt=_words(random_, 40), max_tokens=tokens)
         for index in range(count)
     ]
 
@@ -109,9 +109,10 @@ def crowd(seed: int, count: int, *, tokens: int) -> list[Ask]:
 def long_ones(seed: int, count: int, *, tokens: int) -> list[Ask]:
     """Short prompts with answers that last longer than any fault; whoever has seen enough leaves."""
     random_ = random.Random(f"long {seed}")
-    doors = itertools.cycle(Door)
+    endpoints = itertools.cycle(Endpoint)
     return [
-        Ask(name=f"long-{at}", door=next(doors), prompt=_words(random_, 40), max_tokens=tokens) for at in range(count)
+        Ask(name=f"long-{at}", endpoint=next(endpoints), prompt=_words(random_, 40), max_tokens=tokens)
+        for at in range(count)
     ]
 
 
@@ -121,7 +122,9 @@ def family(seed: int, count: int, *, tokens: int, prompt_letters: int) -> list[A
     random_ = random.Random(f"family {seed}")
     common, own_letters = _words(random_, prompt_letters * 3 // 4), prompt_letters * 5 // 16
     return [
-        Ask(name=f"family-{at}", door=Door.GRPC, prompt=common + _words(random_, own_letters), max_tokens=tokens)
+        Ask(
+            name=f"family-{at}", endpoint=Endpoint.GRPC, prompt=common + _words(random_, own_letters), max_tokens=tokens
+        )
         for at in range(count)
     ]
 

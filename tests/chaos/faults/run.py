@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from tests.chaos.faults import head
 from tests.chaos.faults.answer import Transcript, difference, longest_wait_s
 from tests.chaos.faults.client import Clients
-from tests.chaos.faults.leak_check import at_rest_within, refusals
+from tests.chaos.faults.leak_check import leaks_within, refusals
 from tests.chaos.faults.load import Ask, Load, asks, crowd, family, long_ones
 from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.testbed import Bed, Happened, Target
 from tests.chaos.faults.trials import HEAD, ON_THEIR_OWN, Trial
-from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, STIMULI, peer_leaves, worker_dies
+from tests.chaos.faults.triggers import CROWDED, ON_NEW_CONNECTIONS, TRIGGERS, peer_leaves, worker_dies
 from tests.chaos.faults.zombies import LongStreams, met
 from tests.chaos.injection.injector import HIT
 from tests.chaos.injection.plan import Fault, Kind
@@ -45,7 +45,7 @@ INDEXED_S = 0.3
 """For routers to learn what the first of a family has left in a cache."""
 
 
-class Player:
+class FaultRun:
     """In one cluster. `prepare` first."""
 
     def __init__(self, bed: Bed, clients: Clients, load: Load, seconds: Mapping[Kind, float]) -> None:
@@ -99,7 +99,7 @@ class Player:
             got += await self._ask(self._asks)
         return len(got), self._wrong(got)
 
-    async def play(self, trial: Trial, *, transports: str, model: str) -> Outcome:
+    async def one(self, trial: Trial, *, transports: str, model: str) -> Outcome:
         """A cluster that cannot even be broken any more is a miss, too."""
         try:
             return await self._play(trial, transports, model)
@@ -118,7 +118,7 @@ class Player:
         else:
             broken, happened, got = await self._break(trial, epochs)
         missing = await self._bed.whole_within(WHOLE_S)
-        left = await at_rest_within(self._bed, REST_S)
+        left = await leaks_within(self._bed, REST_S)
         recovery_s, slowest = _slowest(got, happened)
         return Outcome(
             trial=trial,
@@ -227,12 +227,12 @@ class Player:
             await asyncio.sleep(MID_WAVE_S)
             if is_new and not is_early:
                 await self._arm(armed, fault)
-            stimulus = STIMULI.get(Point(trial.point))
+            trigger = TRIGGERS.get(Point(trial.point))
             if trial.is_of_peers and trial.process == Process.PREFILL:
-                stimulus = peer_leaves
-            if stimulus is not None:
+                trigger = peer_leaves
+            if trigger is not None:
                 with contextlib.suppress(ServeError):  # whoever is asked may be the one that breaks
-                    await stimulus(self._bed, armed[0], fault, self._draws)
+                    await trigger(self._bed, armed[0], fault, self._draws)
         finally:
             got = await asking
         return got

@@ -23,7 +23,7 @@ from tests.chaos.faults.load import Load
 from tests.chaos.faults.options import FaultsOptions
 from tests.chaos.faults.outcome import Outcome, stale
 from tests.chaos.faults.report import Facts, summary, written
-from tests.chaos.faults.run import Player
+from tests.chaos.faults.run import FaultRun
 from tests.chaos.faults.testbed import testbed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
 from tests.chaos.injection.plan import BREAK
@@ -98,18 +98,18 @@ class _Session:
         with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
             async with testbed(Path(folder), options.flags(transports), environment) as (bed, logs):
                 clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-                player = Player(bed, clients, load_of(options), QUICK_SECONDS if options.quick else SECONDS)
+                run = FaultRun(bed, clients, load_of(options), QUICK_SECONDS if options.quick else SECONDS)
                 try:
-                    self._expected = await player.prepare(self._expected)
+                    self._expected = await run.prepare(self._expected)
                     for at, trial in enumerate(wanted):
-                        outcome = await player.play(trial, transports=transports, model=options.model)
+                        outcome = await run.one(trial, transports=transports, model=options.model)
                         self._tell(outcome)
                         if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
                             kept_logs(logs, options.logs, outcome)
                         if outcome.left or outcome.missing:
                             return list(wanted[at + 1 :])
                 finally:
-                    await player.close()
+                    await run.close()
         return []
 
     def _tell(self, outcome: Outcome) -> None:

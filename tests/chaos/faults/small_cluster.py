@@ -21,7 +21,7 @@ POOL = CacheConfig(kv_cache_memory_bytes=80 * 128)
 
 
 @asynccontextmanager
-async def kept_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode: int) -> AsyncIterator[Bed]:
+async def restarting_cluster(monkeypatch: pytest.MonkeyPatch, folder: Path, *, decode: int) -> AsyncIterator[Bed]:
     """Two routers, one prefill worker."""
     journal = folder / "journal.jsonl"
     monkeypatch.setenv(ENVIRONMENT, BY_CALL)

@@ -9,8 +9,8 @@ import pytest
 from tests.chaos.faults.client import Clients
 from tests.chaos.faults.load import Load
 from tests.chaos.faults.outcome import Outcome
-from tests.chaos.faults.run import Player
-from tests.chaos.faults.small_cluster import kept_cluster
+from tests.chaos.faults.run import FaultRun
+from tests.chaos.faults.small_cluster import restarting_cluster
 from tests.chaos.faults.testbed import Bed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, Trial
 from tests.chaos.injection.plan import Guard, Kind
@@ -27,15 +27,15 @@ NOTICED = (
 )
 
 
-async def played(player: Player, bed: Bed, text: str) -> Outcome:
+async def outcome_of(run: FaultRun, bed: Bed, text: str) -> Outcome:
     process, point, kind = text.split("/")
-    return await player.play(Trial(process, point, Kind(kind)), transports="", model=bed.model)
+    return await run.one(Trial(process, point, Kind(kind)), transports="", model=bed.model)
 
 
-async def is_noticed(player: Player, bed: Bed, text: str) -> bool:
+async def is_noticed(run: FaultRun, bed: Bed, text: str) -> bool:
     """Not each time that nothing prevents it does a fault do harm."""
     for _ in range(TRIES):
-        outcome = await played(player, bed, text)
+        outcome = await outcome_of(run, bed, text)
         assert outcome.has_happened
         if outcome.is_lossy:
             return True
@@ -46,16 +46,16 @@ async def test_no_client_notices_a_fault_and_with_a_guard_off_the_matrix_does(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """One cluster for all: to start it takes longer than to break it."""
-    async with kept_cluster(monkeypatch, tmp_path, decode=2) as bed:
-        player = Player(bed, Clients(routers=bed.routers, model=bed.model, patience_s=PATIENCE_S), LOAD, QUICK_SECONDS)
-        await player.prepare({})
+    async with restarting_cluster(monkeypatch, tmp_path, decode=2) as bed:
+        run = FaultRun(bed, Clients(routers=bed.routers, model=bed.model, patience_s=PATIENCE_S), LOAD, QUICK_SECONDS)
+        await run.prepare({})
         for name in QUICK:
-            outcome = await played(player, bed, name)
+            outcome = await outcome_of(run, bed, name)
             assert outcome.verdict == "ok", outcome
         for guard, name in NOTICED:
             await bed.forget_cached()
-            _, wrong = await player.undisturbed(0.0001)
+            _, wrong = await run.undisturbed(0.0001)
             assert wrong == [], f"before {guard}, with all guards on"
             await bed.switch_off(guard)
-            assert await is_noticed(player, bed, name), guard
+            assert await is_noticed(run, bed, name), guard
             await bed.switch_off(None)

@@ -19,7 +19,7 @@ CACHED_S = 1.0
 RETURN_S = 15.0
 """For a worker to be there again; longer than its supervisor is frozen."""
 
-Stimulus = Callable[[Bed, Target, Fault, random.Random], Awaitable[None]]
+Trigger = Callable[[Bed, Target, Fault, random.Random], Awaitable[None]]
 
 
 async def worker_dies(bed: Bed, draws: random.Random, kind: str = Process.PREFILL) -> None:
@@ -77,7 +77,7 @@ async def supervisor_begins_again(bed: Bed, broken: Target, fault: Fault, draws:
     await bed.view()
 
 
-STIMULI: dict[Point, Stimulus] = {
+TRIGGERS: dict[Point, Trigger] = {
     Point.SUPERVISOR_STARTING: supervisor_has_to_act,
     Point.SUPERVISOR_ANNOUNCING: supervisor_has_to_act,
     Point.SUPERVISOR_MOURNING: supervisor_has_to_act,

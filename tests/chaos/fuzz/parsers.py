@@ -1,4 +1,4 @@
-"""The parsers behind the doors, each driven by nothing but bytes: what a stranger, a peer or a client may send."""
+"""The parsers behind the ports, each driven by nothing but bytes: what a stranger, a peer or a client may send."""
 
 from __future__ import annotations
 
@@ -314,7 +314,7 @@ BATCH = control_pb2.KvEventBatch(
 TOKEN = worker_pb2.Token(id=5, logprob=-0.5, top=[worker_pb2.TopLogprob(id=5, logprob=-0.5)])
 ERROR = worker_pb2.ErrorInfo(kind="Overloaded", message="m", field="f")
 
-DOORS = [
+PARSERS = [
     Target("tcp-owner", [HELLO + frame([5.0, IDS, COUNTS]) * 2], mutate_frames, tcp_owner),
     Target(
         "nixl-owner",

@@ -1,4 +1,4 @@
-"""One door, as a fuzzer sees it."""
+"""One parser or port, as a fuzzer sees it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Target:
     """Well-formed: what clients and peers send."""
     mutate: Mutate
     opened: Callable[[], AbstractContextManager[Try]]
-    """Opens the door. Each try raises only for what must never happen; so may the closing."""
+    """Opens it. Each try raises only for what must never happen; so may the closing."""
     is_live: bool = False
     """Behind sockets and threads: coverage would say nothing."""
 

@@ -1,8 +1,8 @@
-"""All doors."""
+"""All parsers and ports."""
 
 from __future__ import annotations
 
-from tests.chaos.fuzz.parsers import DOORS
+from tests.chaos.fuzz.parsers import PARSERS
 from tests.chaos.fuzz.servers import SERVERS
 
-TARGETS = [*DOORS, *SERVERS]
+TARGETS = [*PARSERS, *SERVERS]

@@ -1,4 +1,4 @@
-"""The corpus, and a moment of chance, at every door. `make fuzz` goes on for as long as it is told."""
+"""The corpus, and a moment of chance, at every parser and port. `make fuzz` goes on for as long as it is told."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.fuzz.engine import play
-from tests.chaos.fuzz.parsers import DOORS
+from tests.chaos.fuzz.parsers import PARSERS
 from tests.chaos.fuzz.servers import SERVERS
 from tests.chaos.fuzz.target import Target, Try
 
 MOMENT_S = 0.2
 
 
-@pytest.mark.parametrize("target", DOORS, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", PARSERS, ids=lambda target: target.name)
 def test_nothing_that_anybody_sends_breaks_a_parser(target: Target) -> None:
     assert play(target, MOMENT_S, seed=5) >= len(target.corpus)
 

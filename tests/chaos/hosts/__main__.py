@@ -31,7 +31,7 @@ def main() -> int:
     )
     try:
         positive("--runs", options.runs)
-        if not options.blows:
+        if not options.faults:
             raise ConfigError(f"--only {' '.join(options.only)}: nothing is called so")
         page_section.check(options.write, page_section.HOSTS)
         return run_session(options)

@@ -26,7 +26,7 @@ class Victim(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blow:
+class HostFault:
     name: str
     victim: Victim
     strike: Callable[[Host], None]
@@ -49,20 +49,20 @@ def nothing(host: Host) -> None:
     del host
 
 
-def _frozen(victim: Victim) -> Blow:
-    return Blow(name="frozen and thawed", victim=victim, strike=Host.freeze, mend=Host.thaw)
+def _frozen(victim: Victim) -> HostFault:
+    return HostFault(name="frozen and thawed", victim=victim, strike=Host.freeze, mend=Host.thaw)
 
 
-def _cut(victim: Victim) -> Blow:
-    return Blow(name="cable pulled and plugged in", victim=victim, strike=Host.pull_cable, mend=Host.plug_in)
+def _cut(victim: Victim) -> HostFault:
+    return HostFault(name="cable pulled and plugged in", victim=victim, strike=Host.pull_cable, mend=Host.plug_in)
 
 
-def _crashed(victim: Victim) -> Blow:
-    return Blow(name="crashed and booted", victim=victim, strike=Host.crash, mend=Host.boot, bound_s=CRASH_S)
+def _crashed(victim: Victim) -> HostFault:
+    return HostFault(name="crashed and booted", victim=victim, strike=Host.crash, mend=Host.boot, bound_s=CRASH_S)
 
 
 CUT_DECODE = _cut(Victim.DECODE)
-HEAD_KILLED = Blow(
+HEAD_KILLED = HostFault(
     name="Ray's head killed and restarted",
     victim=Victim.HEAD,
     strike=lambda host: host.kill(GCS),
@@ -70,9 +70,9 @@ HEAD_KILLED = Blow(
     bound_s=CRASH_S,
     ends_lives=False,
 )
-BLOWS = (
+FAULTS = (
     CUT_DECODE,
-    Blow(
+    HostFault(
         name="cable loose for a moment",
         victim=Victim.DECODE,
         strike=Host.pull_cable,
@@ -83,11 +83,11 @@ BLOWS = (
     _cut(Victim.PREFILL),
     _crashed(Victim.DECODE),
     _crashed(Victim.PREFILL),
-    Blow(name="powered off and on", victim=Victim.DECODE, strike=Host.power_off, mend=Host.power_on),
+    HostFault(name="powered off and on", victim=Victim.DECODE, strike=Host.power_off, mend=Host.power_on),
     _frozen(Victim.DECODE),
     _frozen(Victim.PREFILL),
     HEAD_KILLED,
-    Blow(
+    HostFault(
         name="crashed and booted, with all routers",
         victim=Victim.HEAD,
         strike=Host.crash,

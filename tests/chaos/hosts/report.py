@@ -63,27 +63,27 @@ def written(results: Sequence[Result], facts: Facts) -> str:
         f"{turned} clients had to turn to another router, {len(problems)} with something wrong."
     )
     rows = [_row(result) for result in sorted(results, key=_order(results))]
-    misses = [f"- **{result.blow}**, run {result.run}: {'; '.join(result.problems)}" for result in problems]
+    misses = [f"- **{result.fault}**, run {result.run}: {'; '.join(result.problems)}" for result in problems]
     return "\n\n".join(filter(None, [heading, markdown(HEADINGS, rows), "\n".join(misses)]))
 
 
-def _order(results: Sequence[Result]) -> _ByBlow:
-    return _ByBlow([result.blow for result in results])
+def _order(results: Sequence[Result]) -> _ByFault:
+    return _ByFault([result.fault for result in results])
 
 
 @dataclass(frozen=True, slots=True)
-class _ByBlow:
-    """Runs of the same blow beside each other, blows as they came."""
+class _ByFault:
+    """Runs of the same fault beside each other, faults as they came."""
 
-    blows: Sequence[str]
+    faults: Sequence[str]
 
     def __call__(self, result: Result) -> tuple[int, int]:
-        return self.blows.index(result.blow), result.run
+        return self.faults.index(result.fault), result.run
 
 
 def _row(result: Result) -> list[str]:
     return [
-        result.blow,
+        result.fault,
         str(result.run),
         result.host,
         str(result.streams),

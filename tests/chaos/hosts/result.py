@@ -1,4 +1,4 @@
-"""What came of one blow. Pure."""
+"""What came of one fault. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.faults.outcome import is_stale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    blow: str
+    fault: str
     host: str
     run: int
     bound_s: float | None
@@ -29,7 +29,7 @@ class Result:
     """Until as many workers served as before, and every router knew."""
     fenced_s: float | None = None
     """For which a life whose place was taken still answered after the host was back; None: there was none."""
-    brains: tuple[str, ...] = ()
+    overlaps: tuple[str, ...] = ()
     """Two lives of one worker, or one that came back."""
     missing: str | None = None
     """What did not serve again."""
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        found = [*self.wrong, *self.turned, *self.brains, *filter(None, (self.missing, self.left))]
+        found = [*self.wrong, *self.turned, *self.overlaps, *filter(None, (self.missing, self.left))]
         if not self.open_streams:
             found.append("no stream was open")
         if self.recovery_s is not None and self.bound_s is not None and self.recovery_s >= self.bound_s:

@@ -1,4 +1,4 @@
-"""One blow after the other to a cluster under load, and what came of each."""
+"""One fault after the other to a cluster under load, and what came of each."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import grpc.aio
 
 from tests.chaos.faults.answer import Transcript, difference, longest_wait_s
 from tests.chaos.faults.client import Clients
-from tests.chaos.faults.leak_check import at_rest_within, refusals
+from tests.chaos.faults.leak_check import leaks_within, refusals
 from tests.chaos.faults.load import Ask, Conduct, Load, asks, long_ones
 from tests.chaos.faults.testbed import ANSWER_S, POLL_S, Bed
-from tests.chaos.hosts.faults import Blow, Victim
+from tests.chaos.hosts.faults import HostFault, Victim
 from tests.chaos.hosts.network import Host
 from tests.chaos.hosts.result import Result
 from tests.chaos.hosts.sightings import Sightings
@@ -24,11 +24,11 @@ from twostroke.errors import ConfigError, ServeError
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 LONG = 6
-"""Streams that last longer than any blow."""
+"""Streams that last longer than any fault."""
 BEGIN_S = 20.0
 """For all of them to have a first token."""
 STREAMING_S = 1.5
-"""Before the blow."""
+"""Before the fault."""
 WHOLE_S = 180.0
 """For all to serve again, on a busy machine: a node of Ray needs many seconds to start."""
 REST_S = 30.0
@@ -54,7 +54,7 @@ class Struck:
         return {worker: member.epoch for worker, member in self.lives.items()}
 
 
-class Player:
+class HostFaultRun:
     """`prepare` first."""
 
     def __init__(self, site: Site, bed: Bed, clients: Clients, load: Load) -> None:
@@ -77,18 +77,18 @@ class Player:
         if failed:
             raise ConfigError(f"without any fault: {failed[0]}")
 
-    async def play(self, blow: Blow, run: int) -> Result:
+    async def one(self, fault: HostFault, run: int) -> Result:
         """A cluster that is past help is a result, too."""
         struck = Struck(self._site.head, {})
         try:
             await self._spread()
-            struck = await self._victim(blow.victim)
-            return await self._play(blow, struck, run)
+            struck = await self._victim(fault.victim)
+            return await self._one(fault, struck, run)
         except ServeError as error:
             missing = f"past help: {type(error).__name__}: {error}"
-            return Result(blow=str(blow), host=struck.host.name, run=run, bound_s=blow.bound_s, missing=missing)
+            return Result(fault=str(fault), host=struck.host.name, run=run, bound_s=fault.bound_s, missing=missing)
 
-    async def _play(self, blow: Blow, struck: Struck, run: int) -> Result:
+    async def _one(self, fault: HostFault, struck: Struck, run: int) -> Result:
         before, joined = await refusals(self._bed), self._site.joined(struck.host)
         sightings, is_over = Sightings(), asyncio.Event()
         long = [asyncio.create_task(self._clients.follow(ask, at)) for at, ask in enumerate(self._long)]
@@ -97,13 +97,13 @@ class Player:
         try:
             await asyncio.sleep(STREAMING_S)
             fault_s = time.time()
-            await asyncio.to_thread(blow.strike, struck.host)
-            whole = asyncio.create_task(self._whole_again(blow, struck, fault_s))
-            await asyncio.sleep(max(0.0, fault_s + blow.held_s - time.time()))
-            await asyncio.to_thread(blow.mend, struck.host)
-            fenced_s = await self._fenced_s(struck) if blow.ends_lives else None
+            await asyncio.to_thread(fault.strike, struck.host)
+            whole = asyncio.create_task(self._whole_again(fault, struck, fault_s))
+            await asyncio.sleep(max(0.0, fault_s + fault.held_s - time.time()))
+            await asyncio.to_thread(fault.mend, struck.host)
+            fenced_s = await self._fenced_s(struck) if fault.ends_lives else None
             missing, capacity_s = await whole
-            if blow.ends_lives or blow.victim is Victim.HEAD:
+            if fault.ends_lives or fault.victim is Victim.HEAD:
                 missing = missing or await self._site.joined_within(WHOLE_S, struck.host, joined)
                 missing = missing or await self._site.launcher_within(WHOLE_S)
             got = list(await asyncio.gather(*long))
@@ -118,21 +118,21 @@ class Player:
         waits = [wait for each in got if (wait := longest_wait_s(each, fault_s)) is not None]
         later = [wait for each in got if each.began_s > fault_s and (wait := longest_wait_s(each, each.began_s))]
         return Result(
-            blow=str(blow),
+            fault=str(fault),
             host=struck.host.name,
             run=run,
-            bound_s=blow.bound_s,
+            bound_s=fault.bound_s,
             streams=len(got),
             open_streams=len(waits),
             wrong=tuple(wrong for each in got if (wrong := difference(self._expected[each.name], each)) is not None),
-            turned=() if blow.takes_routers else tuple(turn for each in got for turn in self._turns(each)),
+            turned=() if fault.takes_routers else tuple(turn for each in got for turn in self._turns(each)),
             recovery_s=max(waits, default=None),
             later_s=max(later, default=None),
             capacity_s=capacity_s,
             fenced_s=fenced_s,
-            brains=tuple(sorted(sightings.problems)),
+            overlaps=tuple(sorted(sightings.problems)),
             missing=missing,
-            left=await at_rest_within(self._bed, REST_S),
+            left=await leaks_within(self._bed, REST_S),
             refused=await self._refused_since(before),
         )
 
@@ -151,11 +151,11 @@ class Player:
         host = self._site.host_at(first.address)
         return Struck(host, {m.worker_id: m for m in members if self._site.host_at(m.address) is host})
 
-    async def _whole_again(self, blow: Blow, struck: Struck, fault_s: float) -> tuple[str | None, float | None]:
+    async def _whole_again(self, fault: HostFault, struck: Struck, fault_s: float) -> tuple[str | None, float | None]:
         """What is missing in the end; how long it took."""
-        if blow.victim is Victim.HEAD:
+        if fault.victim is Victim.HEAD:
             await asyncio.sleep(NOTICED_S)
-        missing = await self._bed.whole_within(WHOLE_S, struck.epochs if blow.ends_lives else None)
+        missing = await self._bed.whole_within(WHOLE_S, struck.epochs if fault.ends_lives else None)
         return missing, None if missing else time.time() - fault_s
 
     async def _fenced_s(self, struck: Struck) -> float | None:

@@ -1,4 +1,4 @@
-"""Hosts are booted, a cluster is launched on them, and blow after blow is played; progress and the table."""
+"""Hosts are booted, a cluster is launched on them, and fault after fault happens; progress and the table."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.chaos import page_section
 from tests.chaos.faults.client import Clients
 from tests.chaos.faults.load import Load
 from tests.chaos.faults.testbed import Bed
-from tests.chaos.hosts.faults import BLOWS, CUT_DECODE, HEAD_KILLED, Blow
+from tests.chaos.hosts.faults import CUT_DECODE, FAULTS, HEAD_KILLED, HostFault
 from tests.chaos.hosts.network import being_on, network
 from tests.chaos.hosts.report import Facts, written
 from tests.chaos.hosts.result import Result
-from tests.chaos.hosts.run import Player
+from tests.chaos.hosts.run import HostFaultRun
 from tests.chaos.hosts.site import Site
 from tools.doctor.scrape import scrape
 from twostroke.config import Role
@@ -50,10 +50,12 @@ class HostsOptions:
     logs: Path | None
 
     @property
-    def blows(self) -> Sequence[Blow]:
+    def faults(self) -> Sequence[HostFault]:
         if self.quick:  # on machines that do other things meanwhile: only tables judge times
-            return [dataclasses.replace(blow, bound_s=None) for blow in (CUT_DECODE, HEAD_KILLED)]
-        return [blow for blow in BLOWS if not self.only or any(fnmatch.fnmatch(str(blow), each) for each in self.only)]
+            return [dataclasses.replace(fault, bound_s=None) for fault in (CUT_DECODE, HEAD_KILLED)]
+        return [
+            fault for fault in FAULTS if not self.only or any(fnmatch.fnmatch(str(fault), each) for each in self.only)
+        ]
 
 
 def run_session(options: HostsOptions) -> int:
@@ -105,13 +107,13 @@ class _Session:
             fleet_address=site.fleet_address,
         )
         clients = Clients(routers=state.routers, model=state.model, patience_s=PATIENCE_S)
-        player = Player(site, bed, clients, (QUICK_LOAD if options.quick else LOAD).with_seed(options.seed))
-        await player.prepare()
+        runner = HostFaultRun(site, bed, clients, (QUICK_LOAD if options.quick else LOAD).with_seed(options.seed))
+        await runner.prepare()
         crossed = await self._bytes_across(bed)
         self._say(crossed)
         for run in range(1, options.runs + 1):
-            for blow in options.blows:
-                self._tell(await player.play(blow, run))
+            for fault in options.faults:
+                self._tell(await runner.one(fault, run))
         return f"{refused} {crossed}"
 
     async def _strangers(self) -> str:
@@ -160,7 +162,7 @@ class _Session:
         back = "" if result.capacity_s is None else f", all serve after {result.capacity_s:.1f} s"
         ended = "" if result.fenced_s is None else f", the old life ended {result.fenced_s:.1f} s after the return"
         self._say(
-            f"{result.blow} ({result.host}): {result.open_streams} of {result.streams} streams were open"
+            f"{result.fault} ({result.host}): {result.open_streams} of {result.streams} streams were open"
             f"{waited}{later}{back}{ended}: {result.verdict}"
         )
 

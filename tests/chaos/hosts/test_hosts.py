@@ -33,7 +33,7 @@ def test_two_lives_of_one_worker_and_one_that_comes_back_are_noticed() -> None:
 
 
 def test_a_wait_beyond_its_bound_and_a_client_that_had_to_turn_are_problems_and_the_page_names_them() -> None:
-    good = Result(blow="decode: cut", host="d", run=1, bound_s=8.0, streams=9, open_streams=3, recovery_s=2.5)
+    good = Result(fault="decode: cut", host="d", run=1, bound_s=8.0, streams=9, open_streams=3, recovery_s=2.5)
     assert good.verdict == "ok"
     late = dataclasses.replace(good, run=2, recovery_s=8.1, turned=("long-0 went to another router: nothing",))
     assert len(late.problems) == 2

@@ -84,7 +84,7 @@ class Links:
 
     def __init__(self, hit: Callable[[Fault], None]) -> None:
         self._trouble = Trouble(hit)
-        self._doors: dict[str, _Door] = {}
+        self._proxies: dict[str, _Proxy] = {}
         self._lock = threading.Lock()
 
     def spoil(self, fault: Fault) -> None:
@@ -111,9 +111,9 @@ class Links:
 
     def hang_up(self, dialled: str) -> None:
         with self._lock:
-            door = self._doors.pop(dialled, None)
-        if door is not None:
-            door.close()
+            proxy = self._proxies.pop(dialled, None)
+        if proxy is not None:
+            proxy.close()
 
     def carry(self, connected: socket.socket) -> socket.socket:
         """What to use instead of a socket that is connected to a peer's pages."""
@@ -123,10 +123,10 @@ class Links:
 
     def close(self) -> None:
         with self._lock:
-            doors = list(self._doors.values())
-            self._doors.clear()
-        for door in doors:
-            door.close()
+            proxies = list(self._proxies.values())
+            self._proxies.clear()
+        for proxy in proxies:
+            proxy.close()
 
     def _open(self, host: str, port: int, target: str, pages: bool) -> str:
         def let_in(near: socket.socket) -> None:
@@ -140,13 +140,13 @@ class Links:
             far.settimeout(None)
             _Passage(near, far, self._trouble, pages).start()
 
-        door = _Door(host, port, let_in)
+        proxy = _Proxy(host, port, let_in)
         with self._lock:
-            self._doors[door.address] = door
-        return door.address
+            self._proxies[proxy.address] = proxy
+        return proxy.address
 
 
-class _Door:
+class _Proxy:
     """A listening socket, and a thread that lets in whoever comes, one after the other: whom a partition keeps waiting
     waits in the kernel, connected."""
 

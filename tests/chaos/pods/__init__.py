@@ -4,5 +4,5 @@ manifests  what `kubectl kustomize` renders, and what ConfigMaps, Secrets and Se
 kuberay    the pods that KubeRay makes of a RayCluster
 pod        a pod out of namespaces: an address, volumes, containers with a read-only root and no privilege
 kubelet    starts pods, asks their probes, runs preStop and ends them within their grace period
-play       `python -m tests.chaos.pods.run OVERLAY`: all of it, a request, an eviction, a launcher that dies
+run        `python -m tests.chaos.pods.run OVERLAY`: all of it, a request, an eviction, a launcher that dies
 """

@@ -36,7 +36,7 @@ READY_S, SOON_S = 420.0, 240.0
 TOKENS = 400
 
 
-def play(overlay: str, model: str) -> dict[str, Any]:
+def run(overlay: str, model: str) -> dict[str, Any]:
     network()
     with tempfile.TemporaryDirectory(prefix="pods-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -147,7 +147,7 @@ def needed() -> list[Path]:
 
 
 def obstacle() -> str | None:
-    """Why pods cannot be played here, and what to do about it; None where they can."""
+    """Why pods cannot be run here, and what to do about it; None where they can."""
     if os.geteuid() != 0:
         return "it needs root, for namespaces and mounts"
     for name in PROGRAMS:
@@ -171,7 +171,7 @@ def main() -> int:
         again = [sys.executable, "-m", "tests.chaos.pods.run", overlay, model]
         command = [*APART, f'{PREPARE} && exec "$@"', "pods", *again]
         return subprocess.run(command, cwd=ROOT, env=os.environ | {"PODS_APART": "1"}, check=False).returncode
-    print(json.dumps(play(overlay, model)))
+    print(json.dumps(run(overlay, model)))
     return 0
 
 

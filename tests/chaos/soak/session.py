@@ -16,7 +16,7 @@ from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.client import Clients
 from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.report import Facts
-from tests.chaos.faults.run import Player
+from tests.chaos.faults.run import FaultRun
 from tests.chaos.faults.session import kept_logs, load_of
 from tests.chaos.faults.testbed import Bed, testbed
 from tests.chaos.faults.trials import SECONDS, Trial, trials
@@ -71,12 +71,12 @@ class _Session:
         with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
             async with testbed(Path(folder), options.flags(options.transports[0]), {}) as (bed, logs):
                 clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-                player = Player(bed, clients, load_of(options), SECONDS)
+                run = FaultRun(bed, clients, load_of(options), SECONDS)
                 watching = asyncio.create_task(self._watch(bed))
                 try:
-                    self._expected = await player.prepare(self._expected)
+                    self._expected = await run.prepare(self._expected)
                     while not self._is_over:
-                        outcome = await self._one_fault(player)
+                        outcome = await self._one_fault(run)
                         if outcome.is_lossy:
                             kept_logs(logs, options.logs, outcome)
                         if outcome.left or outcome.missing:
@@ -84,16 +84,16 @@ class _Session:
                 finally:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
-                    await player.close()
+                    await run.close()
 
-    async def _one_fault(self, player: Player) -> Outcome:
+    async def _one_fault(self, run: FaultRun) -> Outcome:
         """After a pause in which nothing is broken."""
-        streams, wrong = await player.undisturbed(self._draws.expovariate(1 / self._options.quiet_s))
+        streams, wrong = await run.undisturbed(self._draws.expovariate(1 / self._options.quiet_s))
         self.course.quiet_streams += streams
         self.course.wrong += wrong
         options = self._options.cluster
         trial: Trial = self._draws.choice(self._trials)
-        outcome = await player.play(trial, transports=options.transports[0], model=options.model)
+        outcome = await run.one(trial, transports=options.transports[0], model=options.model)
         self.course.outcomes.append(outcome)
         if outcome.is_lossy:
             print(f"soak: MISS {trial}: {outcome.verdict}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ import pytest
 from router.addresses import Addresses
 from tests.chaos.faults.answer import Piece
 from tests.chaos.faults.client import Clients
-from tests.chaos.faults.load import Ask, Conduct, Door
+from tests.chaos.faults.load import Ask, Conduct, Endpoint
 
 ROUTERS = (Addresses("a:1", "a:2", "a:3", "a:1"), Addresses("b:1", "b:2", "b:3", "b:1"))
 
@@ -31,7 +31,7 @@ async def test_who_moves_holds_on_to_the_old_stream_until_the_next_router_speaks
 
     monkeypatch.setattr(Clients, "_pieces", pieces)
     clients = Clients(routers=ROUTERS, model="m", patience_s=1.0)
-    ask = Ask(name="moves", door=Door.GRPC, prompt="p", max_tokens=6, conduct=Conduct.MOVES)
+    ask = Ask(name="moves", endpoint=Endpoint.GRPC, prompt="p", max_tokens=6, conduct=Conduct.MOVES)
     transcript = await clients.follow(ask, 0)
     assert transcript.turns == ["it wanted to"]
     assert said[:6] == [
