@@ -30,7 +30,7 @@ async def connect(target: Target, seed: int, vocab_size: int | None) -> Client:
 
 
 async def wait_until_ready(target: Target, seed: int, vocab_size: int | None, wait_s: float) -> None:
-    """Until a short request has been answered. Raises ConfigError or PeerLost where `wait_s` was not enough."""
+    """Wait until a short request has been answered. Raises ConfigError or PeerLost where `wait_s` was not enough."""
     give_up_s = time.monotonic() + wait_s
     while True:
         try:

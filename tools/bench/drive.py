@@ -57,7 +57,7 @@ async def open_loop(client: Client, plan: Sequence[PlannedRequest], clock: Clock
 async def fixed_concurrency(
     client: Client, plan: Sequence[PlannedRequest], concurrency: int, on_record: OnRecord
 ) -> list[Record]:
-    """As soon as one request ends, the next starts."""
+    """Start the next request as soon as one ends."""
     records: list[Record] = []
 
     async def lane(waiting: Iterator[PlannedRequest]) -> None:

@@ -162,7 +162,7 @@ class _Spec:
 
 
 def _names(specs: Sequence[_Spec], given: str | None) -> list[str]:
-    """As given by --names, by `name=`, or made from the addresses."""
+    """Return the names that --names or `name=` gives, or names made from the addresses."""
     if given is not None:
         names = [name.strip() for name in given.split(",")]
         if len(names) != len(specs) or not all(names):

@@ -128,7 +128,7 @@ def trace_plan(trace: Trace, due_s: Sequence[float | None]) -> list[PlannedReque
 
 
 def warmup_plan(plan: Sequence[PlannedRequest], count: int) -> list[PlannedRequest]:
-    """As long as the planned requests, but with tokens that none of these has."""
+    """Return requests as long as the planned ones, but with tokens that none of these has."""
     return [
         PlannedRequest(
             index,

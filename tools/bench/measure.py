@@ -28,7 +28,7 @@ class Answer:
     """Arrival of every event that carried tokens. Empty where answers are not streamed."""
     output_tokens: int
     counted_by: str
-    """Where `output_tokens` comes from: "usage", "ids", or "events" (one token each, where the server says nothing)."""
+    """The origin of `output_tokens`: "usage", "ids", or "events" (one token each, where the server says nothing)."""
     prompt_tokens: int | None
     cached_tokens: int | None
     """None where the server does not report them."""
@@ -90,7 +90,7 @@ class Report:
 
 
 CPU_SHARE_WORTH_A_NOTE = 0.7
-"""Of one core: above, the client's own queueing shows in the latencies."""
+"""Share of one core; above it, the client's own queueing shows in the latencies."""
 LAG_WORTH_A_NOTE_S = 0.05
 """An open loop that sends later than this is no longer the load that was asked for."""
 

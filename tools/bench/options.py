@@ -26,7 +26,7 @@ API_KEY_VARIABLE = "OPENAI_API_KEY"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go, and in which form."""
+    """The server that requests go to, and the form of the requests."""
 
     url: str
     grpc: str | None
@@ -276,7 +276,7 @@ def _address(args: argparse.Namespace, tls: ClientTls | None) -> tuple[str, str 
 
 
 def own_url(pid: int | None, tls: ClientTls | None) -> str:
-    """Of this user's local server; the usual one where none is running and none is asked for."""
+    """Return the URL of this user's local server; the usual one where none is running and none is asked for."""
     if pid is None and not state_file.running():
         return DEFAULT_URL
     state = own_server(pid, tls)

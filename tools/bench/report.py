@@ -13,7 +13,7 @@ from tools.bench.measure import Distribution, Report
 from tools.bench.options import Options, Target
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 
 REFUSALS = {"http 400", "http 422"}
 """How servers answer to a body whose form they do not know."""

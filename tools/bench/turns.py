@@ -1,4 +1,4 @@
-"""Who is measured when, where several take turns under several loads. Pure."""
+"""The order of measurements, where several candidates take turns under several loads. Pure."""
 
 from __future__ import annotations
 

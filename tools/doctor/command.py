@@ -73,7 +73,7 @@ def _salts(given: list[str]) -> tuple[str, str]:
 
 
 def _admin(args: argparse.Namespace) -> AdminAccess:
-    """Of the server that the chats go to, where that is one of this user's."""
+    """Return the access to the server that the chats go to, where that is one of this user's."""
     said = args.url or args.grpc
     if args.admin is not None or args.pid is not None or said is None:
         return admin_access.access_from(args)

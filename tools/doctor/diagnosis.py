@@ -11,7 +11,7 @@ from tools.doctor.facts import Facts, WorkerFacts
 SILENCE_S = 3.0
 """Several heartbeats of a worker's event log: as long as the router waits before it gives a silent worker no work."""
 BLOCK_SIZE_FIELD = "block_size"
-"""Of fingerprints."""
+"""The name of the block size in fingerprints."""
 SAME_FILES = "give router and workers the same model directory: tokenizer and weights belong together"
 
 
@@ -85,7 +85,7 @@ def _differing(fleet: str, other: str) -> list[tuple[str, str, str]]:
 
 
 def _fields(fingerprint: str) -> dict[str, str]:
-    """Of "a=1;b=2"; a fingerprint without fields is one."""
+    """Return the fields of "a=1;b=2"; a fingerprint without fields is itself the only one."""
     pairs = (part.partition("=") for part in fingerprint.split(";"))
     return {name: value for name, is_pair, value in pairs if is_pair} or {"fingerprint": fingerprint}
 

@@ -22,7 +22,7 @@ ANSWER_S = 5.0
 SETTLE_S = 3.0
 """For events of the first chat to reach the index: several heartbeats."""
 BLOCKS = 6
-"""Of the chat, at least, where the model takes as many."""
+"""Blocks of the chat, at least, where the model takes as many."""
 WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through the long grass".split())  # noqa: SIM905
 
 
@@ -60,7 +60,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: Endpoint, salts
 
 
 def grpc_address_of(channel: grpc.Channel, admin: AdminAccess) -> str:
-    """Where that router's clients go. Raises PeerLost."""
+    """Return the address that the router's clients use. Raises PeerLost."""
     return seen_from(admin.addresses[0], _server_info(channel, admin).grpc_address)
 
 
@@ -122,7 +122,7 @@ def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch:
 
 
 def _policy(before: Samples, after: Samples) -> str | None:
-    """Whose decisions were counted meanwhile."""
+    """Return the policy whose decisions were counted meanwhile."""
     name = "twostroke_decisions_total"
     for labels, count in after.get(name, ()):
         if count > (value(before, name, **labels) or 0.0):

@@ -11,9 +11,9 @@ class Canary:
 
     salt: str
     tokens: tuple[int, ...]
-    """As the router tokenized it just before."""
+    """The chat's tokens, as the router tokenized it just before it was sent."""
     prompt_tokens: int = 0
-    """As the answer's usage says, like the next one."""
+    """Tokens of the prompt, as the answer's usage says."""
     cached_tokens: int = 0
     failure: str | None = None
     """What the server said instead of answering."""
@@ -32,9 +32,9 @@ class WorkerFacts:
     event_age_s: float | None = None
     """Since the router heard of it; None where nobody tells, as the next ones."""
     own_sequence: int | None = None
-    """Of the last batch in its event log, by its own word."""
+    """Sequence number of the last batch in the worker's event log, as the worker says."""
     index_sequence: int | None = None
-    """Of the last one that the router's index has applied."""
+    """Sequence number of the last batch that the router's index has applied."""
     held_blocks: int = 0
     """Leading blocks of the chat that it holds, by the router's index."""
     stored_blocks: int = 0
@@ -49,9 +49,9 @@ class Facts:
     fingerprint: str
     """The fleet's, as the router says."""
     policy: str | None
-    """That placed the chats; None where nobody tells."""
+    """The policy that placed the chats; None where it is not known."""
     is_blind: bool
-    """That policy does not ask who holds what."""
+    """The policy does not ask which worker holds which blocks."""
     workers: tuple[WorkerFacts, ...]
     first: Canary
     second: Canary

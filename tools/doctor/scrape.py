@@ -12,7 +12,7 @@ SCRAPE_S = 3.0
 HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "[::1]", "::", "[::]")
 
 Samples = Mapping[str, list[tuple[dict[str, str], float]]]
-"""By name of the sample: labels and value of each."""
+"""Labels and values of all samples of a name."""
 
 
 def scrape(address: str) -> Samples:

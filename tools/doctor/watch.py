@@ -17,11 +17,11 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 @dataclass(slots=True)
 class Seen:
-    """Of one worker."""
+    """What the index says of one worker."""
 
     sequence: int = 0
     holds: dict[int, set[BlockName]] = field(default_factory=dict)
-    """By tier."""
+    """The chat's blocks that the worker holds, by tier."""
     has_held: set[BlockName] = field(default_factory=set)
 
 
@@ -48,7 +48,7 @@ class IndexWatch:
         self._thread.join()
 
     def until_held(self, blocks: int, timeout_s: float) -> None:
-        """Until some worker holds that many leading blocks, or the time is over."""
+        """Wait until some worker holds that many leading blocks, or the time is over."""
         self._until(lambda: any(self.held(worker) >= blocks for worker in self._seen), timeout_s)
 
     def until_sequence(self, worker: str, sequence: int, timeout_s: float) -> None:

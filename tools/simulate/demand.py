@@ -59,7 +59,7 @@ def check_objectives(trace: Trace, shape: FleetShape, promise: Promise, flag: st
 
 
 def _dispersion(trace: Trace, rate_scale: float) -> float:
-    """Of counts in windows; 1 where requests come as in a Poisson process."""
+    """Return the index of dispersion of counts in windows; 1 where requests come as in a Poisson process."""
     window_s = BURST_S * rate_scale
     windows = max(1, int(span_s(trace) / window_s))
     counts = [0] * (windows + 1)

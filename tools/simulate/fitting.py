@@ -68,7 +68,7 @@ def run_fit(args: argparse.Namespace) -> int:
 
 
 def real_answers(path: Path | None, limit: int | None) -> tuple[AnswerRecord, ...]:
-    """Of a request log that is replayed, the first `limit` that are rows of it; none of any other trace."""
+    """Return the first `limit` answers of a request log that is replayed; none of any other trace."""
     if path is None or not _is_log(path):
         return ()
     rows = [answer for answer in read_log(path).answers if answer.output_tokens]
@@ -80,7 +80,7 @@ def policies_of(answers: Sequence[AnswerRecord]) -> tuple[str, ...]:
 
 
 def likeness(answers: Sequence[AnswerRecord], run: Run) -> Likeness:
-    """Of the answers that the run's policy placed."""
+    """Compare the answers that the run's policy placed with the simulated ones."""
     real = [answer.ttft_s for answer in answers if answer.policy == run.policy and answer.ttft_s is not None]
     simulated = [outcome.since_decision_s for outcome in run.outcomes if outcome.since_decision_s is not None]
     return Likeness(

@@ -17,7 +17,7 @@ from tools.simulate.traces.workloads import generated
 from twostroke.errors import ConfigError
 
 DEFAULT_REQUESTS = 2000
-"""Of a workload that never ends."""
+"""Requests taken of a workload that never ends."""
 DEFAULT_RATE = 3.4
 """Requests per second of a workload; a trace has its own."""
 GIGABYTE = 1e9
@@ -25,7 +25,7 @@ GIGABYTE = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where requests come from: a trace, or a workload by name."""
+    """The origin of requests: a trace, or a workload by name."""
 
     trace: Path | None
     workload: str | None
@@ -167,7 +167,7 @@ def fleet_from(args: argparse.Namespace, block_tokens: int) -> FleetShape:
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Of a list with commas; none where nothing is said."""
+    """Return the numbers of a list with commas; none where nothing is said."""
     try:
         values = tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:

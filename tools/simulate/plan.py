@@ -94,7 +94,7 @@ def answer(sizing: Sizing) -> str:
 
 
 def pays(points: Sequence[Point]) -> str:
-    """Where splitting stops paying, in a line."""
+    """Say in a line at which load splitting begins to pay."""
     found = crossing(points)
     if found is not None:
         rate, above = found

@@ -16,7 +16,7 @@ from tools.simulate.loads import FoundRate
 from tools.simulate.summary import Summary
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 COLUMNS = 190
 """The table's width where no terminal says one."""
 

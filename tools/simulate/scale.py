@@ -29,7 +29,7 @@ from twostroke.config import Role, ScalingConfig
 from twostroke.errors import ConfigError
 
 SWITCH_S = 1.0
-"""As measured of live workers (docs/scaling.md)."""
+"""Seconds that a change of role takes on live workers (docs/scaling.md)."""
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Fared:
 
     name: str
     attainment: float
-    """Of all requests: first token and answer as promised."""
+    """Share of all requests whose first token and answer came as promised."""
     ttft_p90_s: float | None
     worker_s: float
     changes: int

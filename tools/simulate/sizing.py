@@ -48,7 +48,7 @@ class Tried:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
     formula: Counts
-    """Where the search began."""
+    """The counts at which the search began."""
     smallest: Counts
     tried: tuple[Tried, ...]
 
@@ -60,7 +60,7 @@ class Point:
     rate_scale: float
     requests_per_s: float
     goodput: dict[Counts, float]
-    """By split; no prefill workers: all do both strokes."""
+    """Goodput by split; without prefill workers, all workers do both phases."""
 
     @property
     def colocated(self) -> float:
@@ -127,14 +127,14 @@ def crossing(points: Sequence[Point]) -> tuple[float, bool] | None:
 
 
 def splits_near(counts: Counts, total: int) -> list[Counts]:
-    """Of a smaller total: one worker less of either role first, then those beside."""
+    """Return splits of a smaller total: first one worker less of either role, then those beside."""
     wanted = counts.prefill * total / counts.total
     able = [Counts(prefill, total - prefill) for prefill in range(1, total)]
     return sorted(able, key=lambda each: abs(each.prefill - wanted))[:NEIGHBOURS]
 
 
 def splits_of(total: int, around: Counts) -> list[Counts]:
-    """As `around` is, and with more of either role, up to a spread of quarters of the whole."""
+    """Return `around` and splits with more of either role, up to a spread of quarters of the whole."""
     step = max(1, total // 8)
     wanted = {around.prefill + step * number for number in (-2, -1, 0, 1, 2)}
     return [Counts(prefill, total - prefill) for prefill in sorted(wanted) if 0 < prefill < total]
@@ -187,7 +187,7 @@ def _check_can_be_simulated(formula: Counts, busy: float) -> None:
 
 
 def _trial(trace: Trace, shape: FleetShape, counts: Counts) -> Trial:
-    """As many pages on each worker as its role has in `shape`; without prefill workers, all of a worker's memory is its
+    """Give each worker the pages that its role has in `shape`; without prefill workers, all of a worker's memory is its
     own prefix cache."""
     pages = shape.decode_pages if counts.prefill else max(shape.decode_pages, shape.prefill_pages)
     fleet = dataclasses.replace(shape, prefill=counts.prefill, decode=counts.decode, decode_pages=pages)

@@ -22,7 +22,7 @@ class Summary:
 
     variant: str
     rate_scale: float
-    """Of the trace's own pace."""
+    """Pace of the run, as a multiple of the trace's own."""
     requests_per_s: float
     requests: int
     completed: int
@@ -30,7 +30,7 @@ class Summary:
     lost: int
     """Expired or failed."""
     utilisation: float
-    """Of prefill workers; of decode workers where there are none."""
+    """Utilisation of prefill workers, or of decode workers where there are none."""
     ttft_p50_s: float | None
     ttft_p90_s: float | None
     ttft_p99_s: float | None
@@ -38,9 +38,9 @@ class Summary:
     itl_p50_s: float | None
     itl_p99_s: float | None
     hit_rate: float
-    """Of prompt tokens."""
+    """Share of prompt tokens that were not computed."""
     oracle_share: float | None
-    """That hit rate over the oracle's."""
+    """The hit rate over the oracle's."""
     pulled_tokens: int
     """From peers."""
     goodput_per_s: float
@@ -104,7 +104,7 @@ def with_ratios(summaries: Sequence[Summary]) -> list[Summary]:
 
 
 def oracle_rate_of(trace: Trace, shape: FleetShape) -> float:
-    """Of one cache with the pages of all prefill workers; of all decode workers where there are none."""
+    """Return the hit rate of one cache with the pages of all prefill workers (without any, of all decode workers)."""
     pages = shape.prefill * shape.prefill_pages or shape.decode * shape.decode_pages
     return oracle(trace, pages).rate
 

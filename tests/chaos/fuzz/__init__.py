@@ -1,4 +1,4 @@
-"""Bytes from anybody, at every parser and port: `make fuzz ARGS="--for 3600"`; the gate replays the corpus for a moment.
+"""Bytes from anybody, at every parser and port: `make fuzz ARGS="--for 3600"`; the gate replays the corpus.
 
 target     one parser or port: what may be sent, how to change it, and what must hold afterwards
 mutate     changes to bytes, to trees (msgpack, JSON) and to protobuf messages

@@ -27,7 +27,7 @@ METRICS: tuple[Metric[Report], ...] = (
 
 
 def compared(runs: Sequence[Run], names: Sequence[str], baseline: str) -> list[LoadOutcome]:
-    """Of each load, every endpoint in the order of the names."""
+    """Return the outcome of each load, with every endpoint in the order of the names."""
     samples = [Sample(run.round, run.load.name, run.endpoint, run.report) for run in runs]
     return outcomes_of(samples, names, baseline, METRICS)
 

@@ -16,7 +16,7 @@ from tools.bench.ratio_table import loads_json, ratio_table
 from tools.bench.ratios import LoadOutcome
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 COLUMNS = 130
 """The table's width where no terminal says one."""
 

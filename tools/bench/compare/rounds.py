@@ -1,4 +1,4 @@
-"""Who is asked when, with which prompts; and asking. One server is under load at a time."""
+"""The order of runs and their prompts, and the runs. One server is under load at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Turn:
     round: int
     """From 0 on."""
     number: int
-    """Of its prompts: the same for all endpoints in a round."""
+    """Number of the prompts; all endpoints get the same ones in a round."""
     scenario: Scenario
     endpoint: Endpoint
 
@@ -58,7 +58,7 @@ def plan_of(load: Load, seed: int) -> list[PlannedRequest]:
 
 
 def warmup_of(load: Load, count: int) -> list[PlannedRequest]:
-    """As long as the load's prompts, with short answers; none of its tokens gets cached."""
+    """Return requests as long as the load's, with short answers; none of their tokens is in a cache later."""
     return [
         PlannedRequest(
             index,

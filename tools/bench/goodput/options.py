@@ -19,7 +19,7 @@ class Promise:
     inter_token_s: float
     """Bound on the request's own 99th percentile."""
     share: float
-    """Of the requests of a run that must meet both."""
+    """Share of a run's requests that must meet both."""
 
     def __post_init__(self) -> None:
         positive("--slo-ttft", self.ttft_s)

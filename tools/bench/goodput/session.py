@@ -20,10 +20,10 @@ from tools.bench.goodput.trial import Trial, try_rate
 from tools.rate_search import Bracket, Tried, bracket_of, decided, next_rate
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 
 Trials = dict[str, list[Trial]]
-"""By endpoint, in the order in which they were made."""
+"""The trials of each endpoint, in the order in which they were made."""
 
 
 def run_session(options: GoodputOptions) -> int:

@@ -44,7 +44,7 @@ class Answer:
     """Full ones of the prompt and what was emitted before."""
     missing_blocks: int = 0
     reused_blocks: int = 0
-    """Of the missing ones: pulled, and not computed for this request."""
+    """Missing blocks that were pulled and not computed for this request."""
     peer_pages: int = 0
     has_begun: bool = False
 
@@ -56,7 +56,7 @@ class Answers:
     def __init__(self, host: Host, gaps: Counter[int]) -> None:
         self.host = host
         self._gaps = gaps
-        """Of the whole run: see tools.simulate.fleet.results.Gaps."""
+        """Gaps between tokens of the whole run; see tools.simulate.fleet.results.Gaps."""
         self._answers: dict[Sequence, Answer] = {}
 
     # What routers ask for
@@ -155,7 +155,7 @@ class Answers:
         )
 
     def _consider_takeover(self) -> None:
-        """As decode_worker.takeover: one prompt at a time, and none while any other prompt is computed here."""
+        """Take over one prompt at a time, and none while another prompt is computed here, as a live worker does."""
         host = self.host
         pulls = [pull for pull in host.pulls if pull.spec.resident_within_s is None]
         if len(pulls) < 2:

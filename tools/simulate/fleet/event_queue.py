@@ -46,7 +46,7 @@ class EventQueue:
         self._is_over = True
 
     def run(self) -> None:
-        """Until stopped. Raises InternalError where nothing is left that could happen before, or time stands still."""
+        """Run until stopped. Raises InternalError where nothing is left to happen before, or time stands still."""
         entries, at_once = self._entries, 0
         while not self._is_over:
             if not entries:

@@ -15,7 +15,7 @@ from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
 
 REPLAY_PAUSE_S = 0.02
-"""As the live feed waits before it asks again."""
+"""The live feed waits as long before it asks again."""
 
 
 @dataclass(frozen=True, slots=True)

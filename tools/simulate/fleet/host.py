@@ -100,7 +100,7 @@ class Host:
         self.served: dict[Pull, None] = {}
         self.pulls: dict[Pull, None] = {}
         self.prefill_busy_s = 0.0
-        """Of this life."""
+        """Seconds of this epoch that steps spent on prompt tokens."""
         tier = shape.host_tier if role is Role.PREFILL else None
         self.host_memory = HostMemory(self, tier) if tier is not None else None
         self.budget = Budget(shape.step_target_s, shape.cost, config.step_tokens())

@@ -56,7 +56,7 @@ class HostMemory:
             self._owner.log.removed(oldest, Tier.HOST)
 
     def bring_up(self, sequence: Sequence, missing: list[int], arrived: Callable[[int], None]) -> list[int]:
-        """Of the missing blocks of an admitted sequence, nobody's to write yet, those that are on their way now."""
+        """Start to load missing blocks of an admitted sequence, and return those that are on their way now."""
         owner = self._owner
         blocks = [block for block in missing if sequence.names[block] in self._names]
         if not blocks:

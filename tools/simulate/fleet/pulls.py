@@ -19,7 +19,7 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.worker.resident import ResidentJob
 
 COPY_PAGES = 8
-"""Of one booking of the wire: about what one step of a page source announces."""
+"""Pages of one booking of the wire: about what one step of a page source announces."""
 
 
 class Job(Protocol):
@@ -67,7 +67,7 @@ class PullSpec:
     session: SessionId
     source: Party
     names: list[BlockName]
-    """Of all blocks up to the last wanted one."""
+    """Hashes of all blocks up to the last wanted one."""
     pages: dict[int, PageId]
     """Block -> claimed page, ascending; nobody's to write yet."""
     peer: Party | None = None
@@ -90,7 +90,7 @@ class Pull:
         self.remaining = dict(spec.pages)
         self.pulled = 0
         self.computed = 0
-        """Of the pulled blocks, those that the source computed for this pull."""
+        """Pulled blocks that the source computed for this pull."""
         self._pending = list(spec.pages)
         self._pending.reverse()
         self._ready: list[tuple[int, bool]] = []

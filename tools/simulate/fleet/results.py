@@ -28,7 +28,7 @@ class Outcome:
     """How one request fared. Instants are seconds of virtual time since the run began."""
 
     index: int
-    """Of the request among those simulated."""
+    """Number of the request among those simulated."""
     status: Status
     arrived_s: float
     prompt_tokens: int
@@ -42,9 +42,9 @@ class Outcome:
     """Between tokens; None below two."""
     itl_max_s: float | None = None
     cached_tokens: int = 0
-    """Of the prompt, not computed for this request: found at the decode worker, its page source, or a peer."""
+    """Prompt tokens not computed for this request: found at the decode worker, its page source, or a peer."""
     pulled_tokens: int = 0
-    """Of those, fetched from a peer by whoever computed."""
+    """Cached tokens that the computing worker fetched from a peer."""
     predicted_ttft_s: float | None = None
     """From the decision on, as the router expected it; None where its first attempt was lost."""
     decided_s: float | None = None
@@ -59,7 +59,7 @@ class Outcome:
     tenant: str = ""
     priority: int = 0
     retry_after_s: float | None = None
-    """As a refused client was told."""
+    """Seconds after which a refused client may try again."""
 
     @property
     def since_decision_s(self) -> float | None:
@@ -103,9 +103,9 @@ class WorkerUse:
     busy_s: float
     """In steps, of whatever kind."""
     prefill_s: float
-    """Of these, on prompt tokens."""
+    """Busy seconds that were spent on prompt tokens."""
     prefill_span_s: float
-    """Of these, until the last request arrived: what came after is the run fading out."""
+    """The same until the last request arrived: what came after is the run fading out."""
     steps: int
     prompt_tokens: int
     """Computed."""
@@ -148,7 +148,7 @@ class Run:
     decision_cpu_s: float
     """Over all decisions, those about held requests included."""
     cpu_s: float
-    """Of the whole run, decisions included."""
+    """Processor seconds of the whole run, decisions included."""
     false_refusals: int = 0
     """Refused ones that would have made it, by the counterfactual (router.admission.false_rejections)."""
     unequal_indexes: tuple[str, ...] = ()

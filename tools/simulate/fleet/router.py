@@ -81,7 +81,7 @@ class SimulatedRouter:
         self._drain()
 
     def lost(self, request: SimulatedRequest, attempt: int) -> None:
-        """That attempt's decode worker died: it goes on elsewhere, from the last token that was sent."""
+        """Place the request again, from the last token that was sent: that attempt's decode worker has died."""
         if request in self._open and request.attempts == attempt:
             request.was_lost = request.was_lost or request.first_token_s is None
             self._again(request)

@@ -36,9 +36,9 @@ class Ask:
     request_id: RequestId
     arrived_s: float
     known_tokens: int
-    """Of prompt and answer so far."""
+    """Tokens of prompt and answer so far."""
     names: tuple[BlockName, ...]
-    """Of their full blocks."""
+    """Hashes of the full blocks of prompt and answer."""
     most_answer_tokens: int
     tenant: str = ""
     priority: int = 0
@@ -116,7 +116,7 @@ class RoutingAdapter:
         """What other routers have been told."""
         self._known: dict[WorkerId, Worker] = {}
         self._asks: dict[RequestId, Ask] = {}
-        """Of all that are open."""
+        """All requests that are open."""
         self._waiting: dict[RequestId, Ask] = {}
         """No decode worker serves."""
         self._noticed = False

@@ -37,21 +37,21 @@ class Look:
 class Scaler(Protocol):
     @property
     def begin(self) -> dict[Role, int]:
-        """As many at first; `FleetShape` says how many there may be."""
+        """Return how many workers there are at first; `FleetShape` says how many there may be."""
 
     @property
     def tick_s(self) -> float: ...
 
     @property
     def start_s(self) -> float:
-        """Of a new worker, until it serves."""
+        """Seconds until a new worker serves."""
 
     @property
     def switch_s(self) -> float:
-        """Of one that was of the other role."""
+        """Seconds until a worker of the other role serves in its new role."""
 
     def __call__(self, look: Look) -> dict[Role, int]:
-        """As many from now on."""
+        """Return how many workers of each role there are to be from now on."""
 
 
 class ScaledWorkers:
@@ -74,7 +74,7 @@ class ScaledWorkers:
         self._switching: dict[Role, int] = {Role.PREFILL: 0, Role.DECODE: 0}
         """Workers that will have been of the other role."""
         self._worker_s = 0.0
-        """Of those that are gone."""
+        """Worker seconds of workers that are gone."""
         self._ended: list[Outcome] = []
         self.arrived = 0
         self.changes = 0
@@ -133,7 +133,7 @@ class ScaledWorkers:
         self._queue.after(start_s, lambda: self._serve(worker))
 
     def _keep(self, role: Role) -> None:
-        """Of those that leave, one stays: there are no more workers than have names."""
+        """Keep one of the workers that leave: there are no more workers than have names."""
         worker = next(w for w in self._workers.leaving if w.startswith(role.value))
         then = self._workers.leaving.pop(worker)
         if then is not None:

@@ -34,13 +34,13 @@ class Delays:
     token_s: float = 0.001
     """From the decode worker through the router to the client."""
     event_s: float = 0.002
-    """Of an event batch."""
+    """Delay of an event batch, in seconds."""
     event_jitter_s: float = 0.0
     """Added to it: uniform from 0 to this."""
     reservation_s: float = 0.002
     """Among routers."""
     detection_s: float = 0.1
-    """Until those who talk to a dead worker know."""
+    """Seconds until the peers of a dead worker know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +94,16 @@ class FleetShape:
     """3M tokens: memory of the host, counted as one pool."""
     decode_pages: int = 1200
     host_tier: HostTier | None = None
-    """Of prefill workers."""
+    """Host memory of each prefill worker."""
     page_bytes: int = 512 * 312_500
     """With `link_bytes_per_s`, 40,000 tokens move in a second."""
     link_bytes_per_s: float = 12.5e9
-    """Of each worker, in and out."""
+    """Rate of each worker's link, in and out."""
     cost: StepCost = GPU_LIKE
-    """Of a step, on every worker."""
+    """Cost of a step, on every worker."""
     step_tokens: int = 4096
     step_target_s: float = 0.04
-    """Of a decode worker's steps in which streams run."""
+    """Target length of a decode worker's steps in which streams run."""
     takeover: bool = False
     """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
     that a policy's choices are what is seen."""

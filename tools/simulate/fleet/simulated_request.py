@@ -17,7 +17,7 @@ class SimulatedRequest:
     prompt_tokens: int
     answer_tokens: int
     names: list[BlockName]
-    """Of the full blocks of prompt and answer so far."""
+    """Hashes of the full blocks of prompt and answer so far."""
     tenant: str = ""
     priority: int = 0
     placement: Placement | None = None
@@ -28,7 +28,7 @@ class SimulatedRequest:
     last_token_s: float | None = None
     longest_gap_s: float = 0.0
     cached_tokens: int = 0
-    """As the first attempt that answered found it; so is the next."""
+    """Cached tokens of the first attempt that answered; `pulled_tokens` is of the same one."""
     pulled_tokens: int = 0
     predicted_cached_tokens: int | None = None
     """When it was placed first."""

@@ -28,7 +28,7 @@ WARM_UP_S = 0.1
 QUIET_S = 2.0
 """After the last answer: indexes must be the workers' sets by then."""
 MOST_SPAN_S = 1e7
-"""Of a trace: more is a mistake in one of its times, and idle workers' heartbeats would go on for hours."""
+"""Longest span of a trace: more is a mistake in one of its times, and heartbeats would go on for hours."""
 STUCK_S = 3600.0
 """No request of any trace takes that long after the one before it has ended."""
 
@@ -50,7 +50,7 @@ def simulate(trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler:
 
 
 def _check_lengths(trace: Trace, shape: FleetShape) -> None:
-    """As a live decode worker refuses what can never fit (decode_worker.admission)."""
+    """Refuse what can never fit, as a live decode worker does (decode_worker.admission)."""
     longest, fits = max(trace.rows, key=lambda row: row.input_tokens + row.output_tokens), shape.decode_pool_tokens
     if longest.input_tokens + longest.output_tokens > fits:
         raise ConfigError(
@@ -238,5 +238,5 @@ class _Simulation:
 
 @lru_cache(maxsize=1 << 18)
 def name_of(number: int) -> BlockName:
-    """Of the block that a trace calls so."""
+    """Return the hash of the block that has this number in a trace."""
     return BlockName(hashlib.blake2b(b"trace %d" % number, digest_size=NAME_BYTES).digest())

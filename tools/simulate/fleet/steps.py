@@ -76,7 +76,7 @@ class Pace:
         return Flight(step, terms, begun_s, length_s, growth_s, cost.prompt_share(terms), noisy, 1 + repeats)
 
     def _factor(self) -> float:
-        """Of mean 1."""
+        """Draw a factor; its mean is 1."""
         return self._draws.lognormvariate(-(self._noise**2) / 2, self._noise)
 
 
@@ -90,7 +90,7 @@ class Flight:
     first_s: float
     growth_s: float
     prompt_share: float
-    """Of its length, what prompt tokens take."""
+    """Share of the step's length that prompt tokens take."""
     noisy: tuple[float, ...]
     """Seconds from the beginning to the end of each step, where there is noise."""
     steps: int

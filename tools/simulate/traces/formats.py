@@ -17,7 +17,7 @@ AZURE_BLOCK_TOKENS = 512
 """The format has no blocks; any size will do, as none is shared."""
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 MAX_TOKENS = 10**8
-"""Of one prompt or answer; more is a mistake, and would not fit into memory."""
+"""Most tokens of one prompt or answer; more is a mistake, and would not fit into memory."""
 MAX_TIMESTAMP_MS = 10**15
 """Thirty thousand years; more is a mistake."""
 OWN_NUMBERS = 1 << 64
@@ -37,7 +37,7 @@ class TraceRow:
 
 
 class Numbers:
-    """Of blocks that nobody else has."""
+    """Numbers of blocks that no other request has."""
 
     def __init__(self) -> None:
         self._next = OWN_NUMBERS
@@ -70,7 +70,7 @@ def format_of(first_line: str, where: str) -> Format:
 
 
 class Mooncake:
-    """Of kvcache-ai/Mooncake: {timestamp (ms), input_length, output_length, hash_ids[]}, here also tenant, priority."""
+    """kvcache-ai/Mooncake: {timestamp (ms), input_length, output_length, hash_ids[], tenant, priority}."""
 
     block_tokens = MOONCAKE_BLOCK_TOKENS
     first_is_header = False
@@ -97,7 +97,7 @@ class Mooncake:
 
 @dataclass(slots=True)
 class Azure:
-    """Of Azure/AzurePublicDataset, LLM inference traces: who shares what is not told, so every block is its own."""
+    """The LLM inference traces of Azure/AzurePublicDataset: sharing is not told, so every block is its own."""
 
     columns: list[str]
     block_tokens: int = AZURE_BLOCK_TOKENS
@@ -128,7 +128,7 @@ class RequestLog:
     """Ours: answers are rows, in the order of their ends; what it says of workers is for others."""
 
     block_tokens: int = 0
-    """As its first answer says."""
+    """Tokens of a block, as the log's first answer says."""
     first_is_header: bool = False
     _numbers: Numbers = field(default_factory=Numbers)
 

@@ -32,7 +32,7 @@ def record_of(line: str, where: str) -> Record:
 
 
 def _check(record: AnswerRecord, where: str) -> None:
-    """That its numbers can be meant."""
+    """Refuse numbers that no router writes."""
     if not 0 <= record.arrival_s < float("inf"):
         raise ConfigError(f"{where}: arrival_s must be seconds since 1970, got {record.arrival_s}", field="arrival_s")
     for name, value, least in (

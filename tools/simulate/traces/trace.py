@@ -24,7 +24,7 @@ class Trace:
     block_tokens: int
     """Tokens behind every number but the last of a row, which stands for what is left."""
     rows: tuple[TraceRow, ...]
-    """As they were recorded: `replayed` puts them in order."""
+    """Rows as they were recorded: `replayed` puts them in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
