@@ -19,11 +19,12 @@ ifeq ($(wildcard pyproject.toml proto/twostroke),)
 $(error This Makefile works in its own folder: make -C THE_CHECKOUT $(MAKECMDGOALS))
 endif
 
-.PHONY: help serve test bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-overload bench-sweep image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
+.PHONY: help serve test quick bench-kernels bench-index bench-decisions bench-determinism bench-policies bench-overload bench-sweep image manifests pods hosts rayup .tools rolling scaling lint settings faults soak proto proto-check gpu nixl fuzz neighbours clean clients .clients
 
 help:
 	@echo "make serve [ARGS=...]  install, fetch the default model, serve until Ctrl-C"
 	@echo "make test              the gate: format, lint, types, contracts, generated code, tests"
+	@echo "make quick             lint of what changed against main, and the unit tests that it touches, within a minute"
 	@echo "make rolling           rolling restarts under load with the real model, some minutes"
 	@echo "make image             build the image from a local base, run router and server out of it (root, buildah, minutes)"
 	@echo "make scaling           a load that doubles, with the planner's own times, some minutes"
@@ -87,6 +88,9 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.check_english
+
+quick: $(VENV)/.dev
+	$(BIN)/python -m tests.quick
 
 # kubectl and promtool for tests/deploy, where they are not on PATH: Debian's, unpacked, not installed. Never fails: what
 # cannot be had is printed, and its tests are skipped.
