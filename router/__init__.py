@@ -1,4 +1,4 @@
-"""Life of a request on the router.
+"""The path of a request through the router.
 
 RECEIVED   the frontend has it as text or token ids; it is checked and becomes token ids
 HASHED     the hashes of its blocks are known, computed once for all choices and attempts

@@ -1,10 +1,10 @@
 """`python -m router`: serve until SIGTERM or SIGINT.
 
-A RouterConfig as JSON is read from stdin: it holds the cluster's token, and arguments are for everybody to read. One
-line of JSON on stdout names its addresses once they answer. SIGTERM lets open requests finish for some seconds, SIGINT
-and any second signal do not. SIGUSR1 says that another life serves on the same ports: this one finishes what it has,
-refuses nobody, and ends. The exit status is 0 after a signal, 2 for what cannot be served as configured, 1 if the
-router itself failed.
+A RouterConfig as JSON is read from stdin: it holds the cluster's token, and every user can read arguments. One line of
+JSON on stdout names its addresses once they answer. SIGTERM lets open requests finish for some seconds; SIGINT and any
+second signal do not. SIGUSR1 says that a new process serves on the same ports: this one finishes what it has, refuses
+no client, and ends. The exit status is 0 after a signal, 2 for a configuration that cannot be served, 1 if the router
+itself failed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from twostroke.json_values import to_json
 from twostroke.telemetry import configure_logging
 
 HAND_OVER_S = 120.0
-"""For open requests where another life serves new ones: longer than answers take."""
+"""Time for open requests where a new process serves new ones: longer than outputs take."""
 READY_S = 10.0
-"""A life that takes over waits so long for workers; then it is better that it says that there are none."""
+"""Time for which a process that takes over waits for workers; after it, reporting that there are none is better."""
 
 
 async def serve(config: RouterConfig) -> None:
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def run(configured: Callable[[], RouterConfig]) -> int:
-    """Exit status."""
+    """Serves, and returns the exit status."""
     try:
         asyncio.run(serve(configured()))
     except ConfigError as error:
@@ -91,7 +91,7 @@ def run(configured: Callable[[], RouterConfig]) -> int:
 
 
 def _allow_many_sockets() -> None:
-    """The usual limit is 1024; each client has one."""
+    """Raises the limit of sockets, usually 1024: each client has one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -104,7 +104,7 @@ def _signals() -> asyncio.Queue[signal.Signals]:
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> object:
-    """What the first to end returns or raises; the others are cancelled."""
+    """Returns or raises what the first to end does; the others are cancelled."""
     tasks = [asyncio.create_task(wait) for wait in waits]
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -114,7 +114,7 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> object:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Of groups of errors in groups of errors, the first error itself."""
+    """Returns the first error itself out of nested groups of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

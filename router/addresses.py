@@ -1,4 +1,4 @@
-"""Where a router listens: HOST:PORT each."""
+"""Addresses at which a router listens (HOST:PORT each), and its listening sockets for HTTP."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from twostroke.errors import ConfigError
 class Addresses:
     http: str
     grpc: str
-    """Of clients, as the one before."""
+    """The gRPC address for clients."""
     admin: str
     metrics: str
-    """That of `http` where metrics have no port of their own."""
+    """The address of /metrics: that of `http` where metrics have no port of their own."""
 
 
 def reachable(address: str) -> str:
-    """How a client on this machine reaches what listens on `address`."""
+    """Returns how a client on this machine reaches what listens on `address`."""
     host, _, port = address.rpartition(":")
     return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "::", "") else address
 
@@ -28,7 +28,7 @@ BACKLOG = 1024
 
 
 def bind_listener(host: str, port: int, flag: str = "--http-port", *, shares_port: bool = False) -> socket.socket:
-    """`shares_port`: with others of the same user that do."""
+    """Opens a listening socket. `shares_port`: other processes of the same user may share the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's delay off only for sockets that say they are TCP, and connections inherit that from here.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

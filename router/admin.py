@@ -1,5 +1,4 @@
-"""The admin port: Control and reservations for who has the cluster's token, health for everybody; and the port
-for metrics, where there is one."""
+"""The admin port, for operators and other routers, and the port for metrics where there is one."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from twostroke.rpc.server import Callers, RpcServer, SealedPort, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
-"""Of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
+"""Addresses of a router that listens on every interface: the routers of one `twostroke serve` are on one machine."""
 
 MOST_SCRAPERS = 256
 MOST_MESSAGE_BYTES = 1 << 20
-"""Of a request to the admin port, where all are short; also of those that anybody may send."""
+"""Bytes of a request to the admin port, where all are short, with or without authentication."""
 
 
 class AdminServer:
@@ -34,7 +33,7 @@ class AdminServer:
         self._pages: HttpServer | None = None
         self._serving_pages: asyncio.Task[None] | None = None
         self.metrics_address: str | None = None
-        """None: clients' HTTP port has the metrics."""
+        """Address of the metrics port. None: the clients' HTTP port has the metrics."""
         metrics_port = endpoints.own_metrics_port
         if metrics_port is not None:
             host = endpoints.metrics_host or config.listen.host
@@ -42,12 +41,12 @@ class AdminServer:
             self._pages = HttpServer(http_config(HealthPages(handler).app(), grace_s=0, most_connections=MOST_SCRAPERS))
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
         self._peer_host = config.peer_host
-        us = Membership.of(config.cluster_token, config.cluster_tls)
-        sealed = None if us.certificates is None else SealedPort(config.peer_port, us.certificates)
+        membership = Membership.of(config.cluster_token, config.cluster_tls)
+        sealed = None if membership.certificates is None else SealedPort(config.peer_port, membership.certificates)
         self._rpc = RpcServer(
             config.listen.host,
             endpoints.admin_port,
-            token=us.token,
+            token=membership.token,
             sealed=sealed,
             callers=Callers(max_message_bytes=MOST_MESSAGE_BYTES),
             shares_port=shares_port,
@@ -60,14 +59,14 @@ class AdminServer:
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
 
     def share(self, reservations: Reservations) -> None:
-        """Let other routers of the cluster watch them. Before serving."""
+        """Lets other routers of the cluster watch the reservations. Call it before serving."""
         self._routing = RoutingService(reservations)
         routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
         self._rpc.offer("twostroke.v1.Routing", waits_for_ready=False)
 
     @property
     def peer_address(self) -> str:
-        """As other routers reach it: over TLS, where the cluster has certificates."""
+        """Address at which other routers reach it: over TLS, where the cluster has certificates."""
         host, _, port = self._rpc.addresses[-1].rpartition(":")
         return f"{self._peer_host or _LOOPBACKS.get(host, host)}:{port}"
 
@@ -75,7 +74,7 @@ class AdminServer:
         await self._rpc.set_serving(ready)
 
     async def start(self, group: asyncio.TaskGroup) -> None:
-        """What serves pages is a task of `group` until `stop`."""
+        """Starts serving; pages are a task of `group` until `stop`."""
         await self._rpc.start()
         if self._pages is not None:
             self._serving_pages = group.create_task(self._pages.serve([self._listener]))
@@ -90,7 +89,7 @@ class AdminServer:
             await asyncio.wait([self._serving_pages])
 
     async def hand_over(self, grace_s: float) -> None:
-        """Take no new connections: another life has the ports."""
+        """Takes no new connections: a new process has the ports."""
         self._end_watches()
         if self._pages is not None:
             await self._pages.leave(0)

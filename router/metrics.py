@@ -10,11 +10,11 @@ from twostroke.telemetry import ITL_BUCKETS_S, TTFT_BUCKETS_S, introduce
 
 ROLE = "router"
 DURATION_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Of whole requests: from a one-token answer to a book."""
+"""Buckets of whole requests: from one token to a book."""
 DECISION_BUCKETS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05)
-"""Choosing workers should stay under a few milliseconds."""
+"""Buckets of decisions, which should stay under a few milliseconds."""
 RATIO_BUCKETS = (0.25, 0.5, 0.67, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
-"""Of what happened to what was predicted: 1 is right."""
+"""Buckets of the ratio of what happened to what was predicted: 1 is right."""
 ERROR_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -25,13 +25,13 @@ class Comparison:
     predicted_blocks: int
     reused_blocks: int
     predicted_s: float
-    """From the decision to the first token."""
+    """Predicted seconds from the decision to the first token."""
     actual_s: float | None
-    """None: an earlier attempt had failed, which no prediction includes."""
+    """Seconds that it took. None: an earlier attempt had failed, which no prediction includes."""
 
 
 class RouterMetrics:
-    """Attributes without further labels are ready to use; the others are reached by the methods below."""
+    """Attributes without further labels are ready to use; the methods below count the others."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -92,12 +92,12 @@ class RouterMetrics:
         )
 
     def _add_truth(self) -> None:
-        """Predictions of the decisions that led to answers, beside what happened."""
+        """Adds metrics that compare predictions of decisions with what happened."""
         self.predicted_reused_blocks_total = self._counter(
-            "predicted_reused_blocks", "Prompt blocks that the router expected nobody to compute, over all answers."
+            "predicted_reused_blocks", "Prompt blocks that the router expected to be found, over all requests."
         )
         self.reused_blocks_total = self._counter(
-            "reused_blocks", "Prompt blocks that were found instead of computed, over the same answers."
+            "reused_blocks", "Prompt blocks that were found instead of computed, over the same requests."
         )
         self.overpredicted_blocks_total = self._counter(
             "overpredicted_blocks", "Prompt blocks that were expected to be found, and were computed."

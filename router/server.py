@@ -1,5 +1,4 @@
-"""A router process: both doors on their ports around one handler, the admin port beside them, and the way down
-again."""
+"""A router process: HTTP and gRPC endpoints around one request handler, the admin port, and the way down again."""
 
 from __future__ import annotations
 
@@ -39,18 +38,18 @@ from twostroke.tracing.recorder import Recorder
 log = logging.getLogger(__name__)
 
 HEALTH_PERIOD_S = 0.25
-"""How stale the gRPC health service may be; the dispatcher's readiness has no event of its own."""
+"""Longest delay of the gRPC health service; the dispatcher's readiness has no event of its own."""
 MOST_STREAMS = 4096
-"""Of one gRPC connection; more wait at the client."""
+"""Streams of one gRPC connection; more wait at the client."""
 MOST_PENDING = 8192
 """Calls that have come and were not looked at yet. gRPC cancels calls at random where there are more: those of honest
 clients as well. Each takes 17 KB."""
 IDLE_MS = 75_000
-"""As over HTTP. A client that has no call open connects again for the next one."""
+"""Idle time of a gRPC connection, as over HTTP. A client without an open call connects again for the next one."""
 STREAM_GRACE_MS = 3_600_000
-"""For streams of a connection that is told to be renewed: longer than answers take."""
+"""Time for streams of a connection that is to be renewed: longer than outputs take."""
 CLOSE_GRACE_S = 1.0
-"""For streams that are still open when the doors close."""
+"""Time for streams that are still open when the endpoints close."""
 
 
 class RouterServer:
@@ -121,16 +120,16 @@ class RouterServer:
 
     @property
     def peer_address(self) -> str:
-        """As other routers reach this one."""
+        """Address at which other routers reach this one."""
         return self._admin.peer_address
 
     def share(self, reservations: Reservations) -> None:
-        """Let other routers of the cluster watch them. Before serving."""
+        """Lets other routers of the cluster watch the reservations. Call it before serving."""
         self._admin.share(reservations)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """All doors are open inside; at the end they close, and what is still open is cancelled."""
+        """Opens all endpoints; at the end they close, and what is still open is cancelled."""
         await self._rpc.start()
         async with asyncio.TaskGroup() as group:
             await self._admin.start(group)
@@ -153,8 +152,10 @@ class RouterServer:
                 await asyncio.wait([http])
 
     async def hand_over(self, grace_s: float) -> None:
-        """Another life of this router serves on the same ports: take no new connections, answer over those that are
-        there until each is closed, and give what is open `grace_s`."""
+        """Leaves the ports to a new process of this router.
+
+        It takes no new connections, serves the existing ones until each is closed, and gives what is open `grace_s`.
+        """
         log.info("handing over grace_s=%.0f", grace_s)
         until_s = time.time() + grace_s
         stopping = [
@@ -170,7 +171,7 @@ class RouterServer:
                 task.cancel()
 
     async def drain(self, grace_s: float) -> int:
-        """Take nothing new and give open requests `grace_s`; how many were left."""
+        """Takes nothing new and gives open requests `grace_s`. Returns how many were left."""
         return await self._dispatcher.drain(time.time() + grace_s)
 
     def _named(self) -> tuple[str, str, str]:
@@ -209,7 +210,7 @@ def _clients_rpc(config: RouterConfig, calls: OpenCalls, certificates: Certifica
 
 
 def _client_options(endpoints: EndpointsConfig) -> tuple[tuple[str, int], ...]:
-    """Of gRPC, for connections of strangers."""
+    """Returns gRPC options for connections of strangers."""
     age_ms = int(1000 * endpoints.max_connection_age_s)
     return (
         ("grpc.max_connection_idle_ms", IDLE_MS),

@@ -1,4 +1,4 @@
-"""Where requests wait for their turn: admission with a clock, and a future for each queued request."""
+"""Admission with a clock, and a future for each request that waits for its turn."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Free:
     computing: set[WorkerId]
     """Workers that would compute a prompt (almost) at once."""
     room: dict[WorkerId, float]
-    """By decode worker, requests for which it has room; at 0 there is room for one."""
+    """Requests for which each decode worker has room; at 0 there is room for one."""
 
 
 class Capacity:

@@ -66,10 +66,10 @@ class _Class:
     """Begin of the latest round in which a tenant was served."""
     queued_s: float = 0.0
     overdrawn_s: dict[str, float] = field(default_factory=dict)
-    """By tenant without queued requests, what it has been given beyond where the class stands."""
+    """What tenants without queued requests have been given beyond where the class stands."""
 
     def level_s(self, name: str) -> float:
-        """Where a tenant begins: keeping a single request queued is no way to a turn in every round."""
+        """Returns where a tenant begins: keeping a single request queued is no way to a turn in every round."""
         return max(self.stands_at_s, self.overdrawn_s.get(name, 0.0))
 
     def leave(self, name: str) -> None:

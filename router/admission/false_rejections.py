@@ -21,7 +21,7 @@ class _Refusal:
     worker: WorkerId
     """The worker that would have computed it."""
     latest_start_s: float
-    """From then on its own prefill would have come too late."""
+    """Time after which its own prefill would have come too late."""
     ahead: set[RequestId]
 
 

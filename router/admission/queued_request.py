@@ -43,16 +43,16 @@ class QueuedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request goes, or where it would go now while it is queued."""
+    """The workers to which a request goes, or would go now while it is queued."""
 
     request: QueuedRequest
     decision: Decision
     decided_at_s: float
-    """From then on its forecast counts."""
+    """Begin of the time that its forecast predicts."""
     shares_s: Mapping[WorkerId, float]
     """Seconds that its reservation puts on workers."""
     latest_start_s: float | None
-    """From then on its own prefill comes too late; None where its worker's speed is unknown, or without a limit."""
+    """Time after which its own prefill comes too late; None where its worker's speed is unknown, or without a limit."""
 
     @property
     def request_id(self) -> RequestId:

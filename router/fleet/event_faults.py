@@ -10,7 +10,7 @@ from twostroke.errors import ConfigError
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
 
 Deliver = Callable[[KvEventBatch], Sequence[KvEventBatch]]
-"""What a reader gets to see when a batch comes in."""
+"""Returns what a reader gets when a batch comes in."""
 
 
 def undisturbed(message: KvEventBatch) -> Sequence[KvEventBatch]:
@@ -22,7 +22,7 @@ class FaultRates:
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
-    """Delivered after the batch that follows it."""
+    """Rate of batches that are delivered after the one that follows them."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class FaultRates:
 
     @classmethod
     def parse(cls, text: str) -> FaultRates | None:
-        """Of "drop:0.01,duplicate:0.01,reorder:0.01,seed:1"; None for an empty text."""
+        """Parses "drop:0.01,duplicate:0.01,reorder:0.01,seed:1"; None for an empty text."""
         if not text:
             return None
         try:
@@ -49,7 +49,7 @@ class FaultRates:
 
 
 class EventFaults:
-    """One stream's bad luck; the same for the same seed and stream name."""
+    """Draws the faults of one stream; the same for the same seed and stream name."""
 
     def __init__(self, rates: FaultRates, stream: str) -> None:
         self._rates = rates

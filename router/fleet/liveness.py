@@ -53,7 +53,7 @@ class Change:
     now: Liveness
     cause: Cause
     signals: str
-    """For how long each signal had been missing."""
+    """Seconds for which each signal had been missing."""
 
 
 class LivenessTracker:
@@ -85,11 +85,9 @@ class LivenessTracker:
     def refuse(self, now_s: float) -> Change | None:
         """A connection to its address was refused."""
         self._refusals += 1
-        if (
-            self._refusals >= REFUSALS and self.liveness is Liveness.SUSPECT
-        ):  # while events flow, it only takes nobody new
-            return self._move(Liveness.DEAD, Cause.REFUSED, self._signals(now_s))
-        return None
+        if self._refusals < REFUSALS or self.liveness is not Liveness.SUSPECT:  # while events flow, it is only full
+            return None
+        return self._move(Liveness.DEAD, Cause.REFUSED, self._signals(now_s))
 
     def replace(self, now_s: float) -> Change | None:
         """Another epoch answers at its address."""

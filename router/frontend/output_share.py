@@ -1,7 +1,7 @@
-"""How much of each turn of the event loop answers may take, and in which order clients get it.
+"""How much of each turn of the event loop output may take, and in which order clients get it.
 
-A step of a hundred choices with twenty logprobs each makes messages for tens of milliseconds. All answers together have
-`TURN_S` of a turn; what is left waits for the next ones, client by client, while the loop reads and answers others.
+A step of a hundred choices with twenty logprobs each makes messages for tens of milliseconds. All requests together
+have `TURN_S` of a turn; what is left waits for the next turns, client by client, while the loop serves others.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import time
 from collections import OrderedDict, deque
 
 TURN_S = 0.004
-"""Of one turn of the loop, for messages of answers."""
+"""Time for output in one turn of the loop."""
 AT_ONCE = 16
-"""Messages of those that waited, per turn. Each of the costliest ones takes a third of a millisecond."""
+"""Waiting messages per turn. Each of the costliest ones takes a third of a millisecond."""
 
 
 class OutputShare:
-    """Of one event loop."""
+    """Shares out the time of one event loop."""
 
     def __init__(self) -> None:
         self._ends_s: float | None = None
-        """When this turn's time is over; None: no message was made in this turn."""
+        """When this turn's time ends; None: no message was made in this turn."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
-        """By client; the first one's turn is next."""
+        """Waiting messages by client; the first client is next."""
         self.whole_bodies = asyncio.Lock()
-        """Held while a long body is made on a thread: each of several would keep the loop waiting for Python's lock."""
+        """Held while a long body is made on a thread: several at once would keep the loop waiting for Python's lock."""
 
     @property
     def is_over(self) -> bool:
-        """The time of this turn is over, or others wait: whoever wants to make a message waits for its turn."""
+        """Tells whether a message has to wait: the time of this turn is over, or others wait."""
         now_s = time.perf_counter()
         if self._ends_s is None:
             self._ends_s = now_s + TURN_S

@@ -1,4 +1,4 @@
-"""What a client wants answered and how, whichever door it came through; and the checks that need the model's facts."""
+"""What a client wants generated and how, whichever protocol it came by; and the checks that need the model's facts."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
 
 MAX_CHOICES = 128
-"""Answers to one prompt; more is a mistake in the client, or an attack."""
+"""Choices for one prompt; more is a mistake in the client, or an attack."""
 MAX_MESSAGES = 4096
-"""Of a chat: templates are rendered where all requests wait."""
+"""Messages of a chat: templates are rendered where all requests wait."""
 MAX_PROMPTS = 1024
 """Prompts in one request."""
 MAX_ANSWERS = 1024
@@ -25,22 +25,22 @@ MAX_ANSWERS = 1024
 MAX_STOP_STRINGS = 16
 """OpenAI allows 4, and editors send 14."""
 MAX_STOP_CHARS = 1024
-"""Of one stop string: this much text may have to be held back."""
+"""Characters of one stop string: this much text may have to be held back."""
 COMPLETION_MAX_TOKENS = 16
-"""As in OpenAI's API: a completion that names no length is short; a chat may take what fits."""
+"""Length of a completion that names none, as in OpenAI's API; a chat may take what fits."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
-"""Whom a message of a chat may be of. Templates drop others without a word, or let them speak as anybody."""
+"""Roles that a message of a chat may have. Templates silently drop others, or let them speak as any role."""
 MAX_SALT_CHARS = 1024
-"""Of a client's own salt, which is hashed with every block."""
+"""Characters of a client's own salt, which is hashed with every block."""
 MAX_REQUEST_ID_CHARS = 256
-"""Also of a tenant's name."""
+"""Characters of a request's id, and of a tenant's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
     split_special_tokens: bool = False
-    """Special tokens that are written in `text` are ordinary text, as under this name in transformers."""
+    """Special tokens written in `text` are ordinary text, as under this name in transformers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class ChatPrompt:
     variables: Mapping[str, Any] = field(default_factory=dict)
     """Further names for the template, such as enable_thinking."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """What the model may know of; templates that take no tools leave them out."""
+    """Tools that the model may know of; templates that take no tools leave them out."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.messages) <= MAX_MESSAGES:
@@ -80,7 +80,7 @@ class AnswerOptions:
     n: int = 1
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"
-    """What the client called it."""
+    """The name that the client used."""
     min_tokens: int = 0
     temperature: float = 1.0
     top_k: int | None = None
@@ -124,13 +124,13 @@ class ClientRequest:
     is_resumable: bool = False
     """The client gets with every message what it needs to resume the stream at another router."""
     is_id_drawn: bool = False
-    """The request id is this router's own, which nobody can guess, and not one that the client chose."""
+    """The request id is this router's own, which no other client can guess."""
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     prompts: tuple[TokenPrompt, ...]
     options: AnswerOptions = AnswerOptions()
     cache_salt: bytes = b""
-    """The client's own: its requests share prefixes only with those of its tenant that bring the same."""
+    """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
     deadline_s: float | None = None
     """Seconds since the Unix epoch."""
     priority: int = 0
@@ -165,12 +165,12 @@ class ClientRequest:
 
 
 def priority_class(wanted: int) -> int:
-    """Clients may send any number, a clock for one; classes are few, and requests of one class are served fairly."""
+    """Limits the class: clients may send any number (a clock, say), but classes are few."""
     return max(-MOST_PRIORITY, min(MOST_PRIORITY, wanted))
 
 
 def check_request_id(request_id: str, name: str) -> str:
-    """It goes into logs and ids, so it must be short and printable."""
+    """Checks an id that goes into logs and other ids: it must be short and printable."""
     if len(request_id) > MAX_REQUEST_ID_CHARS or not request_id.isprintable():
         raise InvalidRequest(f"{name} must be printable and at most {MAX_REQUEST_ID_CHARS} characters long", field=name)
     return request_id
@@ -204,8 +204,10 @@ def check_length(tokens: int, name: str, facts: ServingFacts) -> None:
 
 
 def check_text_length(text: str, name: str, longest_token_chars: int, most_tokens: int, facts: ServingFacts) -> None:
-    """Raises ContextLengthExceeded for a text that is too long even if it is made of the longest tokens only. To find
-    out how many tokens it has costs more than to refuse it."""
+    """Raises ContextLengthExceeded for a text that is too long even if it is made of the longest tokens only.
+
+    Counting its tokens costs more than refusing it.
+    """
     if len(text) > most_tokens * longest_token_chars:
         raise _too_long(f"{name} has {len(text)} characters, which is always more", facts, name, limit=most_tokens)
 
@@ -222,7 +224,7 @@ def check_prompt(prompt: TokenPrompt, facts: ServingFacts) -> None:
 
 
 def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFacts) -> int:
-    """Tokens the answer may have. Raises ContextLengthExceeded where the client asks for more than can ever fit."""
+    """Returns the tokens that the output may have. Raises ContextLengthExceeded for more than can ever fit."""
     prompt_tokens, wanted = len(prompt.ids), options.max_tokens
     room = facts.context_tokens - prompt_tokens
     if wanted is None:
@@ -236,7 +238,7 @@ def answer_length(prompt: TokenPrompt, options: AnswerOptions, facts: ServingFac
 def sampling_params(
     options: AnswerOptions, max_tokens: int, facts: ServingFacts, own_seed: int
 ) -> tuple[SamplingParams, ...]:
-    """One per choice. A request without a seed gets `own_seed`, so that it can be continued anywhere."""
+    """Returns one per choice. A request without a seed gets `own_seed`, so that any router can continue it."""
     check_token_ids([token for token, _ in options.logit_bias], "logit_bias", facts.vocab_size)
     check_token_ids(options.stop_token_ids, "stop_token_ids", facts.vocab_size)
     seed = own_seed if options.seed is None else options.seed % (1 << 64)
@@ -265,13 +267,13 @@ def sampling_params(
 
 
 def prompt_field(prompt: Prompt) -> str:
-    """What a client calls it."""
+    """Returns the name that clients use."""
     is_chat = isinstance(prompt, ChatPrompt) or (isinstance(prompt, TokenPrompt) and prompt.is_chat)
     return "messages" if is_chat else "prompt"
 
 
 def _too_long(what: str, facts: ServingFacts, name: str, limit: int | None = None) -> ContextLengthExceeded:
-    """OpenAI's and vLLM's sentences, which clients search for."""
+    """Makes the error with OpenAI's and vLLM's sentences, which clients search for."""
     limit = limit or facts.context_tokens
     pool = f" A worker's page pool fits {limit}, the model takes {facts.max_model_len}."
     return ContextLengthExceeded(

@@ -1,4 +1,4 @@
-"""Beginnings of prompts that every tenant may share: what the operator has declared to be no secret."""
+"""Prefixes of prompts that every tenant may share: the operator has declared that they are no secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.errors import ConfigError, ServeError
 
 
 class PublicPrefixes:
-    """Of a prompt, the blocks that lie wholly in what it has in common with one of them are public."""
+    """A prompt's blocks are public that lie wholly in what it has in common with one of the prefixes."""
 
     def __init__(self, prefixes: Iterable[Sequence[int]] = ()) -> None:
         self._prefixes = tuple(tuple(prefix) for prefix in prefixes)
@@ -24,8 +24,11 @@ class PublicPrefixes:
 
 
 def read_public_prefixes(files: Iterable[str], text: Text) -> PublicPrefixes:
-    """FILE.json holds the beginning of a chat as clients would send it, which the model's template renders; any other
-    file the text that completions begin with. Raises ConfigError, naming the file."""
+    """Reads the files. Raises ConfigError, naming the file.
+
+    FILE.json holds the beginning of a chat as clients would send it, which the model's template renders. Any other file
+    holds the text that completions begin with.
+    """
     return PublicPrefixes(_tokens_of(Path(file), text) for file in files)
 
 
@@ -44,6 +47,6 @@ def _tokens_of(file: Path, text: Text) -> list[int]:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens that both begin with."""
+    """Counts the tokens that both begin with."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (mine, yours) in pairs if mine != yours), min(len(one), len(other)))

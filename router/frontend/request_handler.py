@@ -102,9 +102,9 @@ class RequestHandler:
         self.share = OutputShare()
         self._preparer = preparer
         self._open: dict[tuple[str | None, str], _OpenIds] = {}
-        """By tenant of the API key, if any, and the client's request id."""
+        """Open requests by tenant of the API key, if any, and the client's request id."""
         self._streams: dict[str, _OpenIds] = {}
-        """By name of the stream."""
+        """Open requests by name of the stream."""
 
     def check_model(self, model: str | None) -> None:
         check_model(model, self.model)

@@ -1,10 +1,10 @@
-"""Up to where a client has a stream, as the token with every message says it: SSE `id`, gRPC `resume_token`.
+"""Resume tokens: up to where a client has a stream, sent with every message (SSE `id`, gRPC `resume_token`).
 
-Over HTTP only streams have them whose client has asked for it: stock clients stumble over `id:` lines and comments.
-A token is `stream:resumptions:choices`. The stream's name is the client's request id and a random part,
-and a mark where it belongs to a tenant's key. Of every choice
-it says how many tokens were sent, with an `e` where its end was sent, too; `-` stands for one of which nothing was, and
-`17x3` for three equal ones in a row. `end` instead of the choices: there is nothing left to be sent.
+Over HTTP only clients that ask for it get them: stock clients stumble over `id:` lines and comments. A token is
+`stream:resumptions:choices`. The stream's name is the client's request id, a random part, and a mark where it belongs
+to a tenant's key. Each choice is the number of tokens sent, with an `e` where its end was sent, too. `-` stands for a
+choice without any message, and `17x3` for three equal ones in a row. `end` instead of the choices says that there is
+nothing left to send.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from router.serving.attempts import MOST_RESUMPTIONS
 from twostroke.errors import InvalidRequest
 
 RANDOM_BYTES = 8
-"""Of a stream's name: whoever knows it, and the prompt, may read the answer."""
+"""Random bytes of a stream's name: a client that knows it, and the prompt, may read the output."""
 MOST_CHARS = 16 << 10
-"""Of a token. A thousand choices that advance together take few; in disorder, five each."""
+"""Characters of a token. A thousand choices that advance together take few; in disorder, five each."""
 MARK_BYTES = 8
 MOST_NAME_CHARS = 256 + 1 + 2 * RANDOM_BYTES + 1 + 2 * MARK_BYTES
-"""A request id may have 256."""
+"""Characters of a stream's name; a request id may have 256."""
 MOST_TOKENS = 1 << 32
 BLOCK_CHOICES = 32
-"""Choices whose part of a token is written anew when one of them advances: about the root of the most there can be."""
+"""Choices whose part of a token is written anew when one of them advances: about the root of the largest number."""
 PULSE_S = 1.0
-"""A client that hears nothing else, as while its answer recovers, hears so often that somebody works for it."""
+"""Longest silence towards a client whose stream recovers: without a sign it would leave."""
 
 _END = "end"
 _RUN = re.compile(r"(-|\d{1,10})(e?)(?:x(\d{1,6}))?")
 
 
 Mark = Callable[[str], str]
-"""Of a stream's name: what only routers of this cluster can make of it, for one tenant. Empty: it is anybody's."""
+"""Makes a tenant's mark of a stream's name, which only routers of this cluster can. Empty: it is no tenant's."""
 
 
 def unmarked(stream: str) -> str:
@@ -54,7 +54,7 @@ class Sent:
     """What a client has of one choice."""
 
     tokens: int | None = None
-    """None: not even its opening (in a chat, the chunk with the role)."""
+    """Tokens that the client has; None: not even the opening (in a chat, the chunk with the role)."""
     is_finished: bool = False
 
 
@@ -63,7 +63,7 @@ class StreamPoint:
     stream: str
     resumptions: int
     sent: tuple[Sent, ...]
-    """Of every choice of every prompt."""
+    """What was sent of every choice of every prompt."""
     is_complete: bool = False
 
     @classmethod
@@ -73,8 +73,8 @@ class StreamPoint:
 
     @classmethod
     def after(cls, token: str, choices: int, field: str, mark: Mark = unmarked) -> StreamPoint:
-        """Where the stream goes on. Raises InvalidRequest, naming `field`, for what is no token of such a request, or
-        of one with another mark."""
+        """Returns the point after a token. Raises InvalidRequest, naming `field`, for a token of another request or
+        mark."""
         name, _, rest = token.partition(":")
         resumed, _, said = rest.partition(":")
         stream = unquote(name)
@@ -91,12 +91,12 @@ class StreamPoint:
 
     @property
     def request_id(self) -> str:
-        """That the client knows."""
+        """The id that the client knows."""
         return self.stream.rpartition("~")[0]
 
 
 class Progress:
-    """What has been sent, while it is. A message costs the writing of one block of choices, however many there are."""
+    """Keeps what has been sent. A message costs the writing of one block of choices, however many there are."""
 
     def __init__(self, point: StreamPoint) -> None:
         self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
@@ -105,7 +105,7 @@ class Progress:
         self._blocks = [self._block(first) for first in range(0, len(self._sent), BLOCK_CHOICES)]
 
     def opened(self, choice: int) -> str:
-        """The token of that message; so are all of these."""
+        """Returns the token of the choice's opening, as the others do of their messages."""
         return self._token(choice, "0")
 
     def sent_token(self, choice: int) -> str:
@@ -130,7 +130,7 @@ class Progress:
 
 
 class NoProgress:
-    """Stands for the progress of a stream whose client has not asked for tokens: its messages have none."""
+    """Stands for the progress of a stream whose client has not asked for tokens."""
 
     def opened(self, choice: int) -> str:
         del choice
@@ -149,20 +149,20 @@ class NoProgress:
 
 
 class Pulse:
-    """Lets a client that hears nothing else hear that somebody works for it, so that it does not leave."""
+    """Sends a sign of life to a client that gets nothing else, so that it does not leave."""
 
     def __init__(self, beat: Callable[[], Awaitable[None]]) -> None:
         self._beat = beat
         self._last_s = time.monotonic()
         self.turns = asyncio.Lock()
-        """Messages and beats take turns: whoever sends holds it."""
+        """Held while a message or a beat is sent."""
 
     def sent(self) -> None:
-        """The client has heard something."""
+        """A message has been sent to the client."""
         self._last_s = time.monotonic()
 
     async def during(self, work: Awaitable[None]) -> None:
-        """Wait for `work`, and beat where it sends nothing for `PULSE_S`."""
+        """Waits for `work`, and beats where it sends nothing for `PULSE_S`."""
         beating = asyncio.create_task(self._keep_beating())
         try:
             await work
@@ -186,8 +186,11 @@ class Pulse:
 
 
 class Seeds:
-    """Seeds for requests that bring none: every router of a cluster derives the same from a stream's name, so that any
-    can compute the same answer again. With a seed of the operator's, equal request ids have equal seeds."""
+    """Seeds for requests that bring none.
+
+    Every router of a cluster derives the same seed from a stream's name, so that any can compute the same output again.
+    With a seed of the operator's, equal request ids have equal seeds.
+    """
 
     def __init__(self, cluster_token: str = "", seed: int | None = None) -> None:
         secret = cluster_token if seed is None else f"seed {seed}"
@@ -201,7 +204,7 @@ class Seeds:
 
 
 def stream_of(token: str) -> str:
-    """Name of the stream, in which there is what only its client knows. Anything for what is no token."""
+    """Returns the name of the stream, which only its client knows. It returns anything for what is no token."""
     return unquote(token[:MOST_CHARS].partition(":")[0])
 
 

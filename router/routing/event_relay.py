@@ -1,4 +1,4 @@
-"""The workers' event logs passed on to whoever subscribes at the router: a snapshot per worker, then batch by batch."""
+"""Passes the workers' event logs on to subscribers of the router: a snapshot per worker, then batch by batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
 
 MAX_BEHIND = 4096
-"""Batches kept for one slow subscriber; one that is further behind starts again from snapshots."""
+"""Batches kept for one slow subscriber; a subscriber that is further behind starts again from snapshots."""
 
 
 class EventRelay:
@@ -23,12 +23,12 @@ class EventRelay:
         self._readers: set[_Reader] = set()
 
     def publish(self, message: KvEventBatch) -> None:
-        """A batch that the index has just applied."""
+        """Passes on a batch that the index has just applied."""
         for reader in self._readers:
             reader.offer(message, self._index.workers)
 
     def left(self, worker: WorkerId) -> None:
-        """A worker that the index is about to forget: to subscribers it holds nothing from here on."""
+        """The index is about to forget a worker: to subscribers it holds nothing from here on."""
         epoch = self._index.epoch_of(worker)
         if epoch is not None:
             empty = EventBatch(
@@ -56,7 +56,7 @@ class EventRelay:
 
 
 class _Reader:
-    """What one subscriber has still to be told."""
+    """What one subscriber has not been sent yet."""
 
     def __init__(self, only: WorkerId | None) -> None:
         self._only = only

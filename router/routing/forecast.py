@@ -1,8 +1,8 @@
-"""What will happen to a request with one candidate: predicted seconds, nothing priced. Pure.
+"""Predicts what will happen to a request with one candidate, in seconds, without pricing anything. Pure.
 
-A candidate is a decode worker, who computes the prompt (a prefill worker, or the decode worker itself), and a peer from
-which that one fetches the prefix that it lacks. Every policy's choice is forecast here, so that predictions can be held
-against what happens whoever chose.
+A candidate is a decode worker, the worker that computes the prompt (a prefill worker, or the decode worker itself), and
+a peer from which that one fetches the prefix that it lacks. Every policy's choice is forecast here, so that predictions
+can be compared with what happens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
 from twostroke.schedule.cost import Budget, Queued, StepCost
 
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
-"""Where no worker has run a step yet: a small model on a small CPU."""
+"""Cost while no worker has run a step: that of a small model on a small CPU."""
 UNKNOWN_LINK = LinkRate(latency_s=0.005, bytes_per_s=1e9)
-"""Where no worker has pulled from any other yet: shared memory, or a good wire. Measured latencies of 0 are unknown."""
+"""Rate while no worker has pulled from another: shared memory, or a good wire. Measured latencies of 0 are unknown."""
 UNKNOWN_STEP_TOKENS = 512
 UNKNOWN_STEP_TARGET_S = 1.0
 UNKNOWN_OUTPUT_TOKENS = 256
@@ -25,7 +25,7 @@ UNKNOWN_OUTPUT_TOKENS = 256
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who holds a prefix that can be fetched, and how much of it."""
+    """A worker that holds a prefix which can be fetched, and how much of it."""
 
     view: WorkerView
     blocks: int
@@ -33,7 +33,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    """The part of a forecast that depends on who computes, and on nobody else."""
+    """The part of a forecast that depends on the worker that computes, and on no other."""
 
     queue_s: float
     fetch_s: float
@@ -49,24 +49,24 @@ class Computing:
 
 
 class Forecaster:
-    """Of one snapshot; holds what all candidates share."""
+    """Forecasts for one snapshot; it keeps what all candidates share."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
-        everyone = (*snapshot.prefill, *snapshot.decode)
-        self._cost = _mean_cost([view.cost for view in everyone])
-        self._link = _mean_link(everyone)
+        views = (*snapshot.prefill, *snapshot.decode)
+        self._cost = _mean_cost([view.cost for view in views])
+        self._link = _mean_link(views)
 
     def at_source(self, source: WorkerView, peer: Peer | None = None) -> Computing:
-        """`source` computes all full blocks that nobody has for it."""
+        """Forecasts that `source` computes all full blocks that it cannot get."""
         return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0)
 
     def at_decode(self, decode: WorkerView, peer: Peer | None = None) -> Computing:
-        """The decode worker computes the whole prompt beside the streams that run there."""
+        """Forecasts that the decode worker computes the whole prompt beside the streams that run there."""
         return self._computing(decode, peer, self._snapshot.known_tokens, decode.running)
 
     def forecast(self, decode: WorkerView, computing: Computing, source: WorkerView | None) -> Forecast:
-        """Of the whole candidate; `source` is None where the decode worker computes."""
+        """Forecasts the whole candidate; `source` is None where the decode worker computes."""
         if source is not None and decode.cached_blocks >= self._snapshot.full_blocks:
             source, computing = None, self.at_decode(decode)
         missing = max(0, self._snapshot.full_blocks - decode.cached_blocks)
@@ -86,26 +86,31 @@ class Forecaster:
         )
 
     def admission_s(self, decode: WorkerView, pages: int) -> float:
-        """Until a seat and pages are free for those who wait there and for this one: running sequences return theirs in
-        time."""
-        seats_short = decode.seats_taken + 1 - decode.seats if decode.seats else 0.0
+        """Returns the seconds until a slot and pages are free for this request and those that wait before it.
+
+        Running sequences are expected to return theirs evenly over the time of an output.
+        """
+        slots_short = decode.slots_taken + 1 - decode.slots if decode.slots else 0.0
         pages_short = pages * (1 + decode.waiting) - decode.pages_free - decode.pages_cached
-        if seats_short <= 0 and pages_short <= 0:
+        if slots_short <= 0 and pages_short <= 0:
             return 0.0
         residence_s = self.output_tokens * self.step_s(decode)
         share = min(1.0, max(0, pages_short) / max(1, decode.pages_active)) * (1 + decode.waiting)
-        return residence_s * max(share, seats_short / max(1, decode.seats))
+        return residence_s * max(share, slots_short / max(1, decode.slots))
 
     def tail_s(self, decode: WorkerView, pulls: bool) -> float:
-        """The step that samples the first token: with the end of the prompt, if its blocks were pulled. It begins when
-        the step before has ended: half of one, on average."""
+        """Returns the seconds of the step that samples the first token, with the end of the prompt if its blocks were
+        pulled.
+
+        It begins when the step before has ended: after half a step, on average.
+        """
         snapshot, step_s = self._snapshot, self.step_s(decode)
         tail = max(1, snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size) if pulls else 0
         tail_s = self.cost(decode).of_prompt(tail, snapshot.known_tokens - tail, 0)
         return step_s + tail_s + (step_s / 2 if decode.running else 0.0)
 
     def step_s(self, decode: WorkerView) -> float:
-        """With this request among its streams."""
+        """Returns the seconds of a step with this request among its streams."""
         context = decode.pages_active * self._snapshot.block_size + self._snapshot.known_tokens
         return self.cost(decode).of_streams(decode.running + 1, context)
 
@@ -116,48 +121,52 @@ class Forecaster:
     def output_tokens(self) -> int:
         return self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS
 
-    def _computing(self, computer: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
-        """`tokens` of the prompt, beside `streams` that share its steps; from the tier that makes it start soonest."""
+    def _computing(self, worker: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
+        """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that makes it end
+        soonest."""
         size = self._snapshot.block_size
         best: Computing | None = None
         load_s, known = 0.0, 0
-        for depth, page_s in zip(computer.depths, computer.tier_page_s, strict=True):
+        for depth, page_s in zip(worker.depths, worker.tier_page_s, strict=True):
             load_s += (depth - known) * page_s
             known = depth
             fetch_s, cached, fetched = load_s, depth, 0
             if peer is not None and peer.blocks > depth:
                 cached, fetched = peer.blocks, peer.blocks - depth
-                fetch_s += self._fetch_s(computer, peer, fetched)
+                fetch_s += self._fetch_s(worker, peer, fetched)
             left = max(0, tokens - cached * size)
-            prefill_s = self._prefill_s(computer, left, cached * size, streams)
-            found = Computing(computer.queue_s, fetch_s, prefill_s, cached, left, fetched, peer)
+            prefill_s = self._prefill_s(worker, left, cached * size, streams)
+            found = Computing(worker.queue_s, fetch_s, prefill_s, cached, left, fetched, peer)
             if best is None or found.wait_s + prefill_s < best.wait_s + best.prefill_s:
                 best = found
         assert best is not None, "every worker has a device tier"
         return best
 
-    def _prefill_s(self, computer: WorkerView, tokens: int, context_tokens: int, streams: int) -> float:
-        """Of `tokens` after `context_tokens` of the prompt."""
-        cost, step_tokens = self.cost(computer), computer.step_tokens or UNKNOWN_STEP_TOKENS
+    def _prefill_s(self, worker: WorkerView, tokens: int, context_tokens: int, streams: int) -> float:
+        """Returns the seconds of computing `tokens` after `context_tokens` of the prompt."""
+        cost, step_tokens = self.cost(worker), worker.step_tokens or UNKNOWN_STEP_TOKENS
         if not streams:
             return cost.of_prompt(tokens, context_tokens, step_tokens)
-        budget = Budget(computer.step_target_s or UNKNOWN_STEP_TARGET_S, cost, step_tokens)
-        beside = computer.pages_active * self._snapshot.block_size
+        budget = Budget(worker.step_target_s or UNKNOWN_STEP_TARGET_S, cost, step_tokens)
+        beside = worker.pages_active * self._snapshot.block_size
         return budget.drain_s(Queued(tokens, tokens * (context_tokens + tokens / 2), streams, beside), step_tokens)
 
-    def _fetch_s(self, computer: WorkerView, peer: Peer, blocks: int) -> float:
-        link = self._link_from(peer.view, computer)
-        waits_s = max(computer.fetch_wait_s, peer.view.serve_wait_s)
+    def _fetch_s(self, worker: WorkerView, peer: Peer, blocks: int) -> float:
+        link = self._link_from(peer.view, worker)
+        waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
         return waits_s + link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s
 
-    def _link_from(self, giver: WorkerView, taker: WorkerView) -> LinkRate:
-        """As measured; what is not is like the others'."""
-        link = taker.links.get(giver.worker, self._link)
+    def _link_from(self, source: WorkerView, target: WorkerView) -> LinkRate:
+        """Returns the measured rate; an unknown one is taken to be like the others."""
+        link = target.links.get(source.worker, self._link)
         return link if link.latency_s else LinkRate(self._link.latency_s, link.bytes_per_s)
 
     def _transfer_s(self, decode: WorkerView, source: WorkerView, computing: Computing, missing: int) -> float:
-        """Pages of a chunk travel while the next one computes: the last chunk's stay exposed, and what both ends' wires
-        cannot carry until then."""
+        """Returns the seconds of transfer that are exposed.
+
+        Pages of a chunk travel while the next one computes. So the last chunk's pages are exposed, and what both wires
+        cannot carry until then.
+        """
         link = self._link_from(source, decode)
         page_s = self._snapshot.page_bytes / link.bytes_per_s
         chunk = max(1, (source.step_tokens or UNKNOWN_STEP_TOKENS) // self._snapshot.block_size)
@@ -167,8 +176,10 @@ class Forecaster:
 
 
 def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) -> Decision:
-    """The decision for one pair, forecast: for policies that know nothing of peers and prices. Where the decode worker
-    lacks nothing, nobody is asked to compute."""
+    """Returns the decision for one pair, forecast, for policies that know nothing of peers and prices.
+
+    Where the decode worker lacks nothing, there is no page source.
+    """
     if decode.cached_blocks >= snapshot.full_blocks:
         source = None
     forecaster = Forecaster(snapshot)
@@ -181,7 +192,7 @@ def decide(snapshot: Snapshot, decode: WorkerView, source: WorkerView | None) ->
 
 
 def _mean_cost(costs: Iterable[StepCost]) -> StepCost:
-    """Of those that are known."""
+    """Averages the costs that are known."""
     known = [cost for cost in costs if cost.prompt_token_s > 0 or cost.step_s > 0]
     prompts = [cost for cost in known if cost.prompt_token_s > 0]
     streams = [cost for cost in known if cost.step_s > 0]

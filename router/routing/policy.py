@@ -1,7 +1,7 @@
-"""What a routing decision is made of and what it says: frozen values, so that the router and the simulator share it.
+"""What a routing decision is made of: frozen values, so that the router and the simulator share it.
 
-A policy has no clock, no socket and no log. What changes from call to call (whose turn it is, the draw that breaks
-ties) comes in with the snapshot; a policy that goes by its own history remembers what it chose, and nothing else.
+A policy has no clock, no socket and no log. What changes from call to call (the turn, the draw that breaks ties) comes
+with the snapshot. A policy that goes by its own history remembers what it chose, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ class WorkerView:
 
     worker: WorkerId
     queue_s: float = 0.0
-    """Predicted: until every prompt token that it has to compute is computed."""
+    """Predicted seconds until every prompt token that it has to compute is computed."""
     queued_tokens: int = 0
-    """Known but not yet computed."""
+    """Tokens that are known but not computed yet."""
     requests: int = 0
-    """Pulls or answers that it has or will have, in whatever stage."""
+    """Pulls or requests that it has or will have, in whatever stage."""
     running: int = 0
     """Sequences that hold pages."""
     waiting: int = 0
     """Requests or pulls that hold nothing yet."""
-    seats: int = 0
+    slots: int = 0
     """Sequences that can hold pages at once; 0 while unknown."""
-    seats_taken: float = 0.0
-    """By what it has, or will have before this request: more than there are, where some have to wait."""
+    slots_taken: float = 0.0
+    """Slots that its requests take, with those placed before this one; more than there are where some have to wait."""
     pages_free: int = 0
     pages_cached: int = 0
-    """Hold blocks that nobody uses at the moment: reusable, at the price of forgetting them."""
+    """Pages with blocks that no request uses at the moment: reusable, at the price of forgetting them."""
     pages_active: int = 0
     cost: StepCost = UNKNOWN
-    """Of its steps; zeros while unknown."""
+    """Cost of its steps; zeros while unknown."""
     step_tokens: int = 0
     """Most tokens in one step; 0 while unknown."""
     step_target_s: float = 0.0
     """Length of its steps in which streams run; 0 while unknown."""
     depths: tuple[int, ...] = (0,)
-    """Of this request's first blocks, how many it holds or is about to hold: on the device alone; there or in host
-    memory; there, in host memory or on disk. Never falls."""
+    """How many of this request's first blocks it holds or is about to hold, down to each tier: on the device; there or
+    in host memory; there, in host memory or on disk."""
     resident_blocks: int = 0
-    """Of those in memory, how many are there already: what others can fetch from it."""
+    """How many of those in memory are there already: what others can fetch from it."""
     tier_page_s: tuple[float, ...] = (0.0,)
-    """To bring one page up from each of those tiers, as measured; 0 for the device."""
+    """Measured seconds to bring one page up from each of those tiers; 0 for the device."""
     links: Mapping[WorkerId, LinkRate] = field(default_factory=lambda: NO_LINKS)
-    """From whom it has pulled, and how fast that was."""
+    """Rates of its pulls, by worker."""
     fetch_wait_s: float = 0.0
-    """Until pages that it pulls for requests placed earlier have come, if its wire never rests."""
+    """Seconds until the pages that it pulls for earlier requests have come, if its wire never rests."""
     serve_wait_s: float = 0.0
-    """Until pages that others pull from it have gone."""
+    """Seconds until the pages that others pull from it have gone."""
     utilisation: float = 0.0
     """Share of the last minute that it spent on prompt tokens."""
 
     @property
     def cached_blocks(self) -> int:
-        """On any tier."""
+        """How many leading blocks it holds or is about to hold, on any tier."""
         return self.depths[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One answer to place, and where it could go."""
+    """One request to place, and where it could go."""
 
     known_tokens: int
     full_blocks: int
@@ -81,9 +81,9 @@ class Snapshot:
     decode: tuple[WorkerView, ...]
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
-    """Page sources besides the decode worker itself."""
+    """Workers that can be the page source."""
     names: tuple[BlockName, ...] = ()
-    """Of the full blocks: for policies that go by their own history."""
+    """Hashes of the full blocks, for policies that go by their own history."""
     output_tokens: int = 0
     """Expected length of the output; 0 where nothing is known."""
     re_reference_rate: float = 0.0
@@ -93,7 +93,7 @@ class Snapshot:
     turn: int = 0
     """Counts decisions."""
     draw: float = 0.0
-    """In [0, 1): breaks ties."""
+    """A number in [0, 1) that breaks ties."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,31 +101,31 @@ class Forecast:
     """What will happen to the request with one candidate, in predicted seconds, nothing priced."""
 
     queue_s: float = 0.0
-    """Until whoever computes has done what it already has to."""
+    """Seconds until the worker that computes has done its queue."""
     fetch_s: float = 0.0
-    """Bringing the prefix to whoever computes, from a peer or a lower tier; overlaps with the queue."""
+    """Seconds to bring the prefix to the worker that computes, from a peer or a lower tier; overlaps with the queue."""
     prefill_s: float = 0.0
-    """Own prompt tokens."""
+    """Seconds to compute the request's own prompt tokens."""
     transfer_s: float = 0.0
-    """Of pages to the decode worker, as far as it does not overlap with waiting and computing."""
+    """Seconds of moving pages to the decode worker that do not overlap with waiting and computing."""
     admission_s: float = 0.0
-    """Until the decode worker has pages for it."""
+    """Seconds until the decode worker has pages for it."""
     tail_s: float = 0.0
-    """The decode worker's own step: the last tokens of the prompt, and the first sample."""
+    """Seconds of the decode worker's own step: the last tokens of the prompt, and the first sample."""
     residual_s: float = 0.0
     """Rpcs and the like, as learned from earlier requests."""
     cached_blocks: int = 0
-    """Leading blocks that nobody computes."""
+    """Leading blocks that are not computed."""
     computed_tokens: int = 0
-    """By the page source, or by the decode worker where there is none."""
+    """Tokens that the page source computes, or the decode worker where there is none."""
     fetched_blocks: int = 0
-    """From the peer."""
+    """Blocks that come from the peer."""
     pulled_blocks: int = 0
-    """By the decode worker from the page source."""
+    """Blocks that the decode worker pulls from the page source."""
 
     @property
     def own_s(self) -> float:
-        """From the start of its own prefill to its first token."""
+        """Seconds from the start of its own prefill to its first token."""
         return self.prefill_s + self.transfer_s + self.tail_s
 
     @property
@@ -147,12 +147,12 @@ class Breakdown:
     wait_s: float = 0.0
     """The longest of queue, fetching the prefix, and admission at the decode worker."""
     prefill_s: float = 0.0
-    """Own prefill, priced by what a second there costs everyone else."""
+    """Own prefill, priced by what a second there costs all other requests."""
     transfer_s: float = 0.0
     tail_s: float = 0.0
     """Seconds of the decode worker's own step, with the residual."""
     harm_s: float = 0.0
-    """To streams that run on the decode worker."""
+    """Delay of the streams that run on the decode worker."""
     damage_s: float = 0.0
     """What will be computed again because it is evicted for this."""
     damage_pages: int = 0
@@ -174,11 +174,11 @@ class Breakdown:
 class Decision:
     decode: WorkerId
     source: WorkerId | None
-    """Whom the decode worker pulls missing pages from; None: it computes them itself."""
+    """The worker from which the decode worker pulls missing pages; None: it computes them itself."""
     peer: WorkerId | None = None
-    """Whom the one that computes pulls the prefix from, as far as it lacks it."""
+    """The worker from which the one that computes pulls the part of the prefix that it lacks."""
     peer_blocks: int = 0
-    """How many leading blocks the peer holds and that one lacks some of."""
+    """How many leading blocks the peer holds."""
     forecast: Forecast = field(default_factory=Forecast)
     why: Breakdown | None = None
     """None: the policy does not price."""

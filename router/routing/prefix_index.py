@@ -1,7 +1,6 @@
-"""Which worker holds which blocks on which tier, as the workers' own event logs tell it; equality is proved after every
-batch.
+"""Which worker holds which blocks on which tier, by the workers' own event logs; equality is proved after every batch.
 
-A worker is one bit; for each tier the index maps a block's name to the bits of its holders. Everything here is plain
+A worker is one bit. For each tier the index maps a block's hash to the bits of its holders. Everything here is plain
 data: no clock, no socket, no log.
 """
 
@@ -23,10 +22,15 @@ Mask = int
 
 
 def exponential_search(holders: Callable[[int], Mask], length: int) -> list[tuple[int, Mask]]:
-    """Where holders of position 0 drop out: (first position that they do not hold, who). Of others nothing is said.
+    """Returns where holders of position 0 drop out: (first position that they do not hold, their bits).
 
-    Exact where every holder holds a prefix of the sequence. Of one with a hole the answer lies at the hole or past it:
-    the hole itself may be jumped over.
+    Holders of position i + 1 nearly always hold position i, so the set of holders only shrinks along the sequence. One
+    walk in doubling steps (exponential search, Bentley and Yao 1976) brackets where it shrinks, for all holders at
+    once; then only intervals whose ends differ are halved. That takes about log n looks, and log of the bracket for
+    each place where holders drop out.
+
+    It is exact where every holder holds a prefix of the sequence. For a holder with a hole the result lies at the hole
+    or past it: the hole itself may be jumped over.
     """
     losses: list[tuple[int, Mask]] = []
     low, at_low, step = 0, holders(0) if length else 0, 1
@@ -42,7 +46,7 @@ def exponential_search(holders: Callable[[int], Mask], length: int) -> list[tupl
 def _halve(
     holders: Callable[[int], Mask], bracket: tuple[int, Mask, int, Mask], losses: list[tuple[int, Mask]]
 ) -> None:
-    """All losses after its lower end, up to its upper one."""
+    """Finds all losses after the bracket's lower end, up to its upper end."""
     brackets = [bracket]
     while brackets:
         low, at_low, high, at_high = brackets.pop()
@@ -58,7 +62,7 @@ def _halve(
 
 
 Coming = Callable[[BlockName], Iterable[WorkerId]]
-"""Workers that are about to hold a block."""
+"""Returns the workers that are about to hold a block."""
 Depth = TypeVar("Depth")
 
 _UPWARDS = tuple(reversed(Tier))
@@ -68,7 +72,7 @@ class Applied(enum.Enum):
     APPLIED = "applied"
     """The index equals the worker's set as of this batch: size and digest agree."""
     OLD = "old"
-    """Already applied, or of an earlier life of the worker: nothing changed."""
+    """The batch was applied already, or is of an earlier epoch: nothing changed."""
     GAP = "gap"
     """Batches are missing before this one; nothing was applied. Ask for a replay from `next_sequence`."""
     DIVERGED = "diverged"
@@ -77,17 +81,17 @@ class Applied(enum.Enum):
 
 @dataclass(slots=True)
 class _WorkerBlocks:
-    """What one life of one worker holds."""
+    """The blocks that one epoch of one worker holds."""
 
     bit: Mask
     epoch: Epoch
     sequence: int | None = None
-    """Of the last batch applied; None: only a snapshot helps."""
+    """Number of the last batch applied; None: only a snapshot helps."""
     blocks: dict[BlockName, int] = field(default_factory=dict)
-    """Name -> tiers, one bit each. A dict, not a set: it is never less than a third full, a set is down to a seventh;
-    and the numbers are among those that Python keeps anyway."""
+    """Hash to tiers, one bit each. A dict is never less than a third full, a set down to a seventh; and Python keeps
+    these numbers anyway."""
     counts: list[int] = field(default_factory=lambda: [0] * len(Tier))
-    """Per tier."""
+    """Number of blocks per tier."""
     xor: int = 0
 
     @property
@@ -101,15 +105,15 @@ class _WorkerBlocks:
 
 
 class _WorkerMasks:
-    """Masks to workers, eight bits at a time: with dozens of workers that beats going bit by bit."""
+    """Turns masks into workers, eight bits at a time: with dozens of workers that is faster than bit by bit."""
 
     def __init__(self) -> None:
         self._by_bit: dict[Mask, WorkerId] = {}
         self._by_byte: dict[tuple[int, int], tuple[WorkerId, ...]] = {}
-        """(position of the byte, its value); filled as masks come up."""
+        """Workers by (position of the byte, its value); filled as masks come up."""
 
     def put(self, bit: Mask, worker: WorkerId | None) -> None:
-        """Whose bit it is from now on."""
+        """The bit belongs to `worker` from now on."""
         if worker is None:
             del self._by_bit[bit]
         else:
@@ -134,13 +138,13 @@ class PrefixIndex:
         self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._bits: dict[Mask, Mask] = {}
-        """Each worker's bit to itself: the one object that all names which only that worker holds share."""
+        """Each worker's bit to itself: all hashes that only that worker holds share this one object."""
         self._masks = _WorkerMasks()
         self.re_reference = ReReferenceRate()
-        """Of blocks that nobody holds any more; told by whoever asks for them."""
+        """Counts evicted blocks that are asked for again."""
 
     def __len__(self) -> int:
-        """Different names, counted once for each tier that somebody has them on."""
+        """Counts different hashes, once for each tier that has them."""
         return sum(len(holders) for holders in self._holders)
 
     @property
@@ -148,7 +152,7 @@ class PrefixIndex:
         return list(self._workers)
 
     def block_count(self, worker: WorkerId) -> int:
-        """Of (name, tier) that the worker holds."""
+        """Counts blocks that the worker holds, once per tier."""
         held = self._workers.get(worker)
         return held.block_count if held is not None else 0
 
@@ -179,14 +183,14 @@ class PrefixIndex:
         return held.epoch if held is not None else None
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
-        """The batch that would follow; None where only a snapshot helps."""
+        """Returns the batch that would follow; None where only a snapshot helps."""
         held = self._workers.get(worker)
         if held is None or held.epoch != epoch or held.sequence is None:
             return None
         return held.sequence + 1
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is gone: nobody else's blocks are touched."""
+        """Forgets a worker that is gone; no other worker's blocks are touched."""
         held = self._workers.pop(worker, None)
         if held is not None:
             self._clear(held)
@@ -194,7 +198,7 @@ class PrefixIndex:
             self._masks.put(held.bit, None)
 
     def snapshot(self, worker: WorkerId) -> EventBatch | None:
-        """The worker's set as of the last batch applied, or None while that is not known to be true."""
+        """Returns the worker's blocks as of the last batch applied, or None while they are not known to be right."""
         held = self._workers.get(worker)
         if held is None or held.sequence is None:
             return None
@@ -206,15 +210,15 @@ class PrefixIndex:
         return frozenset(_on(held, tier)) if held is not None else frozenset()
 
     def leading_blocks(self, names: Sequence[BlockName], also: Coming | None = None) -> dict[WorkerId, tuple[int, ...]]:
-        """How many of the first blocks each worker holds; workers that hold none are left out.
+        """Returns how many of the first blocks each worker holds; workers that hold none are left out.
 
-        One number for each tier down to the lowest on which the worker holds anything: of blocks on the device, of
-        those there or in host memory, of those there, in host memory or on disk. `also` names workers that are about
-        to hold a block on the device.
+        There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
+        there or in host memory; there, in host memory or on disk. `also` names workers that are about to hold a block
+        on the device.
 
-        Gallops: exact where the blocks down to a tier, taken together, are closed under prefixes, as leaf-first
-        eviction and spilling downwards keep them. A worker with a hole gets a number at the hole or past it, so the
-        worst is one that is too high: the worker computes the hole, and predicted reuse is seen to have been wrong.
+        It is exact where the blocks down to a tier, taken together, are closed under prefixes, as leaf-first eviction
+        and spilling downwards keep them. A worker with a hole gets a number at the hole or past it. If that is too high
+        the worker computes the hole, and predicted reuse is seen to have been wrong.
         """
         lowest = next((tier for tier in _UPWARDS if self._holders[tier]), Tier.DEVICE)
         if lowest is Tier.DEVICE:
@@ -225,7 +229,7 @@ class PrefixIndex:
     def _reach(
         self, lowest: Tier, names: Sequence[BlockName], also: Coming | None, form: Callable[[int], Depth]
     ) -> dict[WorkerId, Depth]:
-        """How far down the sequence each worker holds blocks on some tier down to `lowest`."""
+        """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
         for depth, mask in exponential_search(self._looking_down_to(lowest, names, also), len(names)):
             reach.update(dict.fromkeys(self._masks.of(mask), form(depth)))
@@ -255,7 +259,7 @@ class PrefixIndex:
         return holders
 
     def _blocks_of(self, worker: WorkerId, epoch: Epoch) -> _WorkerBlocks:
-        """The held of this life, begun empty if it is later than the one known."""
+        """Returns the blocks of this epoch, begun empty if it is later than the known one."""
         held = self._workers.get(worker)
         if held is not None and held.epoch < epoch:
             self.forget(worker)
@@ -325,21 +329,27 @@ def _on(held: _WorkerBlocks, tier: Tier) -> Iterable[BlockName]:
 
 
 REMEMBERED_EVICTIONS = 200_000
-"""Evicted names: hours of a busy worker."""
+"""Evicted hashes that are remembered: hours of a busy worker."""
 EVICTION_WINDOW = 50_000
 """Evictions after which older ones count half."""
 
 
 class ReReferenceRate:
+    """Counts how often a block is asked for again after it was evicted: what forgetting one will cost.
+
+    Where caches are large, hardly anything evicted comes back, and one more copy costs nothing. Where they are small,
+    every copy pushes out what the next request wants.
+    """
+
     def __init__(self) -> None:
         self._evicted_blocks: OrderedDict[BlockName, None] = OrderedDict()
-        """Evicted somewhere, the longest ago first."""
+        """Blocks that were evicted somewhere, the longest ago first."""
         self._evicted = 0.0
         self._asked_again = 0.0
 
     @property
     def rate(self) -> float:
-        """Of evicted blocks, those that were asked for when nobody had them any more."""
+        """Share of evicted blocks that were asked for when no worker had them any more."""
         return min(1.0, self._asked_again / self._evicted) if self._evicted else 0.0
 
     def evicted(self, names: Iterable[BlockName]) -> None:
@@ -354,7 +364,7 @@ class ReReferenceRate:
             self._asked_again /= 2
 
     def asked(self, lacking: Sequence[BlockName]) -> None:
-        """Blocks that a request needs and nobody holds."""
+        """A request needs these blocks, and no worker holds them."""
         if not self._evicted_blocks:
             return
         for name in lacking:

@@ -1,4 +1,4 @@
-"""Follows every other router of the fleet: what they have placed counts here too."""
+"""Reservations between routers: what the others have placed counts here, and what this one has placed counts there."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from twostroke.rpc.v1.routing_pb2_grpc import RoutingStub
 log = logging.getLogger(__name__)
 
 SILENCE_S = 3.0
-"""Several heartbeats of the other router's stream."""
+"""Silence after which a router is lost: several heartbeats of its stream."""
 RETRY_PAUSE_S = 0.25
-"""Between two attempts to reach a router; well within the grace for what a lost one had placed."""
+"""Pause between two attempts to reach a router, well within the grace for a lost router's placements."""
 
 
 class ReservationFeed:
-    """One task per other router, for as long as the supervisor lists it or its stream flows.
+    """Runs one task per other router, for as long as the supervisor lists it or its stream flows.
 
-    A supervisor that starts again lists no router until each has found it: streams that flow know better.
+    A restarted supervisor lists no router until each has found it: streams that flow know better.
     """
 
     def __init__(self, router_id: str, us: Membership, reservations: Reservations) -> None:
@@ -44,11 +44,11 @@ class ReservationFeed:
 
     @property
     def flowing(self) -> int:
-        """Routers whose placements come in."""
+        """How many routers' placements come in."""
         return len(self._flowing)
 
     def take(self, listed: Iterable[fleet_pb2.RouterMember], tasks: asyncio.TaskGroup) -> None:
-        """Follow whom the supervisor lists."""
+        """Follows the routers that the supervisor lists."""
         addresses = {RouterId(said.router_id): said.address for said in listed if said.address}
         self._listed = addresses.keys() - {self._router_id}
         for router in self._listed - self._followed.keys():
@@ -56,7 +56,7 @@ class ReservationFeed:
             self._followed[router] = tasks.create_task(follow, name=f"reservations of {router}")
 
     async def _follow(self, router: RouterId, address: str) -> None:
-        """Until the router is gone."""
+        """Follows a router until it is gone."""
         has_failed = False
         try:
             while router in self._listed:
@@ -82,7 +82,7 @@ class ReservationFeed:
             return InternalError(f"{type(error).__name__}: {error}")
 
     async def _apply_all(self, router: RouterId, address: str) -> NoReturn:
-        """What it says, until the stream breaks; that raises."""
+        """Applies what it sends until the stream breaks; that raises."""
         channel = PeerChannel(address, self._us)
         try:
             call = RoutingStub(channel.channel).WatchReservations(
@@ -105,11 +105,11 @@ class ReservationFeed:
 
 
 MESSAGE_BLOCKS = 1 << 16
-"""Block names in one message, about: a mebibyte, far below what a message may hold."""
+"""Block hashes in one message, roughly: a mebibyte, far below what a message may hold."""
 
 
 def messages_of(batch: Batch) -> Iterator[routing_pb2.ReservationBatch]:
-    """At least one; several where all that is open at a router would not fit into one."""
+    """Yields at least one message; several where all that is open at a router would not fit into one."""
     message = routing_pb2.ReservationBatch(opened=batch.opened, ended=batch.ended)
     blocks = 0
     for reservation in batch.placed:
@@ -161,9 +161,9 @@ def _reservation_from(message: routing_pb2.Reservation) -> Reservation:
 
 
 COALESCE_S = 0.002
-"""Between two messages to one router: under load one message carries many placements, and costs little per request."""
+"""Pause between two messages to one router: under load one message carries many placements."""
 HEARTBEAT_S = 1.0
-"""Longest silence: whoever hears nothing for longer knows that the stream is dead."""
+"""Longest silence of a stream: a router that hears nothing for longer knows that it is dead."""
 
 
 class RoutingService(routing_pb2_grpc.RoutingServicer):
@@ -173,7 +173,7 @@ class RoutingService(routing_pb2_grpc.RoutingServicer):
         self._is_closed = False
 
     def close(self) -> None:
-        """End every stream: nothing more will be placed here."""
+        """Ends every stream: nothing more will be placed here."""
         self._is_closed = True
         for has_news in self._wakers:
             has_news.set()

@@ -1,9 +1,9 @@
-"""What routers have placed on workers that the workers' own reports do not show yet: this router's and the others'.
+"""What routers have placed on workers that the workers' own reports do not show yet.
 
-Without it every request of a burst would be sent to the worker that was idle before the burst, and without the others'
-every router would send its own burst there. A reservation counts until a load report of that worker must have seen it
-(or the request is over); names of blocks being computed count until the answer's first token, so that siblings of a
-burst go where their common prefix is on its way. Workers' reports are the truth; reservations only cover the gap.
+Without it every request of a burst would go to the worker that was idle before the burst. Without those of other
+routers each router would send its own burst there. A reservation counts until a load report of that worker must have
+seen it, or the request is over. Blocks being computed count until the first token, so that requests of a burst go where
+their common prefix is on its way. Workers' reports are the truth; reservations only cover the gap.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from dataclasses import dataclass, field
 from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
 
 REPORT_LAG_S = 0.05
-"""From Open's answer to the page source having the pull in its queue: a report that comes later shows it."""
+"""Time from Open's response until the page source has the pull in its queue: a later report shows it."""
 LOST_GRACE_S = 1.0
-"""For what a router had placed whose stream broke: it may be back by then, and what it had opened is reported."""
+"""Time for which a lost router's placements count: it may be back by then, and what it had opened is reported."""
 FOREIGN_TTL_S = 600.0
-"""Since a router last spoke of a reservation. Longer than anybody waits for a first token; only for lost words."""
+"""Age at which a reservation of another router is dropped. It is longer than any wait for a first token: only lost
+messages leave such reservations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one placed answer means for one worker."""
+    """What one placed request means for one worker."""
 
     tokens: int = 0
-    """To compute there."""
+    """Tokens to compute there."""
     seconds: float = 0.0
-    """Predicted, of computing them."""
+    """Predicted seconds of computing them."""
     pages: int = 0
-    """To claim there."""
+    """Pages to claim there."""
     streams: int = 0
-    """1 on the decode worker, 0 on the page source."""
+    """Streams there: 1 on the decode worker, 0 on the page source."""
 
 
 NOTHING = Share()
@@ -40,7 +41,7 @@ NOTHING = Share()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """As one router tells another: workers with a share (reported ones have NOTHING left) will hold `names` soon."""
+    """A reservation as one router tells another: workers with a share will hold `names` soon."""
 
     request_id: RequestId
     shares: Mapping[WorkerId, Share]
@@ -50,7 +51,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """News of one router; each request is in one of the three at most, so their order does not matter."""
+    """Changes at one router; each request is in one of the three at most, so their order does not matter."""
 
     placed: tuple[Reservation, ...] = ()
     opened: tuple[RequestId, ...] = ()
@@ -63,7 +64,7 @@ class Batch:
 _Key = tuple[RouterId, RequestId]
 
 OWN = RouterId("")
-"""As the router of a key: no other router has this id."""
+"""This router's id in keys: no other router has it."""
 
 
 @dataclass(slots=True)
@@ -75,7 +76,7 @@ class _Placed:
 
 @dataclass(slots=True)
 class _Reserved:
-    """On one worker: the shares, and their running sum, because every decision asks every worker for it."""
+    """Shares on one worker, with their running sum: every decision asks every worker for it."""
 
     shares: dict[_Key, Share] = field(default_factory=dict)
     tokens: int = 0
@@ -95,35 +96,36 @@ class _Foreign:
     """What is known from one other router."""
 
     spoken_at_s: dict[RequestId, float] = field(default_factory=dict)
-    """When it last spoke of each, the longest silence first."""
+    """When it last spoke of each request, the longest ago first."""
     lost_at_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """What one other router has not been told yet. Bounded by what is open, however slowly that router takes it."""
+    """What one other router has not been told yet. It is bounded by what is open, however slowly that router reads."""
 
-    on_news: Callable[[], None]
+    on_change: Callable[[], None]
     changed: dict[RequestId, None] = field(default_factory=dict)
     told: dict[RequestId, _Placed] = field(default_factory=dict)
-    """The very placements: a later one of the same request has to be told again."""
+    """The placements themselves: a later one of the same request has to be told again."""
 
 
 class Reservations:
-    """Pure: the clock is passed in, words of other routers come and go as values.
+    """Pure: the clock is passed in, changes at other routers come and go as values.
 
-    Own ones: `place`, `opened`, `end`. From workers: `reported`. For decisions: `on`, `requests_on`, `coming`.
-    For each other router there is a `watch(on_news)`; what `take(watch)` returns, everything open at first and then
-    what changed since, goes there and is given to `apply(router, batch, now_s, whole=...)`: `whole` for the first
-    batch of a stream. When that breaks, the one that applied says `lost(router, now_s)`, the other `unwatch(watch)`.
+    This router's own: `place`, `opened`, `end`. From workers: `reported`. For decisions: `on`, `requests_on`, `coming`.
+    For each other router there is a `watch(on_change)`. What `take(watch)` returns goes there: everything open at
+    first, then what has changed. There it is given to `apply(router, batch, now_s, whole=...)`, with `whole` for the
+    first batch of a stream. When the stream breaks, the receiver calls `lost(router, now_s)` and the sender
+    `unwatch(watch)`.
     """
 
     def __init__(self) -> None:
         self._placed: dict[_Key, _Placed] = {}
         self._reserved: dict[WorkerId, _Reserved] = {}
         self._coming: dict[BlockName, tuple[WorkerId, ...] | dict[WorkerId, int]] = {}
-        """Holders to be, counted only where several placements share a block: most names have one, and a queue of
-        long prompts has millions of them."""
+        """Workers that will hold a block, counted only where several placements share it: most blocks have one
+        placement, and a queue of long prompts has millions of blocks."""
         self._foreign: dict[RouterId, _Foreign] = {}
         self._watches: list[Watch] = []
 
@@ -135,7 +137,7 @@ class Reservations:
         return sum(len(foreign.spoken_at_s) for foreign in self._foreign.values())
 
     def place(self, request_id: RequestId, shares: dict[WorkerId, Share], names: Sequence[BlockName]) -> None:
-        """Workers with a share in `request_id` will hold `names` soon. A later placement replaces the earlier one."""
+        """Workers with a share will hold `names` soon. A later placement of the request replaces the earlier one."""
         self._drop((OWN, request_id))
         self._put((OWN, request_id), _Placed(shares, names))
         self._tell(request_id)
@@ -153,7 +155,7 @@ class Reservations:
             self._tell(request_id)
 
     def reported(self, worker: WorkerId, now_s: float) -> None:
-        """A load report came in: it shows what was opened long enough ago, whoever had placed it."""
+        """A load report came in: it shows what was opened long enough ago, whichever router placed it."""
         self._expire(now_s)
         reserved = self._reserved.get(worker)
         for key in list(reserved.shares) if reserved is not None else ():
@@ -161,9 +163,9 @@ class Reservations:
             if opened_at_s is not None and opened_at_s + REPORT_LAG_S <= now_s:
                 self._drop_share(worker, key)
 
-    def watch(self, on_news: Callable[[], None]) -> Watch:
-        """What another router is to be told; `on_news` is called when there is something to take."""
-        watch = Watch(on_news)
+    def watch(self, on_change: Callable[[], None]) -> Watch:
+        """Begins to collect what another router is told; `on_change` is called when there is something to take."""
+        watch = Watch(on_change)
         self._watches.append(watch)
         watch.changed.update((request_id, None) for router, request_id in self._placed if router == OWN)
         return watch
@@ -172,7 +174,7 @@ class Reservations:
         self._watches.remove(watch)
 
     def take(self, watch: Watch) -> Batch:
-        """What it has not been told yet, each request as it is now."""
+        """Returns what the other router has not been told yet, each request as it is now."""
         changed, watch.changed = watch.changed, {}
         placed: list[Reservation] = []
         opened: list[RequestId] = []
@@ -190,7 +192,7 @@ class Reservations:
         return Batch(placed=tuple(placed), opened=tuple(opened), ended=tuple(ended))
 
     def apply(self, router: RouterId, batch: Batch, now_s: float, *, whole: bool = False) -> None:
-        """News of another router; `whole`: it has nothing open that the batch does not name."""
+        """Applies changes at another router; `whole`: it has nothing open that the batch does not name."""
         foreign = self._foreign.setdefault(router, _Foreign())
         foreign.lost_at_s = None
         if whole:
@@ -208,20 +210,20 @@ class Reservations:
         self._expire(now_s)
 
     def lost(self, router: RouterId, now_s: float) -> None:
-        """The stream to another router broke, or could not be had again: what it had placed counts for a moment yet."""
+        """The stream from another router broke, or did not begin again: what it had placed counts for a moment yet."""
         foreign = self._foreign.get(router)
         if foreign is not None and foreign.lost_at_s is None:
             foreign.lost_at_s = now_s
 
     def on(self, worker: WorkerId) -> Share:
-        """Everything reserved on one worker."""
+        """Returns the sum of everything reserved on one worker."""
         reserved = self._reserved.get(worker)
         if reserved is None:
             return NOTHING
         return Share(reserved.tokens, max(0.0, reserved.seconds), reserved.pages, reserved.streams)
 
     def own_share(self, request_id: RequestId, worker: WorkerId) -> Share:
-        """What still counts of it on the worker, of one that this router placed."""
+        """Returns what still counts on the worker of a request that this router placed."""
         reserved = self._reserved.get(worker)
         return NOTHING if reserved is None else reserved.shares.get((OWN, request_id), NOTHING)
 
@@ -230,7 +232,7 @@ class Reservations:
         return len(reserved.shares) if reserved is not None else 0
 
     def coming(self, name: BlockName) -> Iterable[WorkerId]:
-        """Workers that are about to hold the block."""
+        """Returns the workers that are about to hold the block."""
         return self._coming.get(name, ())
 
     def _put(self, key: _Key, placed: _Placed) -> None:
@@ -254,7 +256,7 @@ class Reservations:
                 coming[worker] = coming.get(worker, 0) + 1
 
     def _drop(self, key: _Key) -> bool:
-        """False where there is nothing to drop."""
+        """Returns False where there is nothing to drop."""
         placed = self._placed.pop(key, None)
         if placed is None:
             return False
@@ -283,7 +285,7 @@ class Reservations:
             del self._reserved[worker]  # and with it what rounding left in the sum of seconds
 
     def _own(self, request_id: RequestId, placed: _Placed) -> Reservation:
-        """As others are told: with what still counts."""
+        """Returns the reservation as other routers are told, with what still counts."""
         counted = {
             worker: self._reserved[worker].shares.get((OWN, request_id), NOTHING)
             if worker in self._reserved
@@ -299,10 +301,10 @@ class Reservations:
             if is_over and request_id not in watch.told:
                 watch.changed.pop(request_id, None)
                 continue
-            had_news = bool(watch.changed)
+            had_changes = bool(watch.changed)
             watch.changed[request_id] = None
-            if not had_news:
-                watch.on_news()
+            if not had_changes:
+                watch.on_change()
 
     def _hear_opened(self, router: RouterId, request_id: RequestId, now_s: float) -> None:
         placed = self._placed.get((router, request_id))

@@ -23,7 +23,7 @@ from twostroke.rpc.v1.fleet_pb2 import RouterMember
 log = logging.getLogger(__name__)
 
 LAG_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""From a batch in the same machine room to one that had to be asked for again."""
+"""Buckets from a batch in the same machine room to one that had to be asked for again."""
 
 
 class RoutingState:
@@ -118,7 +118,7 @@ class IndexMetrics:
         }
 
     def watch(self, index: PrefixIndex) -> None:
-        """Show its size at every scrape."""
+        """Shows the index's size at every scrape."""
         self._blocks.set_function(lambda: len(index))
         self._holdings.set_function(lambda: sum(index.block_count(worker) for worker in index.workers))
 
@@ -128,10 +128,10 @@ class IndexMetrics:
             trouble.labels(ROLE, worker)
 
     def count_trouble(self, verdict: Applied, worker: WorkerId) -> None:
-        """A batch that was not applied, or not rightly."""
+        """Counts a batch that was not applied, or not rightly."""
         self._troubles[verdict].labels(ROLE, worker).inc()
 
     def observe_lag(self, published_s: float, now_s: float) -> None:
-        """Clocks of two machines may disagree: what seems to come from the future came at once."""
+        """Observes how old a batch was. Clocks of two machines may disagree: one from the future counts as 0."""
         if published_s > 0:
             self._lag_s.observe(max(0.0, now_s - published_s))

@@ -56,7 +56,7 @@ class RequestLog:
 
     def __init__(self, path: str, metrics: RouterMetrics) -> None:
         try:
-            # Non-blocking: a pipe that nobody reads is refused instead of waited for.
+            # Non-blocking: a pipe without a reader is refused instead of waited for.
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
             self._file = os.open(path, flags, MODE)
         except OSError as error:

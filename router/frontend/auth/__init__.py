@@ -1,1 +1,1 @@
-"""Who a client is (API keys), and how much it may use (limits)."""
+"""Authentication: who a client is (API keys), and how much it may use (limits)."""

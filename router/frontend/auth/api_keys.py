@@ -1,8 +1,8 @@
 """API keys: who a client is, and what it may use.
 
-A key is `ts-ID-SECRET`. The file has, by id, the SHA-256 of the whole key and never the key: a secret of 256 random
-bits cannot be guessed from its hash however fast that is computed, so there is nothing for salt or a slow hash to
-protect. It is looked up by its id, which is no secret, and compared by hash, in constant time.
+A key is `ts-ID-SECRET`. The file has, by id, the SHA-256 of the whole key and never the key. A secret of 256 random
+bits cannot be guessed from its hash, so neither salt nor a slow hash would protect anything. A key is looked up by its
+id, which is no secret, and compared by hash, in constant time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_TENANT_CHARS = 256
 MOST_PRIORITY = 100
-"""The highest class of requests; the lowest is as far below 0. Classes are walked in order at every turn."""
+"""The highest class of requests; the lowest is its negative. Every look at the queue walks all classes."""
 _SCHEME = re.compile(r"bearer +(.+)", re.IGNORECASE)
 _KEY = re.compile(r"ts-([0-9a-f]{12})-[0-9a-f]{64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -33,18 +33,18 @@ _NOBODYS_HASH = "0" * 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyEntry:
     tenant: str
-    """Whose prefixes, turns and streams its requests have."""
+    """Tenant of its requests: prefixes, turns in the queue and streams belong to it."""
     sha256: str
-    """Of the whole key."""
+    """Hash of the whole key, in hexadecimal digits."""
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
-    """Of prompts and answers."""
+    """Tokens of prompts and outputs."""
     concurrency: int | None = None
-    """Answers at once: choices of all prompts of its open calls, and one for any other call."""
+    """Choices at once: those of all prompts of its open calls, and one for any other call."""
     max_priority: int = 0
-    """The highest class that its requests have; those that ask for a higher one have this one."""
+    """The highest class of its requests; those that ask for a higher one get this one."""
     expires: str | None = None
-    """ISO 8601; without a time zone, UTC. None: never."""
+    """End of its validity in ISO 8601, in UTC unless it names a time zone. None: never."""
     disabled: bool = False
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class KeyEntry:
         self.expires_s()
 
     def expires_s(self) -> float | None:
-        """Unix seconds."""
+        """Returns the end of its validity in Unix seconds."""
         if self.expires is None:
             return None
         try:
@@ -80,14 +80,14 @@ class KeyEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFile:
     keys: dict[str, KeyEntry] = field(default_factory=dict)
-    """By id."""
+    """Keys by id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
     id: str
     key: str
-    """For the client; kept nowhere."""
+    """The key for the client; it is stored nowhere."""
     sha256: str
 
 
@@ -98,9 +98,9 @@ def draw_key() -> NewKey:
 
 
 def parse_keys(text: str, where: str) -> KeyFile:
-    """Raises ConfigError that names the file, and what in it is wrong."""
+    """Parses the file. Raises ConfigError that names it, and what in it is wrong."""
     values = parse_yaml(text, where)
-    if values is None:  # as for a moment where somebody writes over it: no reason to let nobody in
+    if values is None:  # as for a moment while it is written: no reason to refuse every client
         raise ConfigError(f"{where} is empty; without any keys it must say `keys: {{}}`")
     try:
         return from_values(KeyFile, values)
@@ -109,7 +109,7 @@ def parse_keys(text: str, where: str) -> KeyFile:
 
 
 def find_key(keys: Mapping[str, KeyEntry], authorization: str | None, now_s: float) -> tuple[str, KeyEntry]:
-    """Id and entry of the key in an Authorization header. Raises InvalidApiKey."""
+    """Returns id and entry of the key in an Authorization header. Raises InvalidApiKey."""
     if not authorization:
         raise InvalidApiKey("an API key is needed: Authorization: Bearer ts-...", reason="missing")
     bearer = _SCHEME.fullmatch(authorization.strip())

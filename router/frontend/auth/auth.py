@@ -71,7 +71,7 @@ def read_keys(path: str) -> KeyFile:
 
 
 class StreamMarks:
-    """Makes marks that every router of the cluster can check, and nobody else can make."""
+    """Makes marks that only routers of the cluster can make, and every one of them can check."""
 
     def __init__(self, cluster_token: str) -> None:
         self._key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()

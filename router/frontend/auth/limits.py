@@ -1,4 +1,4 @@
-"""How much each key may use: requests and tokens per minute, answers at once. Each router counts for itself."""
+"""How much each key may use: requests and tokens per minute, choices at once. Each router counts for itself."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from router.frontend.auth.api_keys import KeyEntry
 from twostroke.errors import InvalidRequest, RateLimitExceeded
 
 RETRY_S = 1.0
-"""Nobody knows when another answer of the same key will end."""
+"""Time after which a refused client may try again: it is unknown when another choice of its key ends."""
 
 
 class Bucket:
-    """A minute's worth may be used at once; what was used comes back evenly, within a minute."""
+    """A minute's allowance may be used at once; what was used comes back evenly, within a minute."""
 
     def __init__(self, now_s: float) -> None:
         self._used = 0.0
         self._at_s = now_s
 
     def used(self, per_minute: float, now_s: float) -> float:
-        """More than `per_minute` where it was overdrawn."""
+        """Returns what is used, which is more than `per_minute` where it was overdrawn."""
         self._used = max(0.0, self._used - max(0.0, now_s - self._at_s) * per_minute / 60)
         self._at_s = now_s
         return self._used
@@ -30,18 +30,18 @@ class Bucket:
         self._used += count
 
     def wait_s(self, count: float, per_minute: float, now_s: float) -> float:
-        """Until `count` more fit; a limit below 1 lets one in when all has come back."""
+        """Returns the seconds until `count` more fit; a limit below 1 allows one when all has come back."""
         return max(0.0, self.used(per_minute, now_s) + count - max(count, per_minute)) * 60 / per_minute
 
 
 @dataclass(slots=True)
 class Use:
-    """Of one key."""
+    """What one key uses."""
 
     requests: Bucket
     tokens: Bucket
     answers: int = 0
-    """Open ones; a call has one at least, and as many as its prompts have choices."""
+    """Open choices; a call has at least one, and as many as its prompts have."""
 
 
 class OpenCall:
@@ -54,12 +54,15 @@ class OpenCall:
         use.answers += 1
 
     def spend(self, tokens: int) -> None:
-        """Of its prompts and answers."""
+        """Counts tokens of its prompts and outputs."""
         self._use.tokens.take(tokens)
 
     def widen(self, answers: int) -> None:
-        """It asks for so many answers. Raises RateLimitExceeded where others of its key leave too little room, and
-        InvalidRequest where it never has any."""
+        """Counts the choices that it asks for.
+
+        Raises RateLimitExceeded where others of its key leave too little room, and InvalidRequest where there never is
+        enough.
+        """
         more = max(answers, 1) - self._answers
         if self._most is not None and answers > self._most:
             raise InvalidRequest(
@@ -80,17 +83,17 @@ class OpenCall:
 @dataclass(slots=True)
 class Limits:
     _uses: dict[str, Use] = field(default_factory=dict)
-    """By id of the key."""
+    """Uses by id of the key."""
 
     def enter(self, key_id: str, entry: KeyEntry, now_s: float) -> OpenCall:
-        """Count one more call, until it leaves. Raises RateLimitExceeded."""
+        """Counts one more call, until it leaves. Raises RateLimitExceeded."""
         use = self._uses.setdefault(key_id, Use(Bucket(now_s), Bucket(now_s)))
         if entry.concurrency is not None and use.answers >= entry.concurrency:
             raise _too_many(entry.concurrency)
         per_minute = entry.requests_per_minute
         if per_minute is not None and (wait_s := use.requests.wait_s(1, per_minute, now_s)) > 0:
             raise _refusal("requests", f"{per_minute:g} requests per minute", wait_s)
-        # How many tokens it will be nobody knows before: what is used beyond the limit has to come back first.
+        # The number of tokens is unknown before: what is used beyond the limit has to come back first.
         per_minute = entry.tokens_per_minute
         if per_minute is not None and (wait_s := use.tokens.wait_s(0, per_minute, now_s)) > 0:
             raise _refusal("tokens", f"{per_minute:g} tokens per minute", wait_s)
@@ -98,7 +101,7 @@ class Limits:
         return OpenCall(use, entry)
 
     def forget_all_but(self, key_ids: Collection[str]) -> None:
-        """Keys that are in no file any more."""
+        """Forgets keys that are in no file any more."""
         self._uses = {key_id: use for key_id, use in self._uses.items() if key_id in key_ids or use.answers}
 
 

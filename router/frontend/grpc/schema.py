@@ -58,5 +58,5 @@ def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:
 
 
 def _given(message: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Of the optional fields those that are set."""
+    """Returns the optional fields that are set."""
     return {name: getattr(message, name) for name in names if message.HasField(name)}

@@ -99,7 +99,7 @@ class InferenceService:
             yield message
 
     async def Tokenize(self, raw: bytes, context: Context) -> bytes:  # noqa: N802
-        """The serialized response."""
+        """Returns the serialized response."""
         auth = self._calls.of(context)
         response = await self._handler.prepare("grpc_tokenize", raw, auth, client=_client(context))
         assert isinstance(response, bytes)
@@ -201,7 +201,7 @@ def _client_request(
 
 
 def _client(context: Context) -> str:
-    """The address that it calls from, of gRPC's `ipv4:127.0.0.1:5`."""
+    """Returns the address that it calls from, out of gRPC's `ipv4:127.0.0.1:5`."""
     return context.peer().partition(":")[2].rpartition(":")[0]
 
 

@@ -41,14 +41,14 @@ from twostroke.tracing.context import HEADER as TRACE_HEADER
 log = logging.getLogger(__name__)
 
 BODY_TIMEOUT_S = 60.0
-"""For a whole request body to arrive."""
+"""Time for a whole request body to arrive."""
 
 TIMEOUT_HEADER = "x-request-timeout-s"
 LAST_EVENT_ID_HEADER = "last-event-id"
 RESUMABLE_HEADER = "x-resumable-stream"
-"""`true`: the client wants to be able to go on with the stream at another router. Who sends Last-Event-ID does, too."""
+"""`true`: the client wants to be able to resume the stream at another router, as one that sends Last-Event-ID does."""
 TENANT_HEADER = "x-tenant-id"
-"""Set by gateways that know their clients, which must not be able to choose it."""
+"""Tenant, set by gateways that know their clients; clients must not be able to choose it."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -186,8 +186,11 @@ class Endpoints:
 
 
 def check_content_type(request: Request) -> None:
-    """A browser asks first (preflight) whether a page of another origin may send JSON, and does not for other types.
-    What no browser sends may go without a type."""
+    """Refuses bodies that a browser sends without asking first.
+
+    A browser asks (preflight) whether a page of another origin may send JSON, but not for other types. A request that
+    no browser sent may have no type.
+    """
     sent = request.headers.get("content-type")
     if sent is None and "origin" not in request.headers:
         return
@@ -217,7 +220,7 @@ def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
 
 
 def _client(request: Request) -> str:
-    """The address that it comes from."""
+    """Returns the address that it comes from."""
     return "" if request.client is None else request.client.host
 
 
@@ -238,7 +241,7 @@ def _deadline(timeout_s: float | None, received_at_s: float) -> float | None:
 
 
 def _funnel(handler: Handler) -> Handler:
-    """Errors become OpenAI's error bodies here (those of a running answer: in `AnswerResponse`)."""
+    """Turns errors into OpenAI's error bodies (`AnswerResponse` does so for running requests)."""
 
     async def funnelled(request: Request) -> Response:
         try:

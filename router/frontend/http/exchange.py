@@ -71,7 +71,7 @@ class Exchange:
         """Status line and headers, which leave together with the first part of the body."""
         self._is_chunked = False
         self._bytes_left: int | None = None
-        """Of the announced length of the response's body. None: its length is not announced."""
+        """Bytes left of the announced length of the response's body. None: no length is announced."""
 
     @property
     def wants_body(self) -> bool:

@@ -1,5 +1,7 @@
-"""Over HTTP: /live, /ready and /health for probes, /metrics for Prometheus, /version, and / that names the others; on
-clients' port or on one of their own."""
+"""Pages for operators: /live, /ready and /health for probes, /metrics for Prometheus, /version, and / that lists them.
+
+They are served on the clients' port, or on a port of their own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from twostroke import __version__
 HEALTH_PATHS = frozenset({"/health", "/ready", "/live"})
 INDEX = "/"
 RENDERING_SHARE = 0.1
-"""Of the event loop's time, for the metrics page."""
+"""Share of the event loop's time for the metrics page."""
 
 
 class HealthPages:
@@ -39,7 +41,7 @@ class HealthPages:
         return [*routes, Route("/metrics", self._metrics, methods=["GET"])] if with_metrics else routes
 
     def app(self) -> Starlette:
-        """Nothing but these."""
+        """Returns an application with nothing but these pages."""
         return Starlette(routes=with_index(self.routes(with_metrics=True)))
 
     async def _live(self, request: Request) -> Response:
@@ -60,7 +62,7 @@ class HealthPages:
         return JSONResponse({"version": __version__})
 
     async def _metrics(self, request: Request) -> Response:
-        """Prometheus' text format, or OpenMetrics for a scraper that asks for it."""
+        """Responds in Prometheus' text format, or in OpenMetrics to a scraper that asks for it."""
         page, content_type = await self._metrics_page.rendered(request.headers.get("accept", ""))
         return Response(page, media_type=content_type)
 
@@ -81,7 +83,7 @@ class MetricsPage:
         """When the next rendering may begin."""
 
     async def rendered(self, accept: str) -> tuple[bytes, str]:
-        """The page and its content type. `accept`: the header of that name."""
+        """Returns the page and its content type. `accept` is the header of that name."""
         asked_s = time.monotonic()
         encode, content_type = choose_encoder(accept)
         async with self._turn:
@@ -95,7 +97,7 @@ class MetricsPage:
 
 
 def with_index(routes: Sequence[Route]) -> list[Route]:
-    """And a page that names them."""
+    """Adds a page that lists the routes."""
     paths = "\n".join(sorted(f"{' '.join(sorted(route.methods or ()))} {route.path}" for route in routes))
     text = f"twostroke serves a language model: the OpenAI API is below /v1.\n\n{paths}\n"
 

@@ -1,4 +1,4 @@
-"""Which web pages may call this router from a browser, and under which names it is asked.
+"""What every HTTP request passes first: its id, authentication, and a guard against web pages of other origins.
 
 A page of another origin may send requests that a browser does not ask about first (no preflight): a POST of plain text,
 say. And a page whose own name was made to lead to 127.0.0.1 (DNS rebinding) is of the same origin to its browser. Both
@@ -28,6 +28,8 @@ REQUEST_ID_HEADER = "x-request-id"
 
 
 class RequestIds:
+    """Gives every request an id, the client's own where it sent one, and every response the header with it."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
@@ -108,7 +110,7 @@ class BrowserGuard:
 
 
 def browser_middleware(endpoints: EndpointsConfig, host: str) -> list[Middleware]:
-    """`host`: the interface that clients connect to."""
+    """Returns what guards against browsers. `host` is the interface that clients connect to."""
     middleware = []
     if endpoints.cors_origins:
         cors = Middleware(
@@ -127,7 +129,7 @@ def browser_middleware(endpoints: EndpointsConfig, host: str) -> list[Middleware
 
 
 def _name(host: str) -> str:
-    """The name or address in a Host header, without the port."""
+    """Returns the name or address in a Host header, without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -67,7 +67,8 @@ class TimedProtocol(asyncio.Protocol):
     most_connections: ClassVar[int]
     share: ClassVar[LoopShare]
     arriving: ClassVar[weakref.WeakSet[TimedProtocol]]
-    """Those that are accepted, and shake hands still. Where that fails nobody tells; then asyncio just drops them."""
+    """Connections that are accepted, and whose handshake goes on. Where that fails, asyncio drops them without a
+    call."""
     lingering: ClassVar[dict[TimedProtocol, None]]
     """Connections whose clients have their answer, in the order in which they got it."""
 

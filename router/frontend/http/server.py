@@ -1,4 +1,5 @@
-"""uvicorn as a router needs it: says when it is up, leaves signals to others, and can go without refusing anybody."""
+"""uvicorn as a router needs it: it says when it is up, leaves signals to others, and can stop without refusing a
+client."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from twostroke.tls import Certificates
 KEEP_ALIVE_S = 75
 """Longer than load balancers keep idle connections: the side that opened a connection should be the one to close it."""
 LINGER_S = 20.0
-"""For connections that nobody uses: clients drop idle ones earlier (httpx after 5 s, aiohttp after 15 s), so none is
-closed while a request is on its way over it."""
+"""Time for idle connections: clients drop them earlier (httpx after 5 s, aiohttp after 15 s), so none is closed while a
+request is on its way over it."""
 HANDSHAKE_S = 2.0
-"""For those whom a router that leaves has accepted: strangers that say nothing must not hold it up for longer."""
+"""Time for handshakes when a router stops: a client that sends nothing must not hold it up for longer."""
 LOOK_S = 0.05
-"""uvicorn has no event for the end of a connection."""
+"""Time between two looks at connections: uvicorn has no event for their end."""
 
 
 def http_config(
@@ -36,7 +37,7 @@ def http_config(
     timed = timed_protocol(most_connections)
     return uvicorn.Config(
         app,
-        http=timed if certificates is None else sealed_arrival(timed, certificates.renewing_server()),
+        http=timed if certificates is None else tls_handshake(timed, certificates.renewing_server()),
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -48,8 +49,8 @@ def http_config(
 
 class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
-        self._farewell = Farewell(config.app)  # type: ignore[arg-type]  # an application, not its name
-        config.app = self._farewell
+        self._last_responses = LastResponses(config.app)  # type: ignore[arg-type]  # an application, not its name
+        config.app = self._last_responses
         super().__init__(config)
         self.is_up = asyncio.Event()
 
@@ -59,7 +60,7 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         protocol = self.config.http_protocol_class
-        if issubclass(protocol, SealedArrival):
+        if issubclass(protocol, TlsHandshake):
             for transport in list(protocol.waiting.values()):
                 transport.abort()
         await super().shutdown(sockets)
@@ -69,13 +70,14 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def leave(self, grace_s: float) -> None:
-        """Accept nothing more, and end every connection with its next answer. Returns when all have ended, or after
-        `grace_s`. Connections that nobody has accepted yet are left to whoever shares the listening socket.
+        """Accepts nothing more, and ends every connection with its next response. Returns when all have ended, or after
+        `grace_s`.
 
-        What is answered now is not the end of its connection, as its client was not told: it may be asking again.
+        Connections that are not accepted yet are left to the process that shares the listening socket. A response under
+        way does not end its connection: its client was not told, and may be sending again.
         """
         await self._stop_accepting()
-        self._farewell.is_said = True
+        self._last_responses.is_on = True
         idle_since_s: dict[TimedProtocol, float] = {}
         begun_s = time.monotonic()
         while (passed_s := time.monotonic() - begun_s) < grace_s:
@@ -85,8 +87,8 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(LOOK_S)
 
     async def _stop_accepting(self) -> None:
-        """A socket that was accepted becomes a connection some turns of the event loop later; asyncio forgets it,
-        unanswered, where its server is closed by then."""
+        """Waits for accepted sockets to become connections: asyncio drops those that have not when its server is
+        closed."""
         for server in self.servers:
             for listener in server.sockets:
                 asyncio.get_running_loop().remove_reader(listener)
@@ -103,43 +105,43 @@ class HttpServer(uvicorn.Server):
 
     @property
     def is_arriving(self) -> bool:
-        """Somebody was accepted here whose handshake is not over."""
+        """Tells whether a client was accepted here whose handshake is not over."""
         protocol = self.config.http_protocol_class
-        return issubclass(protocol, TimedProtocol | SealedArrival) and len(protocol.arriving) > 0
+        return issubclass(protocol, TimedProtocol | TlsHandshake) and len(protocol.arriving) > 0
 
     def _connections(self) -> list[TimedProtocol]:
         return [each for each in self.server_state.connections if isinstance(each, TimedProtocol)]
 
 
-class Farewell:
-    """Once it is said, every response is the last one of its connection."""
+class LastResponses:
+    """Once it is on, every response is the last one of its connection."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self.is_said = False
+        self.is_on = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_last(message: Message) -> None:
-            if self.is_said and message["type"] == "http.response.start":
+            if self.is_on and message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["connection"] = "close"
             await send(message)
 
         await self._app(scope, receive, send_last)
 
 
-class SealedArrival(asyncio.Protocol):
+class TlsHandshake(asyncio.Protocol):
     timed: ClassVar[type[TimedProtocol]]
-    """What it becomes."""
+    """The protocol that it becomes."""
     context: ClassVar[ssl.SSLContext]
-    arriving: ClassVar[weakref.WeakSet[SealedArrival]]
-    """Those that are accepted, and shake hands still."""
-    waiting: ClassVar[dict[SealedArrival, asyncio.Transport]]
+    arriving: ClassVar[weakref.WeakSet[TlsHandshake]]
+    """Connections that are accepted, and whose handshake goes on."""
+    waiting: ClassVar[dict[TlsHandshake, asyncio.Transport]]
     """The oldest comes first."""
 
     def __init__(self, **made_of: Any) -> None:
         self._made_of = made_of
         self._early: list[bytes] = []
-        """What came right behind the handshake."""
+        """Bytes that came right behind the handshake."""
         self._inner: TimedProtocol | None = None
         self._is_lost = False
         self.arriving.add(self)
@@ -164,25 +166,25 @@ class SealedArrival(asyncio.Protocol):
         try:
             if transport.is_closing():
                 return
-            sealed = await asyncio.get_running_loop().start_tls(
+            encrypted = await asyncio.get_running_loop().start_tls(
                 transport, self, self.context, server_side=True, ssl_handshake_timeout=HEADERS_S
             )
-        except OSError as error:  # of TLS, too: whoever it was has been told what can be told
+        except OSError as error:  # also errors of TLS: the client has been told what it can be told
             # The error and its frames hold each other, and with them a quarter of a megabyte for the cipher.
             traceback.clear_frames(error.__traceback__)
             return
         finally:
             self.waiting.pop(self, None)
             self.arriving.discard(self)
-        if sealed is None or self._is_lost:
+        if encrypted is None or self._is_lost:
             return
         self._inner = self.timed(**self._made_of)
-        sealed.set_protocol(self._inner)
-        self._inner.connection_made(sealed)
+        encrypted.set_protocol(self._inner)
+        self._inner.connection_made(encrypted)
         if self._early:
             self._inner.data_received(b"".join(self._early))
 
 
-def sealed_arrival(timed: type[TimedProtocol], context: ssl.SSLContext) -> type[SealedArrival]:
+def tls_handshake(timed: type[TimedProtocol], context: ssl.SSLContext) -> type[TlsHandshake]:
     facts = {"timed": timed, "context": context, "arriving": weakref.WeakSet(), "waiting": {}}
-    return type("SealedArrival", (SealedArrival,), facts)
+    return type("TlsHandshake", (TlsHandshake,), facts)

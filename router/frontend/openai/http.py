@@ -1,4 +1,5 @@
-"""One answer over HTTP: a JSON body, or server-sent events with every token its own event; ends with its client."""
+"""One response over HTTP: a JSON body, or server-sent events with every token its own event; it ends with its
+client."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ _SSE_HEADERS = [
 ]
 
 SHOULD_RETRY_HEADER = "x-should-retry"
-"""OpenAI's clients go by it. Without it they try everything again that has a status of 408, 409, 429 or from 500 on."""
+"""Header by which OpenAI's clients decide. Without it they retry every status of 408, 409, 429 or from 500 on."""
 LONGEST_RETRY_S = 60.0
-"""Their longest wait. Where a retry may be later than that they try sooner, and in vain."""
+"""Longest wait of OpenAI's clients. Where a retry is due later they try sooner, and in vain."""
 
 
 def error_response(error: ServeError) -> Response:
@@ -46,13 +47,13 @@ def _is_worth_retrying(error: ServeError) -> bool:
 
 
 def _retry_after_s(error: ServeError) -> int:
-    """Whole seconds, as HTTP wants them."""
+    """Returns whole seconds, as HTTP wants them."""
     predicted_s = error.retry_after_s if isinstance(error, Overloaded) else None
     return max(1, math.ceil(predicted_s or 0.0))
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """What `work` returns; it is cancelled if the client goes away. Raises Cancelled then."""
+    """Returns what `work` returns. It is cancelled if the client goes away, which raises Cancelled."""
     async with asyncio.TaskGroup() as group:
         worker = group.create_task(_outcome(work))
         watcher = group.create_task(_cancel_on_disconnect(worker, request.receive))
@@ -66,7 +67,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, ServeError | None]:
-    """Not raised, because a group of tasks would wrap it."""
+    """Returns the error instead of raising it, because a group of tasks would wrap it."""
     try:
         return await work, None
     except ServeError as error:
@@ -74,8 +75,11 @@ async def _outcome(work: Coroutine[Any, Any, Any]) -> tuple[Any, ServeError | No
 
 
 class AnswerResponse(Response):
-    """Runs the request while its client listens. Status and headers wait for the first event, so that a request that
-    fails before its first token gets the status of its failure."""
+    """Runs the request while its client listens.
+
+    Status and headers wait for the first event, so that a request that fails before its first token gets the status of
+    its failure.
+    """
 
     def __init__(self, handler: RequestHandler, request: ClientRequest, reply: Reply, *, stream: bool) -> None:
         super().__init__()
@@ -104,7 +108,7 @@ class AnswerResponse(Response):
         await response(scope, receive, send)
 
     async def _whole(self) -> Response:
-        """Long bodies are made on a thread, one at a time, so that they take turns with the loop."""
+        """Makes long bodies on a thread, one at a time, so that they take turns with the loop."""
         if not self._reply.is_long:
             return JSONResponse(self._reply.body())
         async with self._handler.share.whole_bodies:
@@ -112,7 +116,7 @@ class AnswerResponse(Response):
         return Response(body, media_type="application/json")
 
     def _encoded(self) -> bytes:
-        """In small pieces: Python's lock is not given up within one call of json's C code."""
+        """Encodes in small pieces: Python's lock is not given up within one call of json's C code."""
         encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return "".join(encoder.iterencode(self._reply.body())).encode()
 
@@ -151,8 +155,11 @@ class _EventStream:
         self.is_started = False
 
     async def send(self, data: str, token: str = "") -> None:
-        """`token` is what a client says that goes on after this; only who has asked for it gets lines other than data,
-        and comments: stock clients take each line for a message, or drop messages that have another one."""
+        """Sends an event. `token` is what a client sends to resume after it.
+
+        Only clients that ask for it get comments and lines other than data: stock clients take each line for a message,
+        or drop messages with other lines.
+        """
         await self._write(f"id: {token}\ndata: {data}\n\n" if token else f"data: {data}\n\n")
 
     async def send_comment(self) -> None:

@@ -1,4 +1,4 @@
-"""Answers in the words of the OpenAI API: whole bodies, chunks of a stream, usage, logprobs and errors."""
+"""Responses of the OpenAI API: whole bodies, chunks of a stream, usage, logprobs and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twostroke.errors import ServeError
 from twostroke.request import SampledToken
 
 LONG_BODY = 1000
-"""Tokens and top logprobs in a whole answer; each takes some microseconds."""
+"""Tokens and top logprobs from which on a whole response is long; each takes some microseconds."""
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
@@ -49,7 +49,7 @@ def _counts(prompt_tokens: int, completion_tokens: int) -> Json:
 
 
 class Reply:
-    """Builds the bodies of one answer from its text events."""
+    """Builds the bodies of one response from its text events."""
 
     def __init__(
         self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress | NoProgress
@@ -64,7 +64,7 @@ class Reply:
         self._usage: Usage | None = None
 
     def add(self, event: TextEvent) -> None:
-        """Keep an event for `body`."""
+        """Keeps an event for `body`."""
         choice = self._choices[event.choice]
         choice.texts.append(event.text)
         if event.token is not None:
@@ -75,19 +75,21 @@ class Reply:
 
     @property
     def is_long(self) -> bool:
-        """Its body takes more than some milliseconds to make."""
+        """Tells whether its body takes more than some milliseconds to make."""
         tokens = sum(len(choice.tokens) for choice in self._choices)
         return tokens * (1 + (self._request.options.logprobs or 0)) > LONG_BODY
 
     def body(self) -> Json:
-        """The whole answer; every event must have been added."""
+        """Returns the whole response; every event must have been added."""
         assert self._usage is not None
         choices = [self._whole(index, choice) for index, choice in enumerate(self._choices)]
         return {**self._head, "object": self._object, "choices": choices, "usage": usage_body(self._usage)}
 
     def chunks(self, event: TextEvent) -> list[tuple[str, Json]]:
-        """What a stream says for one event: one chunk, with a chat's opening before the first. With each, the token by
-        which a client can go on after it, where it has asked for that."""
+        """Returns the chunks of a stream for one event, each with the token by which a client can resume after it.
+
+        A chat's opening comes before its first chunk.
+        """
         choice, index = self._choices[event.choice], event.choice
         chunks = []
         if self._request.is_chat and not choice.is_opened and not event.is_sent:
@@ -173,7 +175,7 @@ class Reply:
 
 
 class _Choice:
-    """What has come of one choice."""
+    """What one choice has got so far."""
 
     def __init__(self, *, is_opened: bool) -> None:
         self.texts: list[str] = []

@@ -1,4 +1,4 @@
-"""What a request costs before it is admitted: parse, check, render and tokenize. Pure: it may run in any process."""
+"""Parses, checks, renders and tokenizes a request before it is admitted. Pure: it may run in any process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from twostroke.errors import InvalidRequest, NotFound, ServeError, without_frame
 from twostroke.rpc.v1 import inference_pb2
 
 MOST_COUNTED_TOKENS = 1 << 17
-"""In a response of `/tokenize`, where the model takes fewer: a megabyte or two."""
+"""Tokens in a response of `/tokenize` where the model takes fewer: a megabyte or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +51,19 @@ class Outcome:
     value: Any = None
     error: ServeError | None = None
     tokens: int = 0
-    """That were counted, also for a request that was refused."""
+    """Tokens that were counted, also for a request that was refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedGenerate:
-    """A GenerateRequest without its prompt, and that as tokens."""
+    """A gRPC request without its prompt, and the prompt as tokens."""
 
     message: bytes
     prompt: TokenPrompt
 
 
 def prepare(work: Work, text: Text) -> Outcome:
-    """Never raises ServeError: the outcome holds it."""
+    """Prepares one request. It never raises ServeError: the outcome holds it."""
     outcome = Outcome()
     try:
         outcome.value = KINDS[work.kind](_Preparation(work, text, outcome))
@@ -93,7 +93,7 @@ class _Preparation:
         return self._openai(parse_completion)
 
     def tokenize(self) -> bytes:
-        """The body of the response."""
+        """Returns the body of the response."""
         wanted = parse_tokenize(parse_json(self._work.body))
         check_model(wanted.model, self._work.model)
         tokens = self._counted(wanted.prompt, wanted.add_special_tokens)
@@ -107,7 +107,7 @@ class _Preparation:
         return _json(body)
 
     def detokenize(self) -> bytes:
-        """The body of the response."""
+        """Returns the body of the response."""
         model, tokens = parse_detokenize(parse_json(self._work.body))
         check_model(model, self._work.model)
         check_length(len(tokens), "tokens", self._facts)
@@ -125,7 +125,7 @@ class _Preparation:
         return PreparedGenerate(message.SerializeToString(), prompt)
 
     def grpc_tokenize(self) -> bytes:
-        """The serialized response."""
+        """Returns the serialized response."""
         message = _message(inference_pb2.TokenizeRequest, self._work.body)
         check_model(message.model or None, self._work.model)
         prompt = prompt_of(message)
@@ -133,7 +133,7 @@ class _Preparation:
         return inference_pb2.TokenizeResponse(token_ids=tokens).SerializeToString()
 
     def _counted(self, prompt: Prompt, add_special_tokens: bool) -> Sequence[int]:
-        """For clients that count tokens to find out what to leave out: more than the model takes."""
+        """Tokenizes for clients that count tokens to find out what to leave out: more than the model takes."""
         most_tokens = max(MOST_COUNTED_TOKENS, self._facts.max_model_len)
         tokens = self._tokens(prompt, most_tokens, add_special_tokens)
         if len(tokens) > most_tokens:
@@ -147,7 +147,7 @@ class _Preparation:
         return dataclasses.replace(wanted, prompts=self._prompts(wanted.prompts))
 
     def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
-        """All of them pass the checks that cost little before the first is tokenized."""
+        """Tokenizes all prompts, after all of them have passed the checks that cost little."""
         for prompt in prompts:
             if isinstance(prompt, TokenPrompt):
                 check_prompt(prompt, self._facts)

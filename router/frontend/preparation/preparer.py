@@ -1,4 +1,4 @@
-"""Who prepares requests: the event loop does the short ones, processes of their own the others, tenant by tenant.
+"""Prepares short requests on the event loop, and others in processes of their own, tenant by tenant.
 
 Parsing, rendering and tokenizing hold the interpreter's lock, on a thread as well: a body of megabytes would hold every
 stream of this router for seconds. A process for bodies of some kilobytes always runs; one for large bodies is started
@@ -28,22 +28,22 @@ from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarg
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 4 << 10
-"""Bodies of at most this are prepared on the event loop: some milliseconds at worst."""
+"""Largest body that is prepared on the event loop: some milliseconds at worst."""
 SMALL_BYTES = 128 << 10
-"""Larger bodies never wait in handler of those of at most this."""
+"""Largest body that never waits behind larger ones."""
 WORK_S = 60.0
-"""For one request: even 8 MiB take less on a slow machine."""
+"""Time for one request: even 8 MiB take less on a slow machine."""
 IDLE_S = 10.0
-"""After which the process for large bodies ends: what it took of memory is given back."""
+"""Idle time after which the process for large bodies ends, so that its memory is given back."""
 MOST_WAITING_BYTES = 64 << 20
-"""Of one tenant's bodies in one queue; a larger one may wait there alone."""
+"""Bytes of one tenant's bodies in one queue; a larger one may wait there alone."""
 LARGE_NICE = 10
 PIECE_BYTES = 64 << 10
-"""Of a body, written at once."""
+"""Bytes of a body that are written at once."""
 HEADER = struct.Struct(">QQ")
-"""Lengths of what follows: a pickled object, because both ends are this program, and the body that belongs to it."""
+"""Lengths of what follows: a pickled object (both ends are this program) and the body that belongs to it."""
 ENVIRONMENT = re.compile(r"PATH|PYTHON\w*|VIRTUAL_ENV|LD_\w+|LANG|LC_\w+|TZ|HOME|TMPDIR|MALLOC_\w+")
-"""Variables that a process here gets: it reads what strangers write, and has no use for anybody's secret."""
+"""Variables that a process here gets: it reads what strangers write, and needs no secret."""
 
 
 class Preparer(Protocol):
@@ -54,11 +54,11 @@ class Preparer(Protocol):
         """Raises Overloaded where too much waits already."""
 
     async def run(self) -> None:
-        """Serve `prepare`. Ends by cancellation only."""
+        """Serves `prepare` until it is cancelled."""
 
 
 class InlinePreparer:
-    """Does everything itself."""
+    """Prepares everything on the event loop."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
@@ -76,19 +76,19 @@ class ProcessPreparer:
 
     def __init__(self, text: Text, model_dir: str) -> None:
         self.text = text
-        self._small = _Lane(model_dir, nice=0, idle_s=None)
-        self._large = _Lane(model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
+        self._small = _Process(model_dir, nice=0, idle_s=None)
+        self._large = _Process(model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
 
     async def prepare(self, work: Work, tenant: str) -> Outcome:
         if len(work.body) <= INLINE_BYTES:
             return prepare(work, self.text)
-        lane = self._small if len(work.body) <= SMALL_BYTES else self._large
-        return await lane.prepare(work, tenant)
+        process = self._small if len(work.body) <= SMALL_BYTES else self._large
+        return await process.prepare(work, tenant)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for lane in (self._small, self._large):
-                group.create_task(lane.run())
+            for process in (self._small, self._large):
+                group.create_task(process.run())
 
 
 @dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
@@ -111,16 +111,16 @@ class _TenantQueue:
     waiting_bytes: int = 0
 
 
-class _Lane:
-    """One process and who waits for it. Tenants take turns."""
+class _Process:
+    """One process and the requests that wait for it. Tenants take turns."""
 
     def __init__(self, model_dir: str, *, nice: int, idle_s: float | None) -> None:
-        """`idle_s`: the process is started when it is needed, and ends after so long without work. None: it stays."""
+        """`idle_s`: the process starts when it is needed, and ends after so long without work. None: it stays."""
         self._model_dir = model_dir
         self._nice = nice
         self._idle_s = idle_s
         self._queues: collections.OrderedDict[str, _TenantQueue] = collections.OrderedDict()
-        """Only tenants who wait; whose turn is next comes first."""
+        """Queues of tenants with waiting requests; the next one comes first."""
         self._has_work = asyncio.Event()
         self._child: _Child | None = None
         self._has_ended = False
@@ -194,7 +194,7 @@ class _Lane:
             return Outcome(error=InternalError("the request could not be read: a process could not be started"))
 
     async def _tried(self, work: Work) -> Outcome:
-        """Twice where the process ends for a reason of its own."""
+        """Tries twice where the process ends for a reason of its own."""
         for _ in range(2):
             if self._child is None:
                 self._child = await _Child.start(self._model_dir, self._nice)
@@ -222,7 +222,7 @@ def _environment() -> dict[str, str]:
 
 
 class _Child:
-    """Lives until its stdin ends, which it does with this process, however that ends."""
+    """Runs until its stdin ends, which it does with this process, however that ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -254,7 +254,8 @@ class _Child:
         return outcome
 
     async def end(self, *, has_ended: bool = False) -> int:
-        """Exit status. `has_ended`: by itself; it is not killed again, which would hide its status from asyncio."""
+        """Returns the exit status. `has_ended`: it ended by itself, and killing it would hide its status from
+        asyncio."""
         if not has_ended:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()

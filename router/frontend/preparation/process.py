@@ -23,9 +23,9 @@ from twostroke.errors import InternalError
 
 PR_SET_PDEATHSIG = 1
 MOST_BYTES = 3 << 30
-"""Of address space for one request, beside what the process has at its start."""
+"""Bytes of address space for one request, beside what the process has at its start."""
 CGROUP_SHARE = 2
-"""One part of so many of a container's memory is for that: where it has no more, the kernel may end the router."""
+"""Divisor of a container's memory for that: without the rest the kernel might end the router."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def _limit_memory() -> None:
 
 
 def most_bytes(limit: Path) -> int:
-    """Of address space for one request. `limit`: the file in which a cgroup (v2) says how much memory it may have."""
+    """Returns the bytes of address space for one request. `limit` is the file with a cgroup's (v2) memory limit."""
     said = limit.read_text(encoding="ascii").strip() if limit.is_file() else "max"
     return MOST_BYTES if said == "max" else min(MOST_BYTES, int(said) // CGROUP_SHARE)
 

@@ -1,4 +1,5 @@
-"""Token ids to text while they come: whole characters only, and stop strings applied wherever tokens split them."""
+"""Turns token ids into text as they come: whole characters only, and stop strings applied wherever tokens split
+them."""
 
 from __future__ import annotations
 
@@ -10,29 +11,29 @@ from router.frontend.text.stop_strings import StopScanner
 
 REPLACEMENT = "\ufffd"
 UNFINISHED_CHARS = 3
-"""Of a UTF-8 character at most three bytes can be there without the last one; each may show as a replacement."""
+"""Most bytes of a UTF-8 character that can be there without its last one; each may show as a replacement."""
 WINDOW_TOKENS = 8
 """Tokens that are decoded again with each new one, before the window moves on."""
 KEPT_TOKENS = 4
-"""Of a window that moves on: enough context for any joining rule of a tokenizer."""
+"""Tokens kept of a window that moves on: enough context for any joining rule of a tokenizer."""
 KEPT_BROKEN_TOKENS = 16
-"""Of a window of broken characters: more than can belong to the characters that are held back."""
+"""Tokens kept of a window of broken characters: more than can belong to the characters held back."""
 MAX_WINDOW_TOKENS = 64
 """A window that is all broken characters moves on anyway, or long garbage would cost quadratic time."""
 
 
 class Decoder(Protocol):
-    """Of one answer."""
+    """Decodes one output."""
 
     def feed(self, token: int) -> str:
-        """What is certain now; never part of a character."""
+        """Returns the text that is certain now; never part of a character."""
 
     def flush(self) -> str:
-        """What was held back, at the end of the answer."""
+        """Returns what was held back, at the end of the output."""
 
 
 class ByteDecoder:
-    """Where every token stands for bytes of its own."""
+    """Decodes tokens of which each stands for bytes of its own."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
@@ -46,7 +47,7 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """For any tokenizer: decodes a short window of the last tokens and sends what has become certain in it."""
+    """Decodes a short window of the last tokens, for any tokenizer, and sends what has become certain in it."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], silent: frozenset[int], context: Sequence[int]) -> None:
         self._decode = decode
@@ -54,7 +55,7 @@ class WindowDecoder:
         self._window = list(context)
         self._text = decode(self._window) if self._window else ""
         self._sent = self._text[: len(self._text) - _unfinished(self._text)]
-        """What the window's text began with when it was sent, or belongs to the prompt."""
+        """The beginning of the window's text that was sent, or belongs to the prompt."""
 
     def feed(self, token: int) -> str:
         if token in self._silent:
@@ -76,7 +77,8 @@ class WindowDecoder:
         return rest
 
     def _is_settled(self) -> bool:
-        """Some tokenizers show a run of bytes as broken, from its start, until its last character is complete."""
+        """Tells whether the text is certain: some tokenizers show a run of bytes as broken until its last character is
+        complete."""
         is_broken = self._text.endswith(REPLACEMENT) and not self._text.startswith(self._sent)
         return not is_broken or len(self._window) >= MAX_WINDOW_TOKENS
 
@@ -96,7 +98,7 @@ class WindowDecoder:
 
 
 def _unfinished(text: str) -> int:
-    """How many characters at the end of `text` may still become another one."""
+    """Counts characters at the end of `text` that may still become another one."""
     trailing = len(text) - len(text.rstrip(REPLACEMENT))
     return min(trailing, UNFINISHED_CHARS)
 

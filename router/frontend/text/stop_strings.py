@@ -1,4 +1,4 @@
-"""Stop strings found in the text of an answer while it comes: constant work per character, however many and long."""
+"""Finds stop strings in text as it comes: constant work per character, however many and long they are."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ class StopNode:
 
     def __init__(self, depth: int, following: dict[str, StopNode | tuple[int, int]]) -> None:
         self.depth = depth
-        """Characters of it."""
+        """Its length in characters."""
         self.following = following
-        """Characters that may follow -> where they lead; or, until a text goes there, which of the sorted stop strings
-        go on so: from, to."""
+        """Nodes by the character that leads to them; until a text goes there, the range of sorted stop strings that go
+        on so."""
         self.fail = self
-        """The longest beginning that this one ends with, itself excluded. The empty one's is itself."""
+        """The longest beginning that this one ends with, itself excluded. The root's is itself."""
         self.matched_chars = 0
-        """Of the longest stop string that is complete here; 0: none is."""
+        """Characters of the longest stop string that is complete here; 0: none is."""
 
 
 class StopStrings:
-    """The automaton of Aho and Corasick, for all choices of a request. Its nodes are made when a text first comes to
-    them: 16 strings of 1,024 characters would cost every other stream tens of milliseconds at once, for nothing."""
+    """The automaton of Aho and Corasick, for all choices of a request.
+
+    Its nodes are made when a text first comes to them: 16 strings of 1,024 characters would cost every other stream
+    tens of milliseconds at once.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = sorted(set(stops))
         self.root = StopNode(0, self._following(0, len(self._stops), 0))
 
     def after(self, node: StopNode, char: str) -> StopNode:
-        """Where `char` leads to. Following `fail` is paid for by the characters that led as deep."""
+        """Returns the node that `char` leads to. Following `fail` is paid for by the characters that led as deep."""
         while True:
             child = node.following.get(char)
             if isinstance(child, StopNode):
@@ -44,7 +47,7 @@ class StopStrings:
             node = node.fail
 
     def _grow(self, node: StopNode, char: str, first: int, last: int) -> StopNode:
-        """Makes at most one node of each string: beginnings of one string are made in their order."""
+        """Makes a node; at most one of each string, as beginnings of one string are made in their order."""
         depth = node.depth + 1
         child = StopNode(depth, self._following(first, last, depth))
         child.fail = self.root if node is self.root else self.after(node.fail, char)
@@ -70,7 +73,7 @@ class StopScanner:
         self._include_stop = include_stop
         self._node = stops.root
         self._held = ""
-        """As many characters as `_node` is deep."""
+        """Text held back: as many characters as `_node` is deep."""
         self.is_stopped = False
         """A stop string was found: this is the end of the output."""
 
@@ -92,6 +95,6 @@ class StopScanner:
         return text[:certain_chars]
 
     def flush(self) -> str:
-        """What was held back, when the answer ends for another reason."""
+        """Returns what was held back, when the output ends for another reason."""
         rest, self._held, self._node = self._held, "", self._stops.root
         return rest

@@ -16,7 +16,7 @@ from router.frontend.text.unicode import checked_utf8
 from twostroke.errors import ConfigError, UnsupportedFeature
 
 CONTEXT_TOKENS = 4
-"""Tail of the prompt that an answer is decoded after, so that the space before its first word survives."""
+"""Tokens of the prompt's tail with which an output is decoded, so that the space before its first word survives."""
 
 
 class Text(Protocol):
@@ -24,29 +24,31 @@ class Text(Protocol):
 
     @property
     def longest_token_chars(self) -> int:
-        """No token stands for more characters."""
+        """Most characters that one token stands for."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        """`split_special_tokens`: those that are written in `text` are ordinary text."""
+        """`split_special_tokens`: special tokens written in `text` are ordinary text."""
 
     def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
-        """The tokens of a chat. Special tokens are the template's own only: what clients write is text. `check` may
-        refuse what the template made before it is tokenized."""
+        """Returns the tokens of a chat. Special tokens are the template's own only: what clients write is text.
+
+        `check` may refuse what the template made before it is tokenized.
+        """
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What this token stands for; not always whole characters."""
+        """Returns the bytes that this token stands for; not always whole characters."""
 
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        """Of one answer that follows `prompt`."""
+        """Returns a decoder for one output that follows `prompt`."""
 
     def render_chat(self, chat: ChatPrompt) -> str:
-        """The prompt text of a chat, special tokens included."""
+        """Returns the prompt text of a chat, special tokens included."""
 
 
 def load_text(model_dir: str) -> Text:
-    """The text of the model in `model_dir`; of a paced model ("") it is bytes."""
+    """Returns the text of the model in `model_dir`; that of a paced model ("") is bytes."""
     return TokenizerText(Path(model_dir)) if model_dir else ByteText()
 
 
@@ -80,7 +82,7 @@ class TokenizerText:
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
         self._tokenizer.encode_special_tokens = split_special_tokens
-        # Of a batch of one, because the fast way, which notes no offsets, takes batches only.
+        # The fast way, which notes no offsets, takes batches only.
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoded.ids
         return ids
@@ -179,7 +181,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
-    """bos_token, eos_token and so on: a string, or an object with its content."""
+    """Returns bos_token, eos_token and so on, written as a string, or an object with its content."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         content = value.get("content") if isinstance(value, dict) else value
@@ -196,7 +198,7 @@ def _decoder_types(tokenizer: Tokenizer) -> frozenset[str]:
 
 
 def _byte_alphabet() -> dict[str, bytes]:
-    """The printable characters that byte-level tokenizers write bytes as."""
+    """Returns the byte of each printable character that byte-level tokenizers write it as."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): bytes([byte]) for byte in printable} | {
@@ -208,5 +210,5 @@ _BYTE_OF = _byte_alphabet()
 
 
 def token_text(text: Text, token: int) -> str:
-    """A token as logprobs show it: readable, even in the middle of a character."""
+    """Returns a token as logprobs show it: readable, even in the middle of a character."""
     return text.token_bytes(token).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""All routing policies by name: `--policy NAME`. Ours is `kv`; the others are what it is measured against."""
+"""All routing policies by name (`--policy NAME`): `kv` is ours, the others are what it is measured against."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "mooncake": MooncakeConductor,
     "greedy": lambda: choose_earliest,
 }
-"""Name -> a new one: some remember what they chose."""
+"""Makes a new policy, by name: some remember what they chose."""
 CACHE_BLIND = frozenset({"random", "round-robin", "power-of-two", "least-requests", "least-tokens"})
-"""Those that ask neither who holds what nor where equal prompts went."""
+"""Policies that ask neither which worker holds what nor where equal prompts went."""
 RECONSIDERING = frozenset({"kv", "kv-no-peers"})
-"""Those that may be asked again about a request that waited: their choice depends on what they are shown, not on what
-they were asked before."""
+"""Policies that may be asked again about a queued request: their choice depends on the snapshot alone."""
 
 
 def policy_named(name: str) -> Policy:
-    """Raises ConfigError, listing what there is."""
+    """Returns a new policy. Raises ConfigError that lists the names."""
     if name not in POLICIES:
         raise ConfigError(f"--policy must be one of {', '.join(POLICIES)}; got {name!r}", field="policy")
     return POLICIES[name]()

@@ -1,4 +1,4 @@
-"""Rivals that send a prompt where its prefix is, unless that goes too far: each after its own rule of thumb."""
+"""Other systems' policies that send a prompt where its prefix is, each with its own rule against imbalance."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from twostroke.ids import BlockName, WorkerId
 
 
 class History:
-    """Per worker, the blocks of the latest requests that were sent there; least recently sent are forgotten."""
+    """What this router sent where: all that policies know that do not listen to workers.
+
+    It keeps, per worker, the blocks of the latest requests; the least recently sent are forgotten.
+    """
 
     def __init__(self, most_blocks: int | None = None) -> None:
         self._most_blocks = most_blocks
         self._sent: dict[WorkerId, OrderedDict[BlockName, None]] = {}
 
     def matched(self, worker: WorkerId, names: Sequence[BlockName]) -> int:
-        """How many of the first blocks were sent there."""
+        """Returns how many of the first blocks were sent there."""
         sent = self._sent.get(worker)
         if not sent:
             return 0
@@ -122,7 +125,7 @@ class LlmdTokenAware:
         return decide(snapshot, decode, least(candidates, tokens, snapshot.turn))
 
     def _is_saturated(self, snapshot: Snapshot, warm: Sequence[WorkerView]) -> bool:
-        """The gap is given in tokens there: the fleet's peak rate times the wait that is bearable."""
+        """Compares the gap with a bearable wait; llm-d gives it in tokens, at the fleet's peak rate."""
         gap_tokens = min(view.queued_tokens for view in warm) - min(view.queued_tokens for view in snapshot.prefill)
         token_s = max(view.cost.prompt_token_s for view in snapshot.prefill) or UNKNOWN_COST.prompt_token_s
         return gap_tokens * token_s > self._sticky_s
@@ -132,7 +135,7 @@ class LlmdTokenAware:
 
 
 def _longest(matches: Sequence[int], snapshot: Snapshot) -> tuple[int, WorkerView]:
-    """The longest match and whose it is; of several the one with fewest requests."""
+    """Returns the longest match and its worker; of several the one with fewest requests."""
     longest = max(matches)
     best = tuple(view for view, matched in zip(snapshot.prefill, matches, strict=True) if matched == longest)
     return longest, least(best, lambda view: (view.requests,), snapshot.turn)

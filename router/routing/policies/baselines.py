@@ -1,4 +1,4 @@
-"""Policies that go by load alone, or by nothing: yardsticks for those that know what workers hold."""
+"""Policies that go by load alone, or by nothing: the baselines for those that know what workers hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twostroke.ids import WorkerId
 Load = Callable[[WorkerView], tuple[float, ...]]
 
 RING_POINTS = 64
-"""Places of each worker on the ring: shares differ by about an eighth."""
+"""Places of each worker on the ring, so that shares differ by about an eighth."""
 BOUND = 1.25
 """Most requests on one worker, as a multiple of the average."""
 SESSION_BLOCKS = 2
@@ -29,30 +29,32 @@ def choose_round_robin(snapshot: Snapshot) -> Decision:
 
 
 def choose_randomly(snapshot: Snapshot) -> Decision:
-    """One draw picks the pair, uniformly."""
+    """Picks the pair uniformly, with one draw."""
     decode, rest = _drawn(snapshot.decode, snapshot.draw)
     return decide(snapshot, decode, _drawn(snapshot.prefill, rest)[0] if snapshot.prefill else None)
 
 
 def choose_of_two(snapshot: Snapshot) -> Decision:
-    """Two are drawn, the one with fewer requests is taken (Mitzenmacher, "The power of two choices", 2001)."""
+    """Takes the one with fewer requests of two that are drawn (Mitzenmacher, "The power of two choices", 2001)."""
     decode, rest = _better_of_two(snapshot.decode, snapshot.draw)
     return decide(snapshot, decode, _better_of_two(snapshot.prefill, rest)[0] if snapshot.prefill else None)
 
 
 def choose_least_requests(snapshot: Snapshot) -> Decision:
-    """Fewest requests, then fewest tokens to compute; equals take turns."""
+    """Takes the worker with fewest requests, then fewest tokens to compute; equals take turns."""
     return by_load(snapshot, lambda view: (view.requests, view.queued_tokens))
 
 
 def choose_least_tokens(snapshot: Snapshot) -> Decision:
-    """Fewest tokens to compute, then fewest requests; equals take turns."""
+    """Takes the worker with fewest tokens to compute, then fewest requests; equals take turns."""
     return by_load(snapshot, lambda view: (view.queued_tokens, view.requests))
 
 
 def choose_by_hash(snapshot: Snapshot) -> Decision:
-    """The page source is where the conversation's first blocks fall on a ring; full ones are passed over (Mirrokni et
-    al., "Consistent hashing with bounded loads", 2018). The decode worker has the fewest requests."""
+    """Takes the page source at which the conversation's first blocks fall on a ring, and passes over full ones.
+
+    This is Mirrokni et al., "Consistent hashing with bounded loads", 2018. The decode worker has the fewest requests.
+    """
     decode = lightest_decode(snapshot)
     if not snapshot.prefill or not snapshot.names:
         return decide(snapshot, decode, least(snapshot.prefill, _requests, snapshot.turn) if snapshot.prefill else None)
@@ -67,19 +69,19 @@ def choose_by_hash(snapshot: Snapshot) -> Decision:
 
 
 def by_load(snapshot: Snapshot, load: Load) -> Decision:
-    """The least loaded worker of either role."""
+    """Takes the least loaded worker of either role."""
     source = least(snapshot.prefill, load, snapshot.turn) if snapshot.prefill else None
     return decide(snapshot, least(snapshot.decode, load, snapshot.turn), source)
 
 
 def least(views: tuple[WorkerView, ...], load: Load, turn: int) -> WorkerView:
-    """Equals take turns."""
+    """Returns the least loaded worker; equals take turns."""
     first = turn % len(views)
     return min(views[first:] + views[:first], key=load)
 
 
 def lightest_decode(snapshot: Snapshot) -> WorkerView:
-    """Fewest requests, then fewest pages in use: what policies do that only think about prefill."""
+    """Returns the decode worker with fewest requests, then fewest pages: what prefill-only policies do."""
     return least(snapshot.decode, lambda view: (view.requests, view.pages_active), snapshot.turn)
 
 
@@ -88,7 +90,7 @@ def _requests(view: WorkerView) -> tuple[float, ...]:
 
 
 def _drawn(views: tuple[WorkerView, ...], draw: float) -> tuple[WorkerView, float]:
-    """One of them, and what is left of the draw."""
+    """Returns one of them, and what is left of the draw."""
     place, rest = divmod(draw * len(views), 1.0)
     return views[int(place)], rest
 

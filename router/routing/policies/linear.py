@@ -1,4 +1,4 @@
-"""Rivals that weigh cached blocks against load in one formula, in blocks or tokens."""
+"""Other systems' policies that weigh cached blocks against load in one formula, in blocks or tokens."""
 
 from __future__ import annotations
 

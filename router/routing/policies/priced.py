@@ -1,7 +1,7 @@
-"""Every candidate (decode worker, who computes, peer) priced in predicted seconds; the cheapest is taken.
+"""Prices every candidate (decode worker, page source, peer) in predicted seconds, and takes the cheapest.
 
-A second of prefill is priced at 1 / (1 - rho) of the workers it is spent on: near saturation it delays everyone who
-comes after by that much (the busy period of an M/G/1 queue). A prefix that a peer holds may be fetched instead of
+A second of prefill is priced at 1 / (1 - rho) of the workers it is spent on: near saturation it delays all later
+requests by that much (the busy period of an M/G/1 queue). A prefix that a peer holds may be fetched instead of
 computed, while the queue drains. Computing on the decode worker is one more candidate, without transfer but with harm
 to the streams that run there.
 """
@@ -24,18 +24,18 @@ class Prices:
     """What a delay is worth; everything else is measured."""
 
     harm_per_stream: float = 0.3
-    """Of delaying one running stream by one second, in seconds of this request's own delay."""
+    """Price of delaying one running stream by a second, in seconds of this request's own delay."""
     streams_to_come: float = 1.0
-    """Streams that a decode worker's own prefill delays besides those that run now: an idle one is about to get some,
-    so equal workers keep the two strokes apart."""
+    """Streams that a decode worker's own prefill delays besides those that run now: an idle worker is about to get
+    some, so equal workers keep prefill and decode apart."""
     max_utilisation: float = 0.95
     """Keeps the price of a second finite (20)."""
     tie_share: float = 0.02
     """Candidates within this share of the cheapest count as equal: predictions are not better than that."""
     tie_s: float = 0.005
-    """Nor than this."""
+    """Candidates within this time of the cheapest count as equal, too."""
     shortlist: int = 6
-    """Of sources, of decode workers, and of decode workers that compute: all of their pairs are priced."""
+    """Page sources, decode workers, and decode workers that compute, of which all pairs are priced."""
     pulls_from_peers: bool = True
     computes_locally: bool = True
     computes_remotely: bool = True
@@ -59,7 +59,7 @@ class Priced:
 
 
 class _Pricing:
-    """One decision; holds what all of its candidates share."""
+    """Prices one decision; it keeps what all of its candidates share."""
 
     def __init__(self, snapshot: Snapshot, prices: Prices) -> None:
         self._snapshot = snapshot
@@ -81,7 +81,8 @@ class _Pricing:
         )
 
     def _local_candidates(self) -> list[_Candidate]:
-        """Decode workers that compute; all of them where there is nobody else, or where nothing is missing."""
+        """Returns decode workers that compute; all of them where there is no prefill worker, or where nothing is
+        missing."""
         decodes: Sequence[WorkerView] = self._snapshot.decode
         if self._snapshot.prefill and not self._prices.computes_locally:
             decodes = [view for view in decodes if view.cached_blocks >= self._snapshot.full_blocks]
@@ -97,7 +98,7 @@ class _Pricing:
         return [self._candidate(view, None, way) for view, way in _least(ways, cost_s, self._prices.shortlist)]
 
     def _remote_candidates(self) -> list[_Candidate]:
-        """Pairs of a prefill worker and a decode worker that lacks something."""
+        """Returns pairs of a prefill worker and a decode worker that lacks something."""
         decodes = [view for view in self._snapshot.decode if self._missing(view)]
         if self._snapshot.prefill and not self._prices.computes_remotely and self._snapshot.decode:
             return []
@@ -119,7 +120,7 @@ class _Pricing:
         ]
 
     def _cheapest(self, candidates: Sequence[_Candidate]) -> _Candidate:
-        """Equals: rather without a peer, then with the least damage, then by the draw."""
+        """Takes the cheapest; of equals one without a peer, then one with the least damage, then by the draw."""
         least_s = min(candidate.why.total_s for candidate in candidates)
         limit_s = least_s + max(self._prices.tie_s, least_s * self._prices.tie_share)
         equal = [candidate for candidate in candidates if candidate.why.total_s <= limit_s]
@@ -145,24 +146,25 @@ class _Pricing:
         return _Candidate(decode, source, computing, forecast, why)
 
     def _harm_s(self, decode: WorkerView, prefill_s: float) -> float:
-        """One more stream makes every step longer, and prompts run in the same steps as streams do."""
+        """Prices the delay of running streams: one more stream makes every step longer, and prompts share their
+        steps."""
         cost = self._forecaster.cost(decode)
         growth_s = cost.stream_s + cost.context_token_s * self._snapshot.known_tokens
         delay_s = decode.running * growth_s * self._forecaster.output_tokens
         delay_s += (decode.running + self._prices.streams_to_come) * prefill_s
         return delay_s * self._prices.harm_per_stream
 
-    def _ways(self, computer: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
-        """How the prompt can be computed there: alone, or after fetching what the best holder has."""
-        yield at(computer)
-        peer = next((peer for peer in self._holders if peer.view.worker != computer.worker), None)
-        if peer is not None and peer.blocks > computer.cached_blocks:
-            yield at(computer, peer)
+    def _ways(self, worker: WorkerView, at: Callable[..., Computing]) -> Iterable[Computing]:
+        """Yields how the prompt can be computed there: alone, or after fetching what the best holder has."""
+        yield at(worker)
+        peer = next((peer for peer in self._holders if peer.view.worker != worker.worker), None)
+        if peer is not None and peer.blocks > worker.cached_blocks:
+            yield at(worker, peer)
 
     def _best_holders(self) -> list[Peer]:
-        """Who holds most, the least asked first; two, since nobody is its own peer."""
-        everyone = (*self._snapshot.prefill, *self._snapshot.decode)
-        holding = [Peer(view, view.resident_blocks) for view in everyone if view.resident_blocks]
+        """Returns the two workers that hold most, the least asked first: no worker is its own peer."""
+        views = (*self._snapshot.prefill, *self._snapshot.decode)
+        holding = [Peer(view, view.resident_blocks) for view in views if view.resident_blocks]
         return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
 
     def _missing(self, decode: WorkerView) -> int:

@@ -1,4 +1,4 @@
-"""Rivals that predict seconds, as ours does, but look at this request alone."""
+"""Other systems' policies that predict seconds, as ours does, but look at this request alone."""
 
 from __future__ import annotations
 
