@@ -12,7 +12,7 @@ REQUESTS = 5000
 
 
 class Queue:
-    """As much as a request pays for a collector: the rest is another thread's."""
+    """A queue that costs as much as a request pays for a collector: the rest is another thread's."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []

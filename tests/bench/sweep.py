@@ -40,7 +40,7 @@ SLACK = 4.0
 """Objectives where none are given: this many times what an empty fleet takes; its steps, with a dozen streams."""
 STREAMS = 12
 LEAST_SHARE = 0.1
-"""Of requests that the better fixed rule serves in time: in cells below, a handful of requests makes the ratio."""
+"""Least share of requests in time by the better fixed rule: in cells below, a handful of requests makes the ratio."""
 SMALL = 2
 """Workers of each role where none are given: a cell is a short run, which a large fleet would hardly notice."""
 
@@ -67,7 +67,7 @@ class Axes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Of one cell on the axes."""
+    """The place of one cell on the axes."""
 
     prompt_tokens: int
     load: float
@@ -80,7 +80,7 @@ class Cell:
     requests_per_s: float
     promise: Promise
     goodput: dict[str, float]
-    """By variant."""
+    """Goodput by variant."""
 
     @property
     def ratio(self) -> float:

@@ -1,4 +1,4 @@
-"""Who computes: cells, their ratios, and the worst of those that tell something."""
+"""Choices of who computes: cells, their ratios, and the worst of those that tell something."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from cluster.flags.client_tls import ClientTls
 from tools.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, own_url, read_key
 from twostroke.errors import ConfigError
 
-GRPC_SCHEME, SEALED_GRPC_SCHEME = "grpc://", "grpcs://"
+GRPC_SCHEME, TLS_GRPC_SCHEME = "grpc://", "grpcs://"
 SWITCHES = ("text", "chat", "no-ignore-eos")
 SETTINGS = ("model", "name", "api-key", "api-key-file")
 FORM = f"URL[,{'][,'.join(SWITCHES)}][,{'=...][,'.join(SETTINGS)}=...]"
@@ -138,8 +138,8 @@ class _Spec:
         return cls(address.rstrip("/").removesuffix("/v1"), switches, settings)
 
     def target(self, temperature: float, timeout_s: float, tls: ClientTls | None) -> Target:
-        is_grpc = self.address.startswith((GRPC_SCHEME, SEALED_GRPC_SCHEME))
-        is_sealed = self.address.startswith((SEALED_GRPC_SCHEME, "https://"))
+        is_grpc = self.address.startswith((GRPC_SCHEME, TLS_GRPC_SCHEME))
+        uses_tls = self.address.startswith((TLS_GRPC_SCHEME, "https://"))
         return Target(
             url=DEFAULT_URL if is_grpc else self.address,
             grpc=self.address.partition("://")[2] if is_grpc else None,
@@ -151,7 +151,7 @@ class _Spec:
             temperature=temperature,
             timeout_s=timeout_s,
             api_key=self._api_key(),
-            tls=(tls or ClientTls()) if is_sealed else None,
+            tls=(tls or ClientTls()) if uses_tls else None,
         )
 
     def _api_key(self) -> str | None:

@@ -92,5 +92,5 @@ def _open(target: Target) -> grpc.aio.Channel:
     assert target.grpc is not None
     if target.tls is None:
         return grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
-    door = door_of(target.tls)
-    return grpc.aio.secure_channel(target.grpc, door.credentials, options=[*_OPTIONS, *door.options])
+    tls_channel = door_of(target.tls)
+    return grpc.aio.secure_channel(target.grpc, tls_channel.credentials, options=[*_OPTIONS, *tls_channel.options])

@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 def _channel(address: str, tls: ClientTls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(address)
-    door = door_of(tls)
-    return grpc.secure_channel(address, door.credentials, options=list(door.options))
+    tls_channel = door_of(tls)
+    return grpc.secure_channel(address, tls_channel.credentials, options=list(tls_channel.options))
 
 
 def _salts(given: list[str]) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from twostroke.kv_cache.block import name_blocks, owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
-SETTLE_S = 3.0
+QUIET_S = 3.0
 """For events of the first chat to reach the index: several heartbeats."""
 BLOCKS = 6
 """Blocks of the chat, at least, where the model takes as many."""
@@ -41,7 +41,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: Endpoint, salts
     before = scrape(router)
     with IndexWatch(channel, admin.metadata, names) as watch:
         first = endpoint.send(text, first)
-        watch.until_held(len(names), SETTLE_S if first.failure is None else 0.0)
+        watch.until_held(len(names), QUIET_S if first.failure is None else 0.0)
         workers = tuple(_workers(control, admin, scrape(router), watch))
         second = Canary(salt=salts[1], tokens=endpoint.tokenize(text))
         if first.failure is None:
@@ -105,7 +105,7 @@ def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch:
         own = value(scrape(seen_from(address, entry.server.metrics_address)), "twostroke_event_sequence")
     if own is not None:
         # What it published until now was under way to the index at most; what comes later is no matter here.
-        watch.until_sequence(worker, int(own), SETTLE_S)
+        watch.until_sequence(worker, int(own), QUIET_S)
     state = load.state or control_pb2.WORKER_STATE_STARTING
     return WorkerFacts(
         worker=worker,

@@ -35,7 +35,7 @@ class IndexWatch:
         self._names = tuple(names)
         self._wanted = frozenset(names)
         self._seen: dict[str, Seen] = {}
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._follow, name="index watch", daemon=True)
 
     def __enter__(self) -> IndexWatch:
@@ -55,32 +55,32 @@ class IndexWatch:
         self._until(lambda: (self.sequence(worker) or 0) >= sequence, timeout_s)
 
     def sequence(self, worker: str) -> int | None:
-        with self._news:
+        with self._changed:
             return self._seen[worker].sequence if worker in self._seen else None
 
     def held(self, worker: str) -> int:
         """Leading blocks, on any tier."""
-        with self._news:
+        with self._changed:
             here = set().union(*self._seen[worker].holds.values()) if worker in self._seen else set()
         return next((depth for depth, name in enumerate(self._names) if name not in here), len(self._names))
 
     def stored(self, worker: str) -> int:
         """Blocks held at any time."""
-        with self._news:
+        with self._changed:
             return len(self._seen[worker].has_held) if worker in self._seen else 0
 
     def _until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
         give_up_s = time.monotonic() + timeout_s
-        with self._news:
+        with self._changed:
             while not is_so() and (left_s := give_up_s - time.monotonic()) > 0:
-                self._news.wait(left_s)
+                self._changed.wait(left_s)
 
     def _follow(self) -> None:
         try:
             for batch in self._call:
-                with self._news:
+                with self._changed:
                     self._take(batch)
-                    self._news.notify_all()
+                    self._changed.notify_all()
         except grpc.RpcError:
             return  # cancelled, or the router is gone: then the calls that matter fail, too
 

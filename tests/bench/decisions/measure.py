@@ -41,7 +41,7 @@ class Taken:
     """Milliseconds of one decision."""
 
     blocks: int
-    """Of the request's prompt."""
+    """Blocks of the request's prompt."""
     p50_ms: float
     p99_ms: float
     cpu_p99_ms: float

@@ -44,7 +44,7 @@ class Outcome:
     shares: list[Shares]
     median_s: dict[str, float]
     ratio: dict[str, float]
-    """Of step times, over the same engine without the flag."""
+    """Step times over those of the same engine without the flag."""
 
 
 def run_session(args: argparse.Namespace) -> int:

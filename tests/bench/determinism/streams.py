@@ -31,7 +31,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of streams, in one way of computing them."""
+    """Shares of identical streams, for one way of computing them."""
 
     way: str
     identical: float

@@ -21,7 +21,7 @@ from tests.bench.index.trial import Lookup, Trial
 from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 
 COLUMNS = 120
 """A table's width where no terminal says one."""

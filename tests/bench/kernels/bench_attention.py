@@ -40,7 +40,7 @@ def bench_prefill(setting: Setting, spans: Sequence[Span] = PREFILL) -> Iterator
 
 
 def attention_work(setting: Setting, span: Span) -> Work:
-    """Of all layers: every key and value is read once; a query and a key, or weights and values, are 2 * dim."""
+    """Work of all layers: every key and value is read once; a query and a key, or weights and values, are 2 * dim."""
     spec = setting.spec
     token_bytes = 2 * spec.kv_heads * spec.head_dim * DTYPE_BYTES[setting.model.dtype]
     pairs = span.sequences * sum(range(span.context - span.new + 1, span.context + 1))

@@ -15,7 +15,7 @@ UNCACHED_BYTES = 256 << 20
 """A step reads each weight once: as many different ones follow one another as no cache holds."""
 
 MOST_COPIES = 256
-"""Of weights so small that a step has them in its cache anyway."""
+"""Copies of weights so small that a step has them in its cache anyway."""
 GATED = "gate and up"
 """The one product that an activation goes with."""
 

@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 PARTS = ("decode", "prefill", "linear", "step")
 BEST = "best"
-"""Of `--kernels`: what a worker would choose."""
+"""The value of `--kernels` that stands for what a worker would choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from twostroke.models import catalog
 from twostroke.models.registry import read_spec
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 
 COLUMNS = 120
 """A table's width where no terminal says one."""

@@ -43,11 +43,11 @@ class Setting:
 
     @property
     def weight_bytes(self) -> int:
-        """Of one weight, without the scales of a group of them."""
+        """Bytes of one weight, without the scales of a group of them."""
         return 1 if self.model.weights == "int8" else DTYPE_BYTES[self.model.dtype]
 
     def linears(self) -> Linears:
-        """As a worker packs them. Raises ConfigError for int8 weights where nothing computes them."""
+        """Pack the weights as a worker does. Raises ConfigError for int8 weights where nothing computes them."""
         is_int8 = self.model.weights == "int8"
         if self.kernels is not None and NativeLinears.serve(self.kernels, self.dtype):
             return NativeLinears(self.kernels, self.team, is_int8=is_int8)

@@ -15,7 +15,7 @@ class Limits:
     threads: int
     read_bytes_per_s: float
     operations_per_s: float
-    """Of matrix products in the model's dtype; a multiplication and its addition are two."""
+    """Rate of matrix products in the model's dtype; a multiplication and its addition are two."""
 
     def or_better(self, other: Limits) -> Limits:
         """The higher of both, each: what was reached once can be reached."""
@@ -56,7 +56,7 @@ class Result:
     timed: Timed
 
     def share(self, limits: Limits) -> float:
-        """Of the limit that is reached: 1 is the best there can be, unless what is read fits the cache."""
+        """Share of the limit that is reached: 1 is the best there can be, unless what is read fits the cache."""
         return self.work.least_s(limits) / self.timed.median_s
 
 

@@ -12,7 +12,7 @@ PROC = Path("/proc")
 
 
 def own_bytes(target: Target) -> dict[str, int]:
-    """By "command (pid)"; empty where no `twostroke serve` of this machine has the target's port."""
+    """Return bytes by "command (pid)"; none where no `twostroke serve` of this machine has the target's port."""
     port = str(urlsplit(f"//{target.grpc}" if target.grpc else target.url).port)
     launchers = [s.pid for s in state_file.running() if port in (s.grpc.rpartition(":")[2], s.http.rpartition(":")[2])]
     return {

@@ -17,7 +17,7 @@ class OverloadOptions:
     prompt_tokens: int
     output_tokens: int
     loads: tuple[float, ...]
-    """Of the capacity."""
+    """Loads as multiples of the capacity."""
     capacity_per_s: float | None
     """None: measured first."""
     concurrency: int

@@ -25,14 +25,14 @@ from tools.bench.measure import Answer
 from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 EXPLANATION = (
     "good/s: whole answers in time. kept: of what was not refused, met. TTFT: median, of met. refusal: median and p99 "
     "seconds until a refusal; ratio: that median over TTFT's. MiB: of all processes together, page pools not counted."
 )
 WARM_SHARE = 0.25
-"""Of the run that measures the capacity: workers learn their costs, connections are made."""
-SETTLE_S = 60.0
+"""Share of the run that measures the capacity, in which workers learn their costs, connections are made."""
+QUIET_S = 60.0
 """For a server to answer again after a run."""
 
 
@@ -61,13 +61,13 @@ async def measure(options: OverloadOptions) -> tuple[float, list[Run]]:
         for load in options.loads:
             runs.append(await _run(options, load, capacity_per_s, 1 + len(runs)))
             _say(number, runs[-1])
-            await wait_until_ready(target, endpoints.seed, endpoints.vocab_size, SETTLE_S)
+            await wait_until_ready(target, endpoints.seed, endpoints.vocab_size, QUIET_S)
     return capacity_per_s, runs
 
 
 async def _capacity(options: OverloadOptions) -> float:
     """Answers per second with enough requests open, none of which has a deadline to miss."""
-    target = dataclasses.replace(options.endpoints.all[0].target, timeout_s=SETTLE_S)
+    target = dataclasses.replace(options.endpoints.all[0].target, timeout_s=QUIET_S)
     client = await connect(target, options.endpoints.prompt_seed(options.endpoints.all[0], 0), None)
     ended_s: list[float] = []
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from tools.bench.measure import Answer, Distribution, distribution
 
 GOODPUT_SHARE = 0.9
-"""Of the peak over all loads: less than that, and load has cost the server what it can do."""
+"""Least share of the peak over all loads: less than that, and load has cost the server what it can do."""
 MOST_GROWTH = 1.15
-"""Of a process's own memory, from its first run on: allocators keep what they once had."""
+"""Most growth of a process's own memory, from its first run on: allocators keep what they once had."""
 SMALL_GROWTH_BYTES = 24 << 20
 """No process is said to grow for less: caches of short strings, histograms and pools of threads fill up."""
 
@@ -47,16 +47,16 @@ class Run:
     rate_per_s: float
     ends: Mapping[str, int]
     goodput_per_s: float
-    """Of whole answers in time, while as many came as went."""
+    """Rate of whole answers in time, while as many came as went."""
     ttft_s: Distribution | None
     refusal_s: Distribution | None
     failures: Mapping[str, int]
     own_bytes: Mapping[str, int]
-    """Of every process of the server, at the end; empty where it is on another machine."""
+    """Memory of every process of the server, at the end; empty where it is on another machine."""
 
     @property
     def admitted_share(self) -> float | None:
-        """Of what was not refused, what met its deadline."""
+        """Share of requests that were not refused and met their deadline."""
         met, others = self.ends.get(End.MET, 0), self.ends.get(End.LATE, 0) + self.ends.get(End.FAILED, 0)
         return met / (met + others) if met + others else None
 
@@ -95,7 +95,7 @@ def run_of(
 
 
 def goodputs(runs: Iterable[Run]) -> dict[float, float]:
-    """By load, the median of its runs."""
+    """Return the median goodput of each load's runs."""
     by_load: dict[float, list[float]] = {}
     for run in runs:
         by_load.setdefault(run.load, []).append(run.goodput_per_s)

@@ -11,11 +11,11 @@ from tools.simulate.fleet.results import percentile
 from twostroke.request_log import AnswerRecord
 
 CPU_SHARE_WORTH_A_NOTE = 0.8
-"""Of all cores: above, clusters wait for this machine and not for their model."""
+"""Share of all cores; above it, clusters wait for this machine and not for their model."""
 
 
 def hit_rate(trial: Trial) -> float | None:
-    """Of prompt tokens, as answers report them."""
+    """Share of prompt tokens that were cached, as answers report them."""
     report = trial.report
     return None if report.cached_tokens is None else report.cached_tokens / max(1, report.prompt_tokens)
 
@@ -71,7 +71,7 @@ METRICS: tuple[Metric[Trial], ...] = (
 def compared(
     trials: Sequence[Trial], title: Callable[[float], str], policies: Sequence[str], baseline: str
 ) -> list[LoadOutcome]:
-    """Of each utilisation, every policy."""
+    """Return the outcome of every policy at each utilisation."""
     samples = [Sample(trial.round, title(trial.utilisation), trial.policy, trial) for trial in trials]
     return outcomes_of(samples, policies, baseline, METRICS)
 

@@ -16,7 +16,7 @@ from twostroke.errors import ConfigError
 DEFAULT_POLICIES = "kv,round-robin,least-requests"
 DEFAULT_UTILISATIONS = (0.6, 0.85, 1.15)
 OWN_FLAGS = frozenset({"--policy", "--request-log", "--http-port", "--grpc-port", "--prefill", "--decode", "--seed"})
-"""Of `serve`: said for every trial. A second value would silently win, and the table would name the wrong thing."""
+"""Flags of `serve` that every trial sets. A second value would silently win, and the table would be wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class PoliciesOptions:
     warmup: int
     simulates: bool
     log_dir: Path | None
-    """Where request logs stay; None: nowhere."""
+    """The folder in which request logs stay; None keeps none."""
     json_path: str | None
 
     def __post_init__(self) -> None:

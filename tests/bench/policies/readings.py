@@ -19,9 +19,9 @@ ANSWER_S = 10.0
 class Reading:
     at_s: float
     prefill_busy_s: dict[str, float]
-    """Of each prefill worker, since it began."""
+    """Seconds that each prefill worker has spent on prompts since it began."""
     machine_busy_ticks: float
-    """Of all cores, since the machine began."""
+    """Busy ticks of all cores since the machine began."""
     machine_ticks: float
 
 
@@ -30,9 +30,9 @@ class Busy:
     """Shares of the time between two readings."""
 
     workers: dict[str, float]
-    """Of each prefill worker, spent on prompts."""
+    """Share of time that each prefill worker spent on prompts."""
     machine: float
-    """Of all cores, on whatever."""
+    """Share of time that all cores were busy."""
 
     @property
     def utilisation(self) -> float:

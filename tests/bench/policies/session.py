@@ -36,7 +36,7 @@ from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

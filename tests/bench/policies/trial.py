@@ -24,9 +24,9 @@ from tools.simulate.traces.trace import Trace
 
 REQUEST_S = 600.0
 WARMUP_BLOCKS = 4
-"""Of a prompt that warms up: some to compute, some to carry."""
+"""Blocks of a prompt that warms up: some to compute, some to carry."""
 WARMUP_TOKENS = 4
-"""Of its answer."""
+"""Tokens of the answer to a prompt that warms up."""
 REFUSAL = "grpc RESOURCE_EXHAUSTED"
 
 
@@ -38,11 +38,11 @@ class Trial:
     """Asked for, of round-robin."""
     policy: str
     report: Report
-    """As the client saw it."""
+    """What the client measured."""
     busy: Busy
     """From the first to the last arrival."""
     log: Log
-    """Of the trial's requests and of the workers at its end."""
+    """Records of the trial's requests and of the workers at its end."""
 
     @property
     def refused(self) -> int:

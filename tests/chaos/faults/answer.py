@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ROUNDING = 1e-3
-"""Of a logprob, at most."""
+"""Largest difference of a logprob."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class Piece:
     """One message of a stream."""
 
     index: int = 0
-    """Of the choice."""
+    """Number of the choice."""
     text: str = ""
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -49,7 +49,7 @@ class Transcript:
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: tuple[int, int] | None = None
     arrivals_s: list[float] = field(default_factory=list)
-    """Of messages that say something."""
+    """Arrival times of messages that say something."""
     silences: list[Silence] = field(default_factory=list)
     """When its client gave a silent router up."""
     turns: list[str] = field(default_factory=list)
@@ -110,7 +110,7 @@ def _choice_difference(expected: Choice, got: Choice, *, is_whole: bool) -> str 
 
 
 def _rounded(found: Sequence[float], wanted: Sequence[float]) -> list[float]:
-    """As they are wanted, where only rounding differs: the same prompt in other chunks gives that."""
+    """Return the wanted values where only rounding differs: the same prompt in other chunks gives that."""
     pairs = itertools.zip_longest(found, wanted[: len(found)], fillvalue=math.inf)
     return [due if abs(got - due) < ROUNDING else got for got, due in pairs]
 

@@ -25,7 +25,7 @@ PAUSE_S = 0.1
 
 
 def router_name(router: Addresses) -> str:
-    """As in the journal of faults."""
+    """Return the router's name in the journal of faults."""
     return f"router-{router.grpc.rpartition(':')[2]}"
 
 

@@ -18,7 +18,7 @@ ROUTER_GAUGES = (
     "twostroke_reservations",
     "twostroke_foreign_reservations",
 )
-"""Of a router that nobody asks anything, all 0."""
+"""Gauges of a router that nobody asks anything, all 0."""
 REFUSALS = (
     "twostroke_stale_epochs_total",
     "twostroke_stale_epochs_refused_total",
@@ -42,10 +42,10 @@ async def leaks_within(bed: Bed, seconds: float) -> str | None:
 async def _left(bed: Bed) -> str | None:
     try:
         view = await bed.view()
-        for member in view.members:
-            held = held_by((await bed.load(member.address)).load)
+        for worker in view.members:
+            held = held_by((await bed.load(worker.address)).load)
             if held is not None:
-                return f"{member.worker_id}: {held}"
+                return f"{worker.worker_id}: {held}"
     except ServeError as error:
         return error.message
     for router in bed.routers:
@@ -73,10 +73,10 @@ def held_by(load: Load) -> str | None:
 
 
 async def refusals(bed: Bed) -> Counter[str]:
-    """Of all processes that answer, since they began."""
+    """Count the refusals of all processes that answer, since they began."""
     counted: Counter[str] = Counter()
     view = await bed.view()
-    workers = [member.metrics_address for member in view.members if member.metrics_address]
+    workers = [worker.metrics_address for worker in view.members if worker.metrics_address]
     for address in (*workers, *(router.metrics for router in bed.routers)):
         samples = await asyncio.to_thread(scrape, address)
         counted.update({name: int(_total(samples, name)) for name in REFUSALS if name in samples})

@@ -8,9 +8,9 @@ import random
 from dataclasses import dataclass, replace
 
 MODEL_SEED = 20_26
-"""Of requests that sample: theirs, so that their answers are what they were."""
+"""Seed of requests that sample: it is given, so that their answers are what they were."""
 STOP_LETTERS = 3
-"""Of a stop string: more than one token of a paced model, whose text is bytes."""
+"""Letters of a stop string: more than one token of a paced model, whose text is bytes."""
 
 
 class Endpoint(enum.StrEnum):
@@ -19,10 +19,10 @@ class Endpoint(enum.StrEnum):
 
 
 class Conduct(enum.StrEnum):
-    """Of a client."""
+    """What a client does during its answer."""
 
     STAYS = "stays"
-    """Until its answer has ended, at whichever router."""
+    """The client stays until its answer has ended, at whichever router."""
     MOVES = "moves"
     """To the other router in the middle of its answer, though nothing is wrong."""
     LEAVES = "leaves"
@@ -64,11 +64,11 @@ class Load:
     """How much is asked."""
 
     tokens: int
-    """Of most answers."""
+    """Tokens of most answers."""
     prompt_letters: int
-    """Of most prompts."""
+    """Letters of most prompts."""
     long_tokens: int
-    """Of answers that last longer than any fault."""
+    """Tokens of answers that last longer than any fault."""
     seed: int = 0
 
     def with_seed(self, seed: int) -> Load:

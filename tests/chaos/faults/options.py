@@ -19,7 +19,7 @@ REAL_MEMORY = "64M"
 PATIENCE_S, REAL_PATIENCE_S = 3.0, 6.0
 """A client that goes away too early has all computed again."""
 TRANSPORTS = ("tcp", "")
-"""Of clusters, one after the other. Empty: the default, which on one host is shared memory."""
+"""Transports of clusters, one after the other. Empty means the default, which on one host is shared memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +51,11 @@ class FaultsOptions:
 
     @property
     def section(self) -> str:
-        """Of the page that `write` is."""
+        """The section of the page that `write` names."""
         return page_section.MATRIX if self.is_paced else page_section.SAMPLE
 
     def flags(self, transports: str) -> list[str]:
-        """Of `serve`."""
+        """Return the flags of `serve`."""
         own = ["--transports", transports] if transports else []
         memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
         return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *own]

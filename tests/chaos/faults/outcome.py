@@ -38,7 +38,7 @@ class Outcome:
     met: int | None = None
     """Streams of what was frozen or cut off, that went on elsewhere when it was back; None: it was none of these."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """By the name of the counter."""
+    """Refusals by the name of the counter."""
     took_s: float = 0.0
 
     @classmethod

@@ -24,7 +24,7 @@ class Process:
         return frozenset(port for inode, port in _listening(self.pid) if inode in sockets)
 
     def environment(self) -> dict[str, str]:
-        """As it was when the process began."""
+        """Return the environment as it was when the process began."""
         pairs = (entry.partition("=") for entry in Path(f"/proc/{self.pid}/environ").read_text().split("\0") if entry)
         return {name: value for name, _, value in pairs}
 

@@ -24,7 +24,7 @@ SHARES = (0.5, 0.99)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Of a run."""
+    """Facts of a run."""
 
     seed: int
     model: str
@@ -224,7 +224,7 @@ def _names(kinds: Iterable[Kind]) -> str:
 
 
 def _places(cells: Sequence[Cell]) -> str:
-    """By the first word of the point, where all points with it are meant."""
+    """Return the points by their first word, where all points with it are meant."""
     points = {cell.point for cell in cells}
     words = list(dict.fromkeys(_word(point) for point in Point if point in points))
     return ", ".join(

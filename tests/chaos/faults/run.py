@@ -25,7 +25,7 @@ from twostroke.errors import ConfigError, ServeError
 from twostroke.fault_points import Point
 
 WAVES_TO_REACH = 10
-"""Of requests, in which a point is not reached: then it is not."""
+"""Waves of requests after which a point counts as not reached."""
 WAVES_OF_ONE = 2
 """In which one process is armed; then all of its kind are."""
 WHOLE_S = 40.0
@@ -179,7 +179,7 @@ class FaultRun:
         return "", None, got
 
     async def _targets(self, trial: Trial, *, only_one: bool) -> list[Target]:
-        """Of a kind; one alone is that which has been whole for the longest time."""
+        """Return the targets of a kind; one alone is that which has been whole for the longest time."""
         targets = [target for target in await self._bed.targets() if target.kind == trial.process]
         if only_one:
             self._draws.shuffle(targets)
@@ -198,7 +198,7 @@ class FaultRun:
         return {each.process for each in self._bed.journal()[self._journal_lines :]}
 
     def _happened(self, fault: Fault) -> Happened | None:
-        """Of pages that were to be spoilt: once some were."""
+        """Return the fault that happened; of pages that were to be corrupted, once some were."""
         line = f"{fault}{HIT}" if fault.kind in SPOILING else str(fault)
         return next((each for each in self._bed.journal()[self._journal_lines :] if each.fault == line), None)
 

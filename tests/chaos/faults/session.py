@@ -29,9 +29,9 @@ from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_t
 from tests.chaos.injection.plan import BREAK
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 SLOW_S = 3.0
-"""Until the next token: longer is no miss, but worth a look."""
+"""Longest wait for the next token that is not reported: longer is no miss, but worth a look."""
 PART_OF_DEFAULT = 5
 """One fault of so many is tried on the second cluster."""
 PACED_LOAD = Load(tokens=60, prompt_letters=320, long_tokens=900)

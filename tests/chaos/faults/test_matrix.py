@@ -17,7 +17,7 @@ from tests.chaos.injection.plan import Guard, Kind
 
 LOAD = Load(tokens=50, prompt_letters=320, long_tokens=600, seed=3)
 PATIENCE_S = 1.5
-"""Of clients: half as long as a router is frozen, so that another one has their streams when it wakes up."""
+"""Patience of clients: half as long as a router is frozen, so that another one has their streams when it wakes up."""
 TRIES = 3
 NOTICED = (
     (Guard.RESUME, "router/router.token/kill"),

@@ -19,7 +19,7 @@ from router.addresses import Addresses
 from tests.chaos.faults import process_table
 from tests.chaos.faults.client import router_name
 from tests.chaos.injection import control
-from tests.chaos.injection.injector import BY_CALL, JOURNAL, NEXT_LIFE, ONE
+from tests.chaos.injection.injector import BY_CALL, JOURNAL, NEXT_EPOCH, ONE
 from tests.chaos.injection.plan import ENVIRONMENT, Fault, Guard
 from tests.chaos.injection.points import Process
 from tests.serving import serving
@@ -29,7 +29,7 @@ from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc
 
 ANSWER_S = 10.0
-"""Of any process that is not broken, on a busy machine."""
+"""Longest wait for a process that is not broken, on a busy machine."""
 POLL_S = 0.1
 SUPERVISOR_TITLE = "ray::SupervisorActor"
 HEAD_TITLE = "gcs_server"
@@ -41,7 +41,7 @@ HARNESS = ("-m", "tests.chaos.injection.process", "cluster.cli")
 class Target:
     kind: str
     name: str
-    """As in the journal."""
+    """Name in the journal."""
     address: str
     """The address of a server that it has."""
 
@@ -89,10 +89,10 @@ class Bed:
         return [process_table.Process(self._launcher, "cluster.cli serve"), *process_table.below(self._launcher)]
 
     async def targets(self) -> list[Target]:
-        """Whose addresses are known: all, once the cluster is whole."""
+        """Return the targets whose addresses are known: all, once the cluster is whole."""
         view = await self.view()
         routers = [Target(Process.ROUTER, router_name(router), router.admin) for router in self.routers]
-        workers = [Target(member.role, member.worker_id, member.address) for member in view.members if member.address]
+        workers = [Target(worker.role, worker.worker_id, worker.address) for worker in view.members if worker.address]
         return [*routers, *workers, Target(Process.SUPERVISOR, Process.SUPERVISOR, await self.fleet_address())]
 
     async def view(self) -> fleet_pb2.FleetView:
@@ -108,7 +108,7 @@ class Bed:
             await asyncio.sleep(POLL_S)
 
     async def fleet_address(self) -> str:
-        """Of the supervisor. Raises PeerLost."""
+        """Return the supervisor's address. Raises PeerLost."""
         if self._fleet_address is None:
             self._fleet_address = await self._find_fleet()
         return self._fleet_address
@@ -164,9 +164,9 @@ class Bed:
             if target.kind != Process.SUPERVISOR:
                 await control.switch_off(self._journal, target.name, guard)
 
-    def arm_next_life(self, target: Target, fault: Fault) -> None:
-        """Of a process that is about to die."""
-        Path(NEXT_LIFE.format(journal=self._journal, process=target.name)).write_text(str(fault))
+    def arm_next_epoch(self, target: Target, fault: Fault) -> None:
+        """Leave a fault for the next epoch of a process that is about to die."""
+        Path(NEXT_EPOCH.format(journal=self._journal, process=target.name)).write_text(str(fault))
 
     async def disarm(self, target: Target) -> dict[str, int]:
         """Links are as they were, too. How often its points have been reached. Raises ServeError."""
@@ -177,7 +177,7 @@ class Bed:
         return [Happened(**json.loads(line)) for line in lines]
 
     async def load(self, address: str) -> control_pb2.WorkerLoad:
-        """Of a worker, as itself says. Raises PeerLost."""
+        """Return the load of a worker, as it says itself. Raises PeerLost."""
         async with self.channel(address) as channel:
             return (await _loads(channel)).workers[0]
 
@@ -189,8 +189,8 @@ class Bed:
             )
 
     async def epochs(self) -> dict[str, str]:
-        """Of workers. Raises ServeError."""
-        return {member.worker_id: member.epoch for member in (await self.view()).members}
+        """Return the epochs of all workers. Raises ServeError."""
+        return {worker.worker_id: worker.epoch for worker in (await self.view()).members}
 
     async def whole_within(self, seconds: float, over: Mapping[str, str] | None = None) -> str | None:
         """None as soon as every process serves and every router knows; what is missing after so long.
@@ -211,9 +211,9 @@ class Bed:
             self._forget_fleet()
             return f"supervisor: {error.message}"
         serving = {
-            member.worker_id: member.epoch
-            for member in view.members
-            if member.state == control_pb2.WORKER_STATE_SERVING and over.get(member.worker_id) != member.epoch
+            worker.worker_id: worker.epoch
+            for worker in view.members
+            if worker.state == control_pb2.WORKER_STATE_SERVING and over.get(worker.worker_id) != worker.epoch
         }
         if len(serving) < self._workers:
             return f"only {sorted(serving)} serve"

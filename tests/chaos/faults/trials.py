@@ -37,7 +37,7 @@ OFTEN = frozenset(
 MOST_OFTEN, MOST_SELDOM = 40, 2
 """How many times a point is reached before its fault happens, at most."""
 MOST_STEPS_OF_PREFILL = 6
-"""Of the same: prompts that are not cached take few steps, and decode workers compute some of them."""
+"""Most steps of prefill before its fault: prompts that are not cached take few, and decode workers compute some."""
 
 ON_THEIR_OWN = frozenset({Point.WORKER_EVENTS, Point.ROUTER_EVENTS, Point.ROUTER_VIEW})
 """Points that are reached without any request: armed only when streams are open."""

@@ -23,7 +23,7 @@ Trigger = Callable[[Bed, Target, Fault, random.Random], Awaitable[None]]
 
 
 async def worker_dies(bed: Bed, draws: random.Random, kind: str = Process.PREFILL) -> None:
-    """And is started again."""
+    """Kill a worker, which is started again."""
     workers = [target for target in await bed.targets() if target.kind == kind]
     worker, epochs = draws.choice(workers), await bed.epochs()
     await bed.arm(worker, Fault(Point.WORKER_EVENTS, Kind.KILL))
@@ -72,7 +72,7 @@ async def _drain(bed: Bed, worker: Target) -> None:
 async def supervisor_begins_again(bed: Bed, broken: Target, fault: Fault, draws: random.Random) -> None:
     """With its fault from the start: it has come to the point before it can be called."""
     del draws
-    bed.arm_next_life(broken, fault)
+    bed.arm_next_epoch(broken, fault)
     await bed.arm(broken, Fault(Point.SUPERVISOR_WATCHED, Kind.KILL))
     await bed.view()
 

@@ -23,9 +23,9 @@ class Turn:
     tries: int
     seconds: float
     is_led: bool
-    """By coverage."""
+    """Coverage leads the changes."""
     words: str
-    """Of a turn that broke something: the end of what it said."""
+    """Words of a turn that broke something: the end of what it said."""
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from tests.chaos.fuzz.target import Target
 
 INSTRUMENTED = ("twostroke.transfer", "twostroke.rpc", "twostroke.ids", "twostroke.faults", "router", "msgpack")
 LARGEST_GROWTH_BYTES = 192 << 20
-"""Of a process's memory after its first tenth: caches of libraries and a corpus in memory take some."""
+"""Largest growth of a process's memory after its first tenth: caches of libraries and a corpus in memory take some."""
 
 
 def play(target: Target, seconds: float, seed: int, finds: Path | None = None) -> int:

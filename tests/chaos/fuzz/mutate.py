@@ -139,7 +139,7 @@ def _frames(data: bytes) -> list[bytes]:
 
 
 def mutate_message(kind: type[Message]) -> Callable[[bytes, random.Random], bytes]:
-    """Of one protobuf message; a field of it, or of one within it, is different."""
+    """Return a mutation of one protobuf message; a field of it, or of one within it, is different."""
 
     def mutate(data: bytes, draw: random.Random) -> bytes:
         if not draw.randrange(5):

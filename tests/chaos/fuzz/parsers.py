@@ -47,8 +47,8 @@ OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
 READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
 ENDPOINT = Endpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
 CONTENT = 0xEE
-"""Of every byte of the owner's pages: no welcome or refusal has a page full of it."""
-HELLO = frame([PROTOCOL, "secret", "reader", str(READER.epoch), "fingerprint", str(OWNER.epoch)])
+"""Value of every byte of the owner's pages: no welcome or refusal has a page full of it."""
+HANDSHAKE = frame([PROTOCOL, "secret", "reader", str(READER.epoch), "fingerprint", str(OWNER.epoch)])
 WELCOME = frame(["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES])
 IDS, COUNTS = np.array([2, 0], "<u4").tobytes(), np.array([0, 0], "<u8").tobytes()
 HARMLESS = (ServeError, EOFError, OSError)
@@ -315,10 +315,10 @@ TOKEN = worker_pb2.Token(id=5, logprob=-0.5, top=[worker_pb2.TopLogprob(id=5, lo
 ERROR = worker_pb2.ErrorInfo(kind="Overloaded", message="m", field="f")
 
 PARSERS = [
-    Target("tcp-owner", [HELLO + frame([5.0, IDS, COUNTS]) * 2], mutate_frames, tcp_owner),
+    Target("tcp-owner", [HANDSHAKE + frame([5.0, IDS, COUNTS]) * 2], mutate_frames, tcp_owner),
     Target(
         "nixl-owner",
-        [HELLO + frame([b"metadata", 4096, 1, 3]) + frame([5.0, IDS, IDS, COUNTS])],
+        [HANDSHAKE + frame([b"metadata", 4096, 1, 3]) + frame([5.0, IDS, IDS, COUNTS])],
         mutate_frames,
         nixl_owner,
     ),

@@ -22,7 +22,7 @@ from router.server import RouterServer
 from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_message
 from tests.chaos.fuzz.parsers import (
     COUNTS,
-    HELLO,
+    HANDSHAKE,
     IDS,
     OPEN,
     OWNER,
@@ -277,13 +277,13 @@ def fleet_calls() -> Iterator[Try]:
             runner.run(serving.__aexit__(None, None, None))
 
 
-FRONT_METHODS = methods_of(inference_pb2)
-HTTP = len(FRONT_METHODS)
-"""As first byte, or any higher: raw bytes for the HTTP port."""
+ROUTER_METHODS = methods_of(inference_pb2)
+HTTP = len(ROUTER_METHODS)
+"""First byte, or any higher, that stands for raw bytes for the HTTP port."""
 
 
 @contextlib.contextmanager
-def front_doors() -> Iterator[Try]:
+def router_ports() -> Iterator[Try]:
     with asyncio.Runner() as runner:
         dispatcher = ScriptedDispatcher(script=script)
         endpoints = EndpointsConfig(max_request_bytes=1 << 16)
@@ -313,7 +313,7 @@ def front_doors() -> Iterator[Try]:
             if data[0] % (HTTP + 2) >= HTTP:
                 await http(data[1:])
             else:
-                await ask(channel, FRONT_METHODS[data[0] % (HTTP + 2)], data[1:], "")
+                await ask(channel, ROUTER_METHODS[data[0] % (HTTP + 2)], data[1:], "")
             for forgotten in (dispatcher.requests, dispatcher.early, dispatcher._aborted):
                 forgotten.clear()
 
@@ -331,13 +331,13 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def _mutate_front(data: bytes, draw: random.Random) -> bytes:
+def _mutate_router_ports(data: bytes, draw: random.Random) -> bytes:
     if data and data[0] < HTTP and draw.randrange(8):
-        return data[:1] + mutate_message(_kind(FRONT_METHODS[data[0]]))(data[1:], draw)
+        return data[:1] + mutate_message(_kind(ROUTER_METHODS[data[0]]))(data[1:], draw)
     return bytes([draw.choice((data[0] if data else 0, draw.randrange(HTTP + 1)))]) + mutate_bytes(data[1:], draw)
 
 
-def _front_seeds() -> Sequence[bytes]:
+def _router_port_seeds() -> Sequence[bytes]:
     generate = inference_pb2.GenerateRequest(
         text="abc",
         n=2,
@@ -350,7 +350,7 @@ def _front_seeds() -> Sequence[bytes]:
     length = str(len(body)).encode()
     post = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     return [
-        *_seeds(FRONT_METHODS, {"GenerateRequest": generate}),
+        *_seeds(ROUTER_METHODS, {"GenerateRequest": generate}),
         bytes([0]) + inference_pb2.GenerateRequest(chat=chat, request_id="mine").SerializeToString(),
         bytes([HTTP])
         + post
@@ -368,12 +368,12 @@ def _front_seeds() -> Sequence[bytes]:
 SERVERS = [
     Target(
         "page-ports",
-        [bytes([which]) + HELLO + frame([5.0, IDS, COUNTS]) for which in range(2)],
+        [bytes([which]) + HANDSHAKE + frame([5.0, IDS, COUNTS]) for which in range(2)],
         _mutate_page_port,
         page_ports,
         is_live=True,
     ),
     Target("worker-calls", _worker_seeds(), _mutate_call(WORKER_METHODS), worker_calls, is_live=True),
     Target("fleet-calls", _seeds(FLEET_METHODS, {}), _mutate_call(FLEET_METHODS), fleet_calls, is_live=True),
-    Target("front-doors", _front_seeds(), _mutate_front, front_doors, is_live=True),
+    Target("front-doors", _router_port_seeds(), _mutate_router_ports, router_ports, is_live=True),
 ]

@@ -11,7 +11,7 @@ class Wire:
     def __init__(self, said: bytes) -> None:
         self._left = memoryview(said)
         self.sent = bytearray()
-        """By us."""
+        """Bytes that we have sent."""
 
     @property
     def sock(self) -> socket.socket:

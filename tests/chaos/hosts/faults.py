@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tests.chaos.hosts.network import Host
 
 CRASH_S, CUT_S = 3.0, 8.0
-"""Until the next token of every stream that was open: where connections end, and where nothing is heard any more."""
+"""Most seconds until the next token of every open stream: where connections end, and where nothing is heard."""
 HELD_S = 8.0
 """Longer than Ray needs to take a node for dead: its workers are elsewhere when it comes back."""
 BRIEF_S = 2.7
@@ -35,8 +35,8 @@ class HostFault:
     """Between the two."""
     bound_s: float | None = CUT_S
     """None: nobody can say, or what is measured is not."""
-    ends_lives: bool = True
-    """Of the workers there: others take their places."""
+    ends_epochs: bool = True
+    """The epochs of the workers there end: others take their places."""
     takes_routers: bool = False
     """Clients have to try again until they are back, and go on."""
 
@@ -68,7 +68,7 @@ HEAD_KILLED = HostFault(
     strike=lambda host: host.kill(GCS),
     mend=nothing,
     bound_s=CRASH_S,
-    ends_lives=False,
+    ends_epochs=False,
 )
 FAULTS = (
     CUT_DECODE,
@@ -78,7 +78,7 @@ FAULTS = (
         strike=Host.pull_cable,
         mend=Host.plug_in,
         held_s=BRIEF_S,
-        ends_lives=False,
+        ends_epochs=False,
     ),
     _cut(Victim.PREFILL),
     _crashed(Victim.DECODE),
@@ -94,7 +94,7 @@ FAULTS = (
         mend=Host.boot,
         held_s=AWAY_S,
         bound_s=None,
-        ends_lives=False,
+        ends_epochs=False,
         takes_routers=True,
     ),
 )

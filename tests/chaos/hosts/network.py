@@ -49,7 +49,7 @@ for service in "$@"; do
 done
 while :; do sleep 3600 & wait $!; done
 """
-"""Of a host: its first process, which takes up whoever loses a parent. A service that ends is started again after a
+"""Script of a host's first process, which takes up whoever loses a parent. A service that ends is started again after a
 second, as `Restart=always` with `RestartSec=1` does."""
 
 
@@ -141,7 +141,7 @@ class Host:
         return subprocess.run([*self._entering(), *command], capture_output=True, text=True, check=False, env=variables)
 
     def pids(self, executable: str = "") -> list[int]:
-        """Of the host's processes, with `executable` at the end of what they run."""
+        """Return the ids of the host's processes, with `executable` at the end of what they run."""
         return [pid for pid in _pids() if self._has(pid) and executable_of(pid).endswith(executable)]
 
     # Faults
@@ -225,7 +225,7 @@ class Network:
         return host
 
     def port_of(self, host: Host) -> str:
-        """Of the switch."""
+        """Return the name of the switch's port."""
         return f"port-{host.name}"[:15]
 
     def link(self, *arguments: str) -> None:
@@ -303,7 +303,7 @@ def _ip(*arguments: str) -> None:
 
 
 def _remove_leftovers() -> None:
-    """Of those that were killed: their hosts have died with them, names remain."""
+    """Remove names that killed runs have left: their hosts have died with them, names remain."""
     listed = subprocess.run(["ip", "-json", "netns", "list"], capture_output=True, text=True, check=True).stdout
     for entry in json.loads(listed or "[]"):
         name = str(entry["name"])

@@ -31,7 +31,7 @@ HEADINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Of a session."""
+    """Facts of a session."""
 
     before: str
     """What was true before anything was broken."""

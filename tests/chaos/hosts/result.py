@@ -20,13 +20,13 @@ class Result:
     wrong: tuple[str, ...] = ()
     """What was wrong with each stream that was not as it should be."""
     turned: tuple[str, ...] = ()
-    """Whose client had to go to another router, though no router's host was struck."""
+    """Streams whose client had to go to another router, though no router's host was struck."""
     recovery_s: float | None = None
-    """Until the next token of the stream that waited longest for it; None: none was open."""
+    """Seconds until the next token of the stream that waited longest for it; None: none was open."""
     later_s: float | None = None
     """The longest that a stream which began afterwards waited for its first, or for any further token."""
     capacity_s: float | None = None
-    """Until as many workers served as before, and every router knew."""
+    """Seconds until as many workers served as before, and every router knew."""
     fenced_s: float | None = None
     """For which a life whose place was taken still answered after the host was back; None: there was none."""
     overlaps: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Result:
     left: str | None = None
     """What was never given back."""
     refused: Mapping[str, int] = field(default_factory=dict)
-    """By the name of the counter."""
+    """Refusals by the name of the counter."""
 
     @property
     def stale(self) -> int:

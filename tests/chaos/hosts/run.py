@@ -47,11 +47,11 @@ class Struck:
 
     host: Host
     lives: Mapping[str, fleet_pb2.Member]
-    """Of the workers there."""
+    """Workers of the host when it was struck."""
 
     @property
     def epochs(self) -> dict[str, str]:
-        return {worker: member.epoch for worker, member in self.lives.items()}
+        return {name: worker.epoch for name, worker in self.lives.items()}
 
 
 class HostFaultRun:
@@ -101,9 +101,9 @@ class HostFaultRun:
             whole = asyncio.create_task(self._whole_again(fault, struck, fault_s))
             await asyncio.sleep(max(0.0, fault_s + fault.held_s - time.time()))
             await asyncio.to_thread(fault.mend, struck.host)
-            fenced_s = await self._fenced_s(struck) if fault.ends_lives else None
+            fenced_s = await self._fenced_s(struck) if fault.ends_epochs else None
             missing, capacity_s = await whole
-            if fault.ends_lives or fault.victim is Victim.HEAD:
+            if fault.ends_epochs or fault.victim is Victim.HEAD:
                 missing = missing or await self._site.joined_within(WHOLE_S, struck.host, joined)
                 missing = missing or await self._site.launcher_within(WHOLE_S)
             got = list(await asyncio.gather(*long))
@@ -137,7 +137,7 @@ class HostFaultRun:
         )
 
     def _turns(self, transcript: Transcript) -> list[str]:
-        """Of clients that stay where they are for as long as they are served."""
+        """Describe turns to another router, of clients that stay where they are for as long as they are served."""
         moves = {ask.name for ask in self._asks if ask.conduct is Conduct.MOVES}
         turns = transcript.turns[1:] if transcript.name in moves else transcript.turns
         return [f"{transcript.name} went to another router: {turn}" for turn in turns]
@@ -147,7 +147,7 @@ class HostFaultRun:
         if kind is Victim.HEAD:
             return Struck(self._site.head, {})
         members = (await self._bed.view()).members
-        first = next(member for member in members if member.role == kind.value)
+        first = next(worker for worker in members if worker.role == kind.value)
         host = self._site.host_at(first.address)
         return Struck(host, {m.worker_id: m for m in members if self._site.host_at(m.address) is host})
 
@@ -155,31 +155,31 @@ class HostFaultRun:
         """What is missing in the end; how long it took."""
         if fault.victim is Victim.HEAD:
             await asyncio.sleep(NOTICED_S)
-        missing = await self._bed.whole_within(WHOLE_S, struck.epochs if fault.ends_lives else None)
+        missing = await self._bed.whole_within(WHOLE_S, struck.epochs if fault.ends_epochs else None)
         return missing, None if missing else time.time() - fault_s
 
     async def _fenced_s(self, struck: Struck) -> float | None:
-        """Until none of the lives that were struck answers any more. Raises ConfigError where one goes on."""
+        """Wait until none of the workers that were struck answers any more. Raises ConfigError where one goes on."""
         began_s = time.monotonic()
         found = False
-        for member in struck.lives.values():
-            while await self._answers(member):
+        for worker in struck.lives.values():
+            while await self._answers(worker):
                 found = True
                 if time.monotonic() - began_s > FENCED_S:
-                    raise ConfigError(f"{member.worker_id}: its life {member.epoch} goes on at {member.address}")
+                    raise ConfigError(f"{worker.worker_id}: its life {worker.epoch} goes on at {worker.address}")
                 await asyncio.sleep(POLL_S)
         return time.monotonic() - began_s if found else None
 
-    async def _answers(self, member: fleet_pb2.Member) -> bool:
-        """That very life."""
+    async def _answers(self, worker: fleet_pb2.Member) -> bool:
+        """Return whether that very epoch answers."""
         try:
-            async with self._bed.channel(member.address) as channel:
+            async with self._bed.channel(worker.address) as channel:
                 info = await control_pb2_grpc.ControlStub(channel.channel).GetServerInfo(
                     control_pb2.GetServerInfoRequest(), metadata=channel.metadata, timeout=ASK_S
                 )
         except ServeError:
             return False
-        return bool(info.epoch == member.epoch)
+        return bool(info.epoch == worker.epoch)
 
     async def _waves(self, is_over: asyncio.Event) -> list[Transcript]:
         got: list[Transcript] = []
@@ -195,7 +195,7 @@ class HostFaultRun:
         while not is_over.is_set():
             with contextlib.suppress(ServeError):  # the supervisor may be away
                 view = await self._bed.view()
-                sightings.see("the supervisor", [(member.worker_id, member.epoch) for member in view.members])
+                sightings.see("the supervisor", [(worker.worker_id, worker.epoch) for worker in view.members])
             for router in self._bed.routers:
                 with contextlib.suppress(ServeError):
                     sightings.see(f"router {router.grpc}", (await self._bed.known_to(router)).items())
@@ -217,10 +217,10 @@ class HostFaultRun:
     async def _crowded(self) -> str | None:
         """A worker that is where another one is, or on a host of the other role."""
         seen: set[str] = set()
-        for member in (await self._bed.view()).members:
-            host = self._site.host_at(member.address)
-            if host.name in seen or (self._site.has_host_for(member.role) and not host.name.startswith(member.role)):
-                return str(member.worker_id)
+        for worker in (await self._bed.view()).members:
+            host = self._site.host_at(worker.address)
+            if host.name in seen or (self._site.has_host_for(worker.role) and not host.name.startswith(worker.role)):
+                return str(worker.worker_id)
             seen.add(host.name)
         return None
 

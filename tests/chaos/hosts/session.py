@@ -32,7 +32,7 @@ from twostroke.errors import ConfigError
 LOAD = Load(tokens=60, prompt_letters=320, long_tokens=700)
 QUICK_LOAD = Load(tokens=20, prompt_letters=160, long_tokens=300)
 PATIENCE_S = 60.0
-"""Of clients: none of the hosts with routers is struck, so that none of them should need any."""
+"""Patience of clients: none of the hosts with routers is struck, so that none of them should need any."""
 DECODE_HOSTS = 2
 READY_S = 600.0
 REFUSED_S = 60.0
@@ -144,10 +144,10 @@ class _Session:
         """Raises ConfigError where no page went from one host to another."""
         pulled = 0.0
         hosts = {}
-        for member in (await bed.view()).members:
-            hosts[member.worker_id] = self._site.host_at(member.address).name
-            samples = await asyncio.to_thread(scrape, member.metrics_address)
-            if member.role == Role.DECODE:
+        for worker in (await bed.view()).members:
+            hosts[worker.worker_id] = self._site.host_at(worker.address).name
+            samples = await asyncio.to_thread(scrape, worker.metrics_address)
+            if worker.role == Role.DECODE:
                 series = samples.get("twostroke_pull_bytes_total", ())
                 pulled += sum(value for labels, value in series if labels["transport"] == "tcp")
         placed = ", ".join(f"{worker} on {host}" for worker, host in hosts.items())

@@ -1,4 +1,4 @@
-"""Who was seen to serve, by whom: no worker may have two lives at once, and no life may come back. Pure."""
+"""Epochs that were seen to serve, and by whom: a worker has one at a time, and none comes back. Pure."""
 
 from __future__ import annotations
 

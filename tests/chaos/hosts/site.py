@@ -132,7 +132,7 @@ class Site:
 
     @property
     def runtime_folder(self) -> Path:
-        """Of the launcher: where it says that it is ready."""
+        """The launcher's folder, where it says that it is ready."""
         return self.folder / "run"
 
     def launch(self, *, decode: int) -> None:
@@ -154,7 +154,7 @@ class Site:
         self.head.begin(Service("up", [sys.executable, "-P", "-m", "cluster.cli", "up", "-f", str(file)], environment))
 
     def credentials(self, host: Host) -> dict[str, str]:
-        """Of whoever talks to Ray on this host."""
+        """Environment of a process that talks to Ray on this host."""
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.ray_token),
@@ -164,13 +164,13 @@ class Site:
         }
 
     def stranger(self, host: Host) -> dict[str, str]:
-        """Of whoever has a token of its own, and otherwise everything that the host's own node has."""
+        """Environment of a process with a token of its own, and otherwise everything that the host's own node has."""
         return self._node(host, Role.DECODE) | {
             "RAY_AUTH_TOKEN_PATH": str(self._secret("stranger.token", secrets.token_hex(32)))
         }
 
     def without_tls(self, host: Host) -> dict[str, str]:
-        """Of whoever has the right token and speaks in clear text."""
+        """Environment of a process that has the right token and speaks in clear text."""
         return {name: value for name, value in self._node(host, Role.DECODE).items() if "TLS" not in name}
 
     def _head(self, role: Role | None) -> dict[str, str]:

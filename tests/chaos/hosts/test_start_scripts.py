@@ -22,7 +22,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 def settings(tmp_path: Path) -> dict[str, str]:
-    """Of a node that starts."""
+    """Environment of a node that starts."""
     for name in ("token", "cert", "key", "ca"):
         (tmp_path / name).write_text(name)
     ray = tmp_path / "ray"

@@ -21,10 +21,10 @@ from twostroke.fault_points import Point
 log = logging.getLogger(__name__)
 
 BY_CALL = "control"
-"""As TWOSTROKE_FAULT: nothing is armed, and anything can be."""
+"""The value of TWOSTROKE_FAULT that arms nothing: anything can be."""
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
-NEXT_LIFE = "{journal}.{process}"
+NEXT_EPOCH = "{journal}.{process}"
 """Names a file with a fault for the process's next life: points are reached before a call could arm anything."""
 ONE = "{journal}.{fault}.one"
 """Names a file that one process of all in which the fault is armed takes away: in the others it does not happen then.
@@ -55,7 +55,7 @@ class Injector:
         if self.journal is None:
             return
         control.serve(self, control.port_file(self.journal, process))
-        note = Path(NEXT_LIFE.format(journal=self.journal, process=process))
+        note = Path(NEXT_EPOCH.format(journal=self.journal, process=process))
         if note.exists():
             fault = Fault.parse(note.read_text())
             note.unlink()
@@ -97,7 +97,7 @@ class Injector:
         return fault.kind is Kind.LOSE
 
     def _is_first(self, fault: Fault) -> bool:
-        """Of all processes, where it is to happen in one."""
+        """Return whether it happens here, where it is to happen in one of all processes."""
         if self.journal is None:
             return True
         note = Path(ONE.format(journal=self.journal, fault=fault))

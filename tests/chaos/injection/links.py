@@ -24,7 +24,7 @@ CHUNK_BYTES = 64 << 10
 PAGE_CHUNK_BYTES = 256
 """Larger chunks of a page connection have bytes of pages in their middle; hellos and status bytes come in smaller."""
 SLOW_S = 0.05
-"""That late is every chunk over a slow link."""
+"""Delay of every chunk over a slow link."""
 SLOW_BYTES_PER_S = 1e6
 DIAL_S = 5.0
 _BACKLOG = 128
@@ -65,7 +65,7 @@ class Trouble:
                 self._changed.wait(left_s)
 
     def delay_s(self, size: int) -> float:
-        """Of a chunk of `size` bytes."""
+        """Delay of a chunk of `size` bytes."""
         return SLOW_S + size / SLOW_BYTES_PER_S if time.monotonic() < self._slow_until_s else 0.0
 
     def take(self, *kinds: Kind) -> Kind | None:
@@ -193,7 +193,7 @@ class _Passage:
             threading.Thread(target=self._pump, args=(source, sink, spoils), name="proxy-pump", daemon=True).start()
 
     def _pump(self, source: socket.socket, sink: socket.socket, spoils: bool) -> None:
-        """Until `source` says no more, or either end is gone; the last pump closes both."""
+        """Pass bytes on until `source` says no more, or either end is gone; the last pump closes both."""
         try:
             while chunk := source.recv(CHUNK_BYTES):
                 self._trouble.hold()
@@ -201,7 +201,7 @@ class _Passage:
                     time.sleep(delay_s)
                 if not (spoils and len(chunk) > PAGE_CHUNK_BYTES):
                     sink.sendall(chunk)
-                elif not self._send_spoilt(sink, chunk):
+                elif not self._send_corrupt(sink, chunk):
                     break
             self._trouble.hold()
             sink.shutdown(socket.SHUT_WR)
@@ -215,7 +215,7 @@ class _Passage:
                     self._near.close()
                     self._far.close()
 
-    def _send_spoilt(self, sink: socket.socket, chunk: bytes) -> bool:
+    def _send_corrupt(self, sink: socket.socket, chunk: bytes) -> bool:
         """Send bytes of pages, spoilt if that is due; False where they were the last."""
         match self._trouble.take(Kind.CORRUPT, Kind.TRUNCATE, Kind.DUPLICATE):
             case Kind.CORRUPT:

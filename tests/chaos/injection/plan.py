@@ -10,7 +10,7 @@ from twostroke.errors import ConfigError
 from twostroke.fault_points import Point
 
 FROZEN_S = 10.0
-"""Of a process or a link, where a fault does not say how long."""
+"""How long a process or a link stands still where a fault does not say how long."""
 ENVIRONMENT = "TWOSTROKE_FAULT"
 BREAK = "TWOSTROKE_FAULT_BREAK"
 """Names a guard that is off, where faults can be armed at all."""

@@ -86,11 +86,11 @@ def why_not(cell: Cell, transport: str = "tcp") -> str | None:
     if kind is Kind.LOSE and point not in EVENTS:
         return "no batch of an event log is at hand"
     if kind in SPOILING:
-        return _why_not_spoilt(cell, transport)
+        return _why_not_corrupt(cell, transport)
     return None
 
 
-def _why_not_spoilt(cell: Cell, transport: str) -> str | None:
+def _why_not_corrupt(cell: Cell, transport: str) -> str | None:
     if not REACHED_BY[cell.point] <= _WORKERS:
         return f"no pages pass through a {cell.process}"
     if cell.point not in BEFORE_READING | BEFORE_SERVING:

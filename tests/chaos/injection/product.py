@@ -1,4 +1,4 @@
-"""Where the injector takes hold of the product.
+"""How the injector takes hold of the product.
 
 The product has one hook, `twostroke.fault_points.HOOK`. All else is wrapped from here, in this process only: each entry
 of `PARTS` names a module and the function that wraps its classes, at once or as soon as the module is imported.
@@ -75,7 +75,7 @@ class Injection:
 
 
 def inject(injector: Injector) -> Injection:
-    """Until the end of the process, or the injection's."""
+    """Inject faults until the end of the process, or the injection's."""
     injection = Injection(injector)
     injection.begin()
     return injection

@@ -25,7 +25,7 @@ GENERATE = "/twostroke.v1.Inference/Generate"
 
 @dataclass(slots=True)
 class Seen:
-    """By kind of question: seconds that each took, and what went wrong."""
+    """Seconds that each question took, by its kind, and what went wrong."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)

@@ -48,13 +48,13 @@ async def long_chunk_extensions(play: Play) -> None:
 
 @TABLE.entry(key=False)
 async def slow_heads(play: Play) -> None:
-    """As many connections as are allowed, each a header's character now and then."""
+    """Open as many connections as are allowed, each a header's character now and then."""
     await _drip(play, head(play, "POST", CHATS), b"X-Slow: 1\r\n")
 
 
 @TABLE.entry(key=True)
 async def unfinished_bodies(play: Play) -> None:
-    """As many requests with a key as there may be connections, whose bodies do not end (26)."""
+    """Send as many requests with a key as there may be connections, whose bodies do not end (26)."""
     begin = head(play, "POST", CHATS, {"Content-Length": "100000", "Content-Type": "application/json"}) + b"\r\n{"
     await _drip(play, begin, b" ")
 

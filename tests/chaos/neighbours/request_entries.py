@@ -47,7 +47,7 @@ async def prompts_of_2_000_000_characters(play: Play) -> None:
 
 @TABLE.entry(key=True)
 async def prompts_of_8_megabytes(play: Play) -> None:
-    """As long as a body may be (1, 13)."""
+    """Send prompts as long as a body may be (1, 13)."""
     await _send(play, COMPLETIONS, completion(play, "a b " * 1_990_000), at_once=2)
 
 
@@ -130,7 +130,7 @@ async def a_thousand_prompts(play: Play) -> None:
 
 @TABLE.entry(key=True)
 async def chats_of_4_096_messages(play: Play) -> None:
-    """As many messages as a chat may have."""
+    """Send as many messages as a chat may have."""
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "yes"}] * 2048
     await _send(play, CHATS, chat(play, messages=messages))
 
@@ -237,7 +237,7 @@ async def a_hundred_choices_with_logprobs(play: Play) -> None:
 
 @TABLE.entry(key=True)
 async def a_thousand_choices(play: Play) -> None:
-    """As many choices as a request may have."""
+    """Ask for as many choices as a request may have."""
     await _send(play, COMPLETIONS, completion(play, n=1024, max_tokens=20, stream=True), at_once=1)
 
 

@@ -152,7 +152,7 @@ async def many_choices_over_grpc(play: Play) -> None:
 
 @TABLE.entry(key=True)
 async def chats_of_4_096_messages_over_grpc(play: Play) -> None:
-    """As many messages as a chat may have."""
+    """Send as many messages as a chat may have."""
     said = [inference_pb2.ChatMessage(role="user", content="hello")] * 4096
     await _calls(play, [request(play, chat=inference_pb2.Chat(messages=said))], 4)
 
@@ -381,7 +381,7 @@ async def garbage_at_worker_ports(play: Play) -> None:
 
 @TABLE.entry(key=False)
 async def packed_bombs_by_hand(play: Play) -> None:
-    """As the bombs above, packed beforehand: 64 MB of zeros in 64 KB, flagged as compressed."""
+    """Send the bombs above, packed beforehand: 64 MB of zeros in 64 KB, flagged as compressed."""
     bomb = message(gzip.compress(bytes(64_000_000), 9), compressed=1)
     fields = call_headers(play, GENERATE, [("grpc-encoding", "gzip")])
     pieces = [bomb[begin : begin + 16_000] for begin in range(0, len(bomb), 16_000)]

@@ -33,7 +33,7 @@ PACE = f"paced:prefill_tokens_per_s=200000,step_ms=1,step_us_per_seq=20,vocab={V
 READERS = "readers"
 """The router's child processes, in which long requests are read. Counted for their memory."""
 HOSTILE_CALLS = 8
-"""That the hostile client's key may have open at once."""
+"""Calls that the hostile client's key may have open at once."""
 
 
 @dataclass(frozen=True, slots=True)

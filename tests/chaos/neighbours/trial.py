@@ -20,7 +20,7 @@ from tests.chaos.neighbours.hostile import BUSY
 from tests.chaos.neighbours.site import Site, Usage
 from twostroke.json_values import to_json
 
-SETTLE_S = 15.0
+QUIET_S = 15.0
 """For memory, descriptors and requests to be given back after a hostile client has ended."""
 START_S = 60.0
 REPORT_S = 60.0
@@ -120,8 +120,8 @@ async def trial(site: Site, hostile: HostileProcess, name: str, seconds: float, 
 
 
 async def _left(site: Site, before: Usage) -> tuple[list[str], float]:
-    """As soon as all is back, else after a while."""
-    until_s = time.monotonic() + SETTLE_S
+    """Return what is left as soon as all is back, else after a while."""
+    until_s = time.monotonic() + QUIET_S
     while True:
         left, more_mb = await asyncio.to_thread(_look, site, before)
         if not left or time.monotonic() > until_s:

@@ -36,13 +36,13 @@ class Manifests:
         return next(each for each in self.of_kind(kind) if each["metadata"]["name"] == name)
 
     def replicas(self, deployment: Object) -> int:
-        """As many as its autoscaler wants at least."""
+        """Return the number that its autoscaler wants at least."""
         name = deployment["metadata"]["name"]
         scalers = (each["spec"] for each in self.of_kind("HorizontalPodAutoscaler"))
         return next((int(spec["minReplicas"]) for spec in scalers if spec["scaleTargetRef"]["name"] == name), 1)
 
     def files(self, volume: Object) -> Mapping[str, bytes] | None:
-        """Of a ConfigMap's or Secret's volume; None for one that begins empty."""
+        """Return the files of a ConfigMap's or Secret's volume; None for one that begins empty."""
         if "configMap" in volume:
             return {key: text.encode() for key, text in self._config(volume["configMap"]["name"]).items()}
         if "secret" in volume:
@@ -59,7 +59,7 @@ class Manifests:
         return values
 
     def addresses(self, service: str, pods: Iterable[tuple[Mapping[str, str], str]]) -> list[str] | None:
-        """Of a Service, from labels and address of every pod; None where there is no such Service."""
+        """Return the addresses of a Service, from labels and address of every pod; None if there is no such Service."""
         for each in self.of_kind("Service"):
             if each["metadata"]["name"] == service:
                 selector = each["spec"]["selector"].items()

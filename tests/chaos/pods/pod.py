@@ -21,10 +21,10 @@ from tests.chaos.pods.manifests import Manifests, Object
 BRIDGE = "pods"
 SUBNET = "10.78.0"
 GATEWAY = f"{SUBNET}.1"
-"""Of whoever runs the pods: probes come from here."""
+"""Address of the process that runs the pods: probes come from here."""
 
 ROUTE = f"route add default via {GATEWAY}"
-"""Where Ray looks for its own address, by way of one that is somewhere else."""
+"""Ray looks here for its own address, by way of one that is somewhere else."""
 
 CONTAINER = r"""
 set -e
@@ -118,7 +118,7 @@ class Pod:
     def execute(
         self, container: Container, command: Sequence[str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """As preStop and exec probes do: one more process in the container."""
+        """Run one more process in the container, as preStop and exec probes do."""
         assert container.process is not None
         inside = self._first_process(container)
         enter = ["nsenter", "-t", str(inside), "-m", "-n", "-p", "-i", f"--root=/proc/{inside}/root", "--"]
@@ -208,7 +208,7 @@ class Pod:
 
 
 def _child(process: subprocess.Popen[bytes]) -> int:
-    """Of `unshare` or `nsenter`, which fork the first process that is inside. As seen from here."""
+    """Return the child of `unshare` or `nsenter`, which fork the first process that is inside. As seen from here."""
     file = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while not (children := file.read_text().split()) and process.poll() is None:
         time.sleep(0.01)

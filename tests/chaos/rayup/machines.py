@@ -40,7 +40,7 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
-"""Of whoever types the commands."""
+"""Environment of the person who types the commands."""
 BECOME = r"""
 set -e
 files=$1 names=$2 checkout=$3
@@ -95,7 +95,7 @@ class Machines:
         until(lambda: self.client.tried(knocks).returncode == 0, self.told)
 
     def told(self) -> str:
-        """By all of them."""
+        """Return the output of all of them."""
         return "\n".join(f"{log}:\n{log.read_text(errors='replace')[-3000:]}" for log in self.folder.glob("*.log"))
 
     def _machine(self, name: str, role: str = "") -> Host:
@@ -127,7 +127,7 @@ class Machines:
 
 
 class Client:
-    """Where commands are typed."""
+    """The host on which commands are typed."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -147,7 +147,7 @@ class Client:
 
 
 def processes(host: Host, *titles: str) -> set[int]:
-    """Of the host, with one of these words in how they call themselves; as seen from outside."""
+    """Return processes of the host, with one of these words in how they call themselves; as seen from outside."""
     found = set()
     for pid in host.pids():
         try:

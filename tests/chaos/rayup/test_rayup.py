@@ -141,7 +141,7 @@ def forward(machines: Machines, command: str) -> None:
 
 
 def until_logged(machines: Machines, pattern: str) -> str:
-    """By all jobs of that name."""
+    """Wait until a job of that name has logged the pattern, and return it."""
     logs = ""
 
     def is_there() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 WARM_UP_S = 120.0
-"""Of a life, in which caches, pools and allocators fill."""
+"""Seconds of a process in which caches, pools and allocators fill."""
 LEAST_S = 240.0
 """After it, of a life from which anything can be told."""
 GROWTH_BYTES = 24 << 20
@@ -52,7 +52,7 @@ class Life:
 
     @property
     def bytes_per_s(self) -> float:
-        """By least squares over what is warm."""
+        """Return the trend, by least squares over what is warm."""
         warm = self.warm
         mean_s = sum(sample.at_s for sample in warm) / len(warm)
         mean_bytes = sum(sample.resident_bytes for sample in warm) / len(warm)
@@ -62,7 +62,7 @@ class Life:
 
     @property
     def grows(self) -> bool:
-        """By its trend, which a single burst is not."""
+        """Return whether the memory grows, by its trend, which a single burst is not."""
         warm = self.warm
         watched_s = warm[-1].at_s - warm[0].at_s
         return self.bytes_per_s * watched_s > GROWTH_BYTES and self.bytes_per_s * 3600 > GROWTH_BYTES
@@ -71,7 +71,7 @@ class Life:
 @dataclass(slots=True)
 class Memory:
     lives: dict[int, Life] = field(default_factory=dict)
-    """By process id."""
+    """Processes by their id."""
 
     def take(self, now_s: float, processes: Iterable[tuple[int, str, int, int]]) -> None:
         """Process id, title, resident bytes and open files of each that lives."""
@@ -88,7 +88,7 @@ class Memory:
         return found
 
     def misses(self) -> list[str]:
-        """Who grows, in words."""
+        """Return the processes that grow, in words."""
         growing = [
             f"a {life.kind} (process {pid}) grows by {life.bytes_per_s * 3600 / 2**20:.0f} MiB an hour"
             for pid, life in self.lives.items()

@@ -26,7 +26,7 @@ def seconds(text: str) -> float:
 class SoakOptions:
     duration_s: float
     quiet_s: float
-    """Of load without a fault, between two, on the average."""
+    """Seconds of load without a fault, between two, on the average."""
     cluster: FaultsOptions
     json_path: str | None
     write: Path | None

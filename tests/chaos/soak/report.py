@@ -14,7 +14,7 @@ from tests.chaos.soak.memory import WARM_UP_S, Memory, most_bytes, most_files
 from tools.simulate.fleet.results import percentile
 
 SCHEMA_VERSION = 1
-"""Of the JSON; raised when a key changes its meaning."""
+"""Version of the JSON; it is raised when a key changes its meaning."""
 MIB = 1 << 20
 
 
@@ -26,9 +26,9 @@ class Course:
     quiet_streams: int = 0
     """Between faults."""
     wrong: list[str] = field(default_factory=list)
-    """Of those."""
+    """Undisturbed streams that were wrong."""
     memories: list[Memory] = field(default_factory=list)
-    """Of each cluster."""
+    """Memory of each cluster."""
 
     @property
     def streams(self) -> int:

@@ -65,7 +65,7 @@ class _Session:
             await self._one_cluster()
 
     async def _one_cluster(self) -> None:
-        """Until the time is over, or the cluster is past help."""
+        """Break a cluster until the time is over, or the cluster is past help."""
         options = self._options.cluster
         self.course.clusters += 1
         with tempfile.TemporaryDirectory(prefix="tsf-") as folder:

@@ -17,7 +17,7 @@ from tools.bench.goodput.verdict import Verdict
 from tools.bench.load import PlannedRequest, Segment, Stream, constant_arrivals
 from tools.bench.measure import Record
 
-SETTLE_S = 60.0
+QUIET_S = 60.0
 """For a server to answer again after it was overloaded."""
 
 
@@ -64,7 +64,7 @@ async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, num
         await client.close()
     if ended < count:
         # What was cut off must not burden the next trial.
-        await wait_until_ready(endpoint.target, seed, endpoints.vocab_size, SETTLE_S)
+        await wait_until_ready(endpoint.target, seed, endpoints.vocab_size, QUIET_S)
     return Trial(
         rate=rate,
         passed=bool(verdict.passed),

@@ -150,7 +150,7 @@ class Pages(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(examining, "SETTLE_S", 0.3)
+    monkeypatch.setattr(examining, "QUIET_S", 0.3)
     double = Server()
     with serving(double):
         yield double
