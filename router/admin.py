@@ -42,12 +42,12 @@ class AdminServer:
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
         self._peer_host = config.peer_host
         membership = Membership.of(config.cluster_token, config.cluster_tls)
-        sealed = None if membership.certificates is None else SealedPort(config.peer_port, membership.certificates)
+        tls_port = None if membership.certificates is None else SealedPort(config.peer_port, membership.certificates)
         self._rpc = RpcServer(
             config.listen.host,
             endpoints.admin_port,
             token=membership.token,
-            sealed=sealed,
+            sealed=tls_port,
             callers=Callers(max_message_bytes=MOST_MESSAGE_BYTES),
             shares_port=shares_port,
         )

@@ -23,7 +23,7 @@ class AdmissionQueue:
         self._workers = workers
         self._metrics = metrics
         self._waiting: dict[RequestId, asyncio.Future[Verdict]] = {}
-        self._has_news = asyncio.Event()
+        self._changed = asyncio.Event()
         metrics.show(lambda: admission.queued, lambda: admission.fairness(time.monotonic()))
 
     async def admit(self, request: QueuedRequest, workers: Workers) -> Placement | None:
@@ -46,7 +46,7 @@ class AdmissionQueue:
     def notice(self) -> None:
         """Something has changed that may let a request go."""
         if self._waiting or len(self._admission.false_rejections):
-            self._has_news.set()
+            self._changed.set()
 
     def opened(self, seconds: float) -> None:
         self._admission.capacity.opened_in(seconds)
@@ -67,10 +67,10 @@ class AdmissionQueue:
             left_s = None if wake_at_s is None else wake_at_s - time.monotonic()
             try:
                 async with asyncio.timeout(left_s):
-                    await self._has_news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 pass
-            self._has_news.clear()
+            self._changed.clear()
             for verdict in self._admission.wake(self._workers(), time.monotonic()):
                 future = self._waiting.pop(verdict.request_id, None)
                 if future is not None and not future.done():
@@ -81,7 +81,7 @@ class AdmissionQueue:
     async def _wait(self, request_id: RequestId) -> Verdict:
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting[request_id] = future
-        self._has_news.set()
+        self._changed.set()
         try:
             return await future
         except asyncio.CancelledError:

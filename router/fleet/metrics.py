@@ -50,8 +50,8 @@ class FleetMetrics(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         of_worker = ("role", "worker_role", "worker")
-        members = GaugeMetricFamily(
-            "twostroke_fleet_members", "Workers by status.", labels=("role", "worker_role", "state")
+        workers = GaugeMetricFamily(
+            "twostroke_fleet_workers", "Workers by status.", labels=("role", "worker_role", "state")
         )
         pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=(*of_worker, "state"))
         gauges = {
@@ -60,14 +60,14 @@ class FleetMetrics(Collector):
         }
         readings = list(self._read())
         for (role, status), count in collections.Counter((r.role, r.status) for r in readings).items():
-            members.add_metric((ROLE, role, status), count)
+            workers.add_metric((ROLE, role, status), count)
         for reading in readings:
             labels = (ROLE, reading.role, reading.worker)
             for name, value in _values(reading).items():
                 gauges[name].add_metric(labels, value)
             for state, count in _pages(reading.load).items():
                 pages.add_metric((*labels, state), count)
-        return [members, pages, *gauges.values()]
+        return [workers, pages, *gauges.values()]
 
 
 def _values(reading: WorkerReading) -> dict[str, float]:

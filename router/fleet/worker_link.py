@@ -64,7 +64,7 @@ _LINK_TROUBLE = frozenset(
 """Codes that gRPC itself gives when a connection or a process ends under a call."""
 
 
-class _Call(Awaitable[Response_co], Protocol):
+class _UnaryCall(Awaitable[Response_co], Protocol):
     """A unary call under way."""
 
 
@@ -95,7 +95,7 @@ class TokenStream:
         """The worker has ended it: there is nothing to close."""
         self._deltas: deque[TokenDelta] = deque()
         self._error: ServeError | None = None
-        self._has_news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def feed(self, entry: worker_pb2.TokenEntry) -> bool:
         """Takes an entry. Returns False, and takes nothing, where tokens before it are missing."""
@@ -114,7 +114,7 @@ class TokenStream:
         self._deltas.append(TokenDelta(self.next_position, tokens, finish, entry.cached_tokens, dict(entry.lifetime)))
         self.next_position += len(tokens)
         self.is_complete = finish is not None
-        self._has_news.set()
+        self._changed.set()
         return True
 
     def end(self, error: ServeError) -> None:
@@ -125,15 +125,15 @@ class TokenStream:
     def fail(self, error: ServeError) -> None:
         """Nothing more will come; what has arrived is still read first."""
         self._error = self._error or error
-        self._has_news.set()
+        self._changed.set()
 
     async def next(self) -> TokenDelta:
         """Raises the error that ended the stream; nothing follows a delta with a finish reason."""
         while not self._deltas:
             if self._error is not None:
                 raise self._error
-            self._has_news.clear()
-            await self._has_news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         return self._deltas.popleft()
 
 
@@ -378,7 +378,7 @@ class WorkerLink:
             request.from_position,
         )
 
-    async def _response(self, call: _Call[Response_co]) -> Response_co:
+    async def _response(self, call: _UnaryCall[Response_co]) -> Response_co:
         """Returns the response, or raises what its failure means: trouble of the link itself is PeerLost."""
         try:
             return await call

@@ -62,12 +62,12 @@ class _Reader:
         self._only = only
         self._batches: deque[KvEventBatch] = deque()
         self._restarts: list[WorkerId] = []
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     def start_again(self, workers: list[WorkerId]) -> None:
         self._batches.clear()
         self._restarts = [worker for worker in workers if self._only in (None, worker)]
-        self._news.set()
+        self._changed.set()
 
     def offer(self, message: KvEventBatch, workers: list[WorkerId]) -> None:
         if self._only not in (None, message.worker_id) or message.worker_id in self._restarts:
@@ -76,12 +76,12 @@ class _Reader:
             self.start_again(workers)
             return
         self._batches.append(message)
-        self._news.set()
+        self._changed.set()
 
     async def next(self, index: PrefixIndex) -> KvEventBatch | None:
         while not self._restarts and not self._batches:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if not self._restarts:
             return self._batches.popleft()
         worker = self._restarts.pop(0)

@@ -175,33 +175,33 @@ class RoutingService(routing_pb2_grpc.RoutingServicer):
     def close(self) -> None:
         """Ends every stream: nothing more will be placed here."""
         self._is_closed = True
-        for has_news in self._wakers:
-            has_news.set()
+        for has_changed in self._wakers:
+            has_changed.set()
 
     async def WatchReservations(  # noqa: N802  # the name in the .proto
         self, request: routing_pb2.WatchReservationsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[routing_pb2.ReservationBatch]:
         del context
-        has_news = asyncio.Event()
-        self._wakers.add(has_news)
-        watch = self._reservations.watch(has_news.set)
+        has_changed = asyncio.Event()
+        self._wakers.add(has_changed)
+        watch = self._reservations.watch(has_changed.set)
         log.info("reservations watched router=%s", request.router_id)
         try:
             while not self._is_closed:
                 for message in messages_of(self._reservations.take(watch)):
                     yield message
                 await asyncio.sleep(COALESCE_S)
-                await _wait(has_news)
-                has_news.clear()
+                await _wait(has_changed)
+                has_changed.clear()
         finally:
             self._reservations.unwatch(watch)
-            self._wakers.discard(has_news)
+            self._wakers.discard(has_changed)
             log.info("reservations no longer watched router=%s", request.router_id)
 
 
-async def _wait(has_news: asyncio.Event) -> None:
+async def _wait(has_changed: asyncio.Event) -> None:
     try:
         async with asyncio.timeout(HEARTBEAT_S):
-            await has_news.wait()
+            await has_changed.wait()
     except TimeoutError:
         return

@@ -181,7 +181,7 @@ MONITORING = [
     Mutant("a name with dashes", "rules_are_taken", insert(_rule({"record": "a-b", "expr": "up"}))),
     Mutant("a dashboard that is no JSON", "dashboards_can_be_read", put(BOARD, "data.router[.]json", "{")),
     Mutant("a dashboard of no metric", "queries_name_metrics_that_there_are",
-           swap(BOARD, "data.fleet[.]json", "twostroke_fleet_members", "twostroke_fleet_member")),
+           swap(BOARD, "data.fleet[.]json", "twostroke_fleet_workers", "twostroke_fleet_worker")),
     Mutant("a dashboard's variable of no metric", "queries_name_metrics_that_there_are",
            swap(BOARD, "data.worker[.]json", "label_values(twostroke_pages,", "label_values(twostroke_page,")),
 ]  # fmt: skip

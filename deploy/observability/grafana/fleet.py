@@ -14,7 +14,7 @@ FLEET = Dashboard(
                 Panel(
                     "workers that serve",
                     "none",
-                    [('max by (worker_role) (twostroke_fleet_members{state="serving"})', "{{worker_role}}")],
+                    [('max by (worker_role) (twostroke_fleet_workers{state="serving"})', "{{worker_role}}")],
                     kind="stat",
                 ),
                 Panel("routers", "none", [("count(twostroke_other_routers)", "routers")], kind="stat"),
@@ -22,7 +22,7 @@ FLEET = Dashboard(
                 Panel(
                     "workers by state",
                     "none",
-                    [("max by (worker_role, state) (twostroke_fleet_members)", "{{worker_role}} {{state}}")],
+                    [("max by (worker_role, state) (twostroke_fleet_workers)", "{{worker_role}} {{state}}")],
                 ),
                 Panel("builds", "none", [("count by (role, version) (twostroke_build_info)", "{{role}} {{version}}")]),
                 Panel(

@@ -255,7 +255,7 @@ async def test_loads_and_members_can_be_seen(fleet, soon):
     await soon(lambda: core.loads()[0].load.running == 3)
     assert {load.worker_id for load in core.loads()} == {"decode-0", "prefill-0"}
     value = core._metrics.registry.get_sample_value
-    assert value("twostroke_fleet_members", {"role": "router", "worker_role": "decode", "state": "serving"}) == 1
+    assert value("twostroke_fleet_workers", {"role": "router", "worker_role": "decode", "state": "serving"}) == 1
     decode = {"role": "router", "worker_role": "decode", "worker": "decode-0"}
     assert value("twostroke_worker_running", decode) == 3
     assert value("twostroke_worker_pages", {**decode, "state": "free"}) == 500
