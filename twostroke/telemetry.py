@@ -10,7 +10,7 @@ import platform
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, disable_created_metrics, make_wsgi_app
@@ -22,6 +22,9 @@ from twostroke import __version__
 from twostroke.errors import ConfigError
 from twostroke.event_log import EventHandler, OwnFile
 from twostroke.tls import Certificates
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment  # it is there for type checkers only
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Time to first token: from a warm prefix on a GPU to a long queue on a CPU."""
@@ -97,13 +100,36 @@ SHUTDOWN_POLL_S = 0.05
 """How often the metrics server looks whether it is to end."""
 
 
+RENDERING_SHARE = 0.1
+"""Part of the time in which the page may be rendered, which holds Python's lock: tokens need that as well."""
+
+
+class Scrapes:
+    """A WSGI application whose pages are made one at a time, in a share of the time."""
+
+    def __init__(self, page: WSGIApplication) -> None:
+        self._page = page
+        self._turn = threading.Lock()
+        self._free_s = 0.0
+        """When the next page may be made."""
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        with self._turn:
+            time.sleep(max(0.0, self._free_s - time.monotonic()))
+            begun_s = time.monotonic()
+            body = self._page(environ, start_response)
+            ended_s = time.monotonic()
+            self._free_s = ended_s + (1 / RENDERING_SHARE - 1) * (ended_s - begun_s)
+        return body
+
+
 class MetricsServer:
     """Prometheus exposition of one registry on its own port and thread."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int = 0) -> None:
         """Raises ConfigError where it cannot listen."""
         try:
-            self._server = make_server(host, port, make_wsgi_app(registry), _PatientServer, _SilentHandler)
+            self._server = make_server(host, port, Scrapes(make_wsgi_app(registry)), _PatientServer, _SilentHandler)
         except OSError as error:
             raise ConfigError(f"metrics: cannot listen on {host}:{port}: {error.strerror}", field="port") from error
         self._thread = threading.Thread(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
+import time
 import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from twostroke import telemetry
-from twostroke.telemetry import MetricsServer
+from twostroke.telemetry import RENDERING_SHARE, MetricsServer, Scrapes
 
 
 def test_those_who_say_nothing_have_no_threads_for_long(
@@ -30,3 +32,22 @@ def test_those_who_say_nothing_have_no_threads_for_long(
             each.close()
         server.close()
     assert capfd.readouterr().err == ""
+
+
+def test_many_scrapers_get_a_share_of_the_time():
+    made = []
+
+    def page(environ, start_response):
+        made.append(time.monotonic())
+        time.sleep(0.005)
+        return [b"page"]
+
+    scrapes = Scrapes(page)
+    begun_s = time.monotonic()
+    threads = [threading.Thread(target=scrapes, args=({}, None)) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 10
+    assert (len(made) - 1) * 0.005 <= 1.5 * RENDERING_SHARE * (time.monotonic() - begun_s)
