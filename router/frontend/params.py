@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import PlainValidator
 
 from router.fleet.serving_facts import ServingFacts
 from router.frontend.auth.api_keys import MOST_PRIORITY
 from router.frontend.auth.auth import ANONYMOUS, AuthContext
+from router.frontend.json_body import Body, Integer, Number, Strings, TokenIds, as_number, wrong_kind
 from router.frontend.resume import StreamPoint
 from twostroke.errors import ContextLengthExceeded, InvalidRequest
 from twostroke.request import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, SamplingParams
@@ -30,6 +33,8 @@ COMPLETION_MAX_TOKENS = 16
 """Length of a completion that names none, as in OpenAI's API; a chat may take what fits."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """Roles that a message of a chat may have. Templates silently drop others, or let them speak as any role."""
+MAX_ID_DIGITS = 20
+"""Most digits of a token id that comes as text. Python refuses to read numbers of some thousands."""
 MAX_SALT_CHARS = 1024
 """Characters of a client's own salt, which is hashed with every block."""
 MAX_REQUEST_ID_CHARS = 256
@@ -73,38 +78,52 @@ class ChatPrompt:
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
+def _logit_bias(entries: Any) -> tuple[tuple[int, float], ...]:
+    if not isinstance(entries, Mapping):
+        raise wrong_kind("logit_bias", entries, "an object")
+    if len(entries) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias must be at most {MAX_LOGIT_BIAS} long, got {len(entries)}", field="logit_bias"
+        )
+    bias = []
+    for key, value in entries.items():
+        if not key.isdecimal() or len(key) > MAX_ID_DIGITS:
+            raise InvalidRequest(f"logit_bias: {key[:MAX_ID_DIGITS]!r} is not a token id", field="logit_bias")
+        bias.append((int(key), as_number(value, "logit_bias")))
+    return tuple(bias)
+
+
+class AnswerOptions(Body):
     """Sampling and stopping as the client wrote them; None stands for "not given"."""
 
-    n: int = 1
-    max_tokens: int | None = None
+    n: Integer = 1
+    max_tokens: Integer | None = None
     max_tokens_field: str = "max_tokens"
     """The name that the client used."""
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: Integer = 0
+    temperature: Number = 1.0
+    top_k: Integer | None = None
+    top_p: Number = 1.0
+    min_p: Number = 0.0
+    presence_penalty: Number = 0.0
+    frequency_penalty: Number = 0.0
+    repetition_penalty: Number = 1.0
+    logit_bias: Annotated[tuple[tuple[int, float], ...], PlainValidator(_logit_bias)] = ()
+    """Pairs of token id and bias, read from an object whose names are the ids."""
+    logprobs: Integer | None = None
+    seed: Integer | None = None
+    stop: Strings = ()
+    stop_token_ids: TokenIds = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
 
-    def __post_init__(self) -> None:
-        for name, count, most in (
-            ("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKENS),
-            ("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS),
-        ):
-            if count > most:
-                raise InvalidRequest(f"{name} must be at most {most} long, got {count}", field=name)
+    def model_post_init(self, _context: Any) -> None:
+        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            raise InvalidRequest(
+                f"stop_token_ids must be at most {MAX_STOP_TOKENS} long, got {len(self.stop_token_ids)}",
+                field="stop_token_ids",
+            )
         if not 1 <= self.n <= MAX_CHOICES:
             raise InvalidRequest(f"n must be from 1 to {MAX_CHOICES}, got {self.n}", field="n")
         if len(self.stop) > MAX_STOP_STRINGS:
@@ -128,7 +147,7 @@ class ClientRequest:
     may_rename: bool = False
     """Take another id where an open request has this one, instead of refusing: proxies repeat theirs on retries."""
     prompts: tuple[TokenPrompt, ...]
-    options: AnswerOptions = AnswerOptions()
+    options: AnswerOptions = field(default_factory=AnswerOptions)
     cache_salt: bytes = b""
     """The client's own salt: its requests share prefixes only with those of its tenant that bring the same."""
     deadline_s: float | None = None
@@ -260,7 +279,7 @@ def sampling_params(
             logprobs=options.logprobs,
             min_tokens=options.min_tokens,
             ignore_eos=options.ignore_eos,
-            stop_token_ids=options.stop_token_ids,
+            stop_token_ids=tuple(options.stop_token_ids),
         )
         for choice in range(options.n)
     )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from router.frontend.openai.fields import parse_json
+from router.frontend.json_body import parse_json
 from router.frontend.openai.schema import parse_chat
 from router.frontend.params import ChatPrompt
 from router.frontend.text.tokenizer import Text

@@ -47,14 +47,14 @@ def options_of(request: inference_pb2.GenerateRequest) -> AnswerOptions:
     options |= _given(stop, ("max_tokens", "min_tokens")) | _given(request, ("n",))
     if options.get("top_k") == 0:
         del options["top_k"]
-    return AnswerOptions(
-        **options,
-        logit_bias=tuple(sampling.logit_bias.items()),
-        stop=tuple(stop.stop),
-        stop_token_ids=tuple(stop.stop_token_ids),
-        ignore_eos=stop.ignore_eos,
-        include_stop_str_in_output=stop.include_stop_str_in_output,
-    )
+    options |= {
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()},
+        "stop": list(stop.stop),
+        "stop_token_ids": list(stop.stop_token_ids),
+        "ignore_eos": stop.ignore_eos,
+        "include_stop_str_in_output": stop.include_stop_str_in_output,
+    }
+    return AnswerOptions.read(options)
 
 
 def _given(message: Any, names: Iterable[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from router.frontend.auth.auth import Authenticator, NoAuthentication
 from router.frontend.http.health_pages import HealthPages, with_index
 from router.frontend.http.middleware import Authentication, RequestIds
-from router.frontend.openai.fields import as_number
+from router.frontend.json_body import as_number
 from router.frontend.openai.http import AnswerResponse, error_response, unless_gone
 from router.frontend.openai.reply import Reply
 from router.frontend.openai.schema import OpenAIRequest, check_timeout

@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from router.frontend.openai.fields import Fields
 from router.frontend.params import check_role
-from router.frontend.text.unicode import checked_utf8
 from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 
@@ -16,10 +14,9 @@ MAX_TOOLS = 1024
 """Of one request."""
 
 
-def tools_of(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+def tools_of(tools: Any, choice: Any) -> tuple[Mapping[str, Any], ...]:
     """The tools that the template shows to the model. Calls are not parsed out of answers here, so a client has to say
     that it expects none. As in vLLM, `tool_choice: "none"` does not hide the tools from the template."""
-    tools, choice = fields.get("tools"), fields.get("tool_choice")
     if not tools:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
@@ -51,7 +48,7 @@ def message_of(entry: Any, name: str) -> dict[str, Any]:
         message["tool_calls"] = _tool_calls(entry["tool_calls"], f"{name}.tool_calls")
     for extra in ("name", "reasoning_content", "tool_call_id"):
         if isinstance(entry.get(extra), str):
-            message[extra] = checked_utf8(entry[extra], f"{name}.{extra}")
+            message[extra] = entry[extra]
     return message
 
 
@@ -82,7 +79,7 @@ def _content(entry: Mapping[str, Any], name: str) -> str:
     if content is None and entry["role"] in ("assistant", "tool"):
         return ""
     if isinstance(content, str):
-        return checked_utf8(content, name)
+        return content
     if not isinstance(content, list):
         raise InvalidRequest(f"{name} must be a string or a list of text parts", field=name)
     texts = []
@@ -92,5 +89,5 @@ def _content(entry: Mapping[str, Any], name: str) -> str:
             raise UnsupportedFeature(f"{name}[{rank}]: only parts of type text are supported, got {kind}", field=name)
         if not isinstance(part.get("text"), str):
             raise InvalidRequest(f"{name}[{rank}].text must be a string", field=name)
-        texts.append(checked_utf8(part["text"], name))
+        texts.append(part["text"])
     return "\n".join(texts)

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import Field, model_validator
+
+from router.frontend.json_body import Body, Integer, Number, TokenIds, is_token_list
 from router.frontend.openai.chat_messages import message_of, tools_of
-from router.frontend.openai.fields import Fields, as_number, is_token_list
 from router.frontend.params import (
     MAX_PROMPTS,
     AnswerOptions,
@@ -20,13 +22,9 @@ from router.frontend.params import (
     check_salt,
     priority_class,
 )
-from router.frontend.text.unicode import checked_utf8
 from twostroke.errors import InvalidRequest, UnsupportedFeature
-from twostroke.request import MAX_LOGIT_BIAS, MAX_LOGPROBS
+from twostroke.request import MAX_LOGPROBS
 from twostroke.rpc.channel import call_timeout_s
-
-MAX_ID_DIGITS = 20
-"""Of a token id that comes as text; Python refuses to read numbers of some thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,72 +88,149 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 OpenAI's servers and vLLM do."""
 
 
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class AnswerBody(Body):
+    """What bodies of /v1/chat/completions and /v1/completions have in common."""
+
+    model: str | None = None
+    best_of: Integer | None = None
+    stream: bool = False
+    stream_options: StreamOptions = Field(default=StreamOptions(), strict=False)
+    return_token_ids: bool = False
+    timeout: Number | None = None
+    priority: Integer = 0
+    user: str = ""
+    cache_salt: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name, is_harmless in _HARMLESS.items():
+            value = values.get(name)
+            if value is not None and not is_harmless(value):
+                raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
+        return values
+
+
+class ChatFields(Body):
+    messages: list[Any] = Field(description="a list of objects with role and content")
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tools: Any = None
+    tool_choice: Any = None
+
+    @property
+    def prompt(self) -> ChatPrompt:
+        continues, adds = self.continue_final_message, self.add_generation_prompt
+        return ChatPrompt(
+            messages=tuple(message_of(entry, f"messages[{rank}]") for rank, entry in enumerate(self.messages)),
+            add_generation_prompt=not continues if adds is None else adds,
+            continue_final_message=continues,
+            variables=self.chat_template_kwargs,
+            tools=tools_of(self.tools, self.tool_choice),
+        )
+
+
+class ChatLogprobs(Body):
+    logprobs: bool = False
+    top_logprobs: Integer | None = None
+
+    @property
+    def most(self) -> int | None:
+        most = self.top_logprobs or 0
+        if not 0 <= most <= MAX_LOGPROBS:
+            raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {most}", field="top_logprobs")
+        if most and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
+        return most if self.logprobs else None
+
+
+class TextFields(Body):
+    prompt: Any = None
+    split_special_tokens: bool = False
+
+
+class TokenizeBody(Body):
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: TokenIds
+
+
 def parse_chat(body: Mapping[str, Any]) -> OpenAIRequest:
-    fields = Fields(body)
-    wants_logprobs = fields.flag("logprobs")
-    top_logprobs = fields.integer("top_logprobs")
-    if top_logprobs is not None and not 0 <= top_logprobs <= MAX_LOGPROBS:
-        raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_LOGPROBS}, got {top_logprobs}", field="top_logprobs")
-    if top_logprobs and not wants_logprobs:
-        raise InvalidRequest("top_logprobs needs logprobs to be true", field="top_logprobs")
-    return _parse(
-        fields,
-        is_chat=True,
-        prompts=(_chat_prompt(fields),),
-        logprobs=(top_logprobs or 0) if wants_logprobs else None,
-    )
+    logprobs = ChatLogprobs.read(body).most
+    return _request(body, (ChatFields.read(body).prompt,), logprobs, is_chat=True)
 
 
 def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
-    fields = Fields(body)
-    prompts = _prompts(fields.get("prompt"), fields.flag("split_special_tokens"))
-    return _parse(fields, is_chat=False, prompts=prompts, logprobs=fields.integer("logprobs"))
+    text = TextFields.read(body)
+    return _request(body, _prompts(text.prompt, text.split_special_tokens), body.get("logprobs"), is_chat=False)
 
 
 def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
-    fields = Fields(body)
+    parsed = TokenizeBody.read(body)
     prompt: TextPrompt | ChatPrompt
-    if fields.get("messages") is not None:
-        prompt = _chat_prompt(fields)
+    if body.get("messages") is not None:
+        prompt = ChatFields.read(body).prompt
     else:
-        text = fields.string("prompt")
-        if text is None:
+        text = TextFields.read(body)
+        if not isinstance(text.prompt, str):
             raise InvalidRequest("prompt (a string) or messages is needed", field="prompt")
-        prompt = TextPrompt(text, fields.flag("split_special_tokens"))
+        prompt = TextPrompt(text.prompt, text.split_special_tokens)
+    adds = isinstance(prompt, TextPrompt) if parsed.add_special_tokens is None else parsed.add_special_tokens
     return TokenizeRequest(
-        model=fields.string("model"),
-        prompt=prompt,
-        add_special_tokens=fields.flag("add_special_tokens", default=isinstance(prompt, TextPrompt)),
-        return_token_strs=fields.flag("return_token_strs"),
+        model=parsed.model, prompt=prompt, add_special_tokens=adds, return_token_strs=parsed.return_token_strs
     )
 
 
 def parse_detokenize(body: Mapping[str, Any]) -> tuple[str | None, Sequence[int]]:
     """(model, token ids)."""
-    fields = Fields(body)
-    if fields.get("tokens") is None:
-        raise InvalidRequest("tokens is needed", field="tokens")
-    return fields.string("model"), fields.token_ids("tokens")
+    parsed = DetokenizeBody.read(body)
+    return parsed.model, parsed.tokens
 
 
-def _parse(fields: Fields, *, is_chat: bool, prompts: tuple[Prompt, ...], logprobs: int | None) -> OpenAIRequest:
-    _refuse_unsupported(fields)
-    stream_options = Fields(fields.mapping("stream_options"))
+def _request(
+    body: Mapping[str, Any], prompts: tuple[Prompt, ...], logprobs: int | None, *, is_chat: bool
+) -> OpenAIRequest:
+    parsed, options = AnswerBody.read(body), _options(body, logprobs)
+    if parsed.best_of is not None and parsed.best_of != options.n:
+        raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
     return OpenAIRequest(
         is_chat=is_chat,
-        model=fields.string("model"),
+        model=parsed.model,
         prompts=prompts,
-        options=_options(fields, logprobs),
-        cache_salt=check_salt(fields.string("cache_salt") or ""),
-        stream=fields.flag("stream"),
-        include_usage=stream_options.flag("include_usage"),
-        continuous_usage=stream_options.flag("continuous_usage_stats"),
-        return_token_ids=fields.flag("return_token_ids"),
-        timeout_s=check_timeout(fields.number("timeout"), "timeout"),
+        options=options,
+        cache_salt=check_salt(parsed.cache_salt),
+        stream=parsed.stream,
+        include_usage=parsed.stream_options.include_usage,
+        continuous_usage=parsed.stream_options.continuous_usage_stats,
+        return_token_ids=parsed.return_token_ids,
+        timeout_s=check_timeout(parsed.timeout, "timeout"),
         # As in vLLM's and LiteLLM's servers, where lower goes first; everywhere else here, higher does.
-        priority=priority_class(-(fields.integer("priority") or 0)),
-        user=check_request_id(fields.string("user") or "", "user"),
+        priority=priority_class(-parsed.priority),
+        user=check_request_id(parsed.user, "user"),
     )
+
+
+def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
+    length = "max_tokens" if body.get("max_completion_tokens") is None else "max_completion_tokens"
+    top_k = body.get("top_k")
+    special = {
+        "max_tokens": body.get(length),
+        "max_tokens_field": length,
+        "top_k": None if top_k in (0, -1) else top_k,
+        "logprobs": logprobs,
+    }
+    return AnswerOptions.read({**body, **special})
 
 
 def check_timeout(timeout_s: float | None, name: str) -> float | None:
@@ -165,66 +240,9 @@ def check_timeout(timeout_s: float | None, name: str) -> float | None:
     return None if timeout_s is None else call_timeout_s(timeout_s)
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    for name, is_harmless in _HARMLESS.items():
-        value = fields.get(name)
-        if value is not None and not is_harmless(value):
-            raise UnsupportedFeature(f"{name} is not supported by this server", field=name)
-    best_of = fields.integer("best_of")
-    if best_of is not None and best_of != (fields.integer("n") or 1):
-        raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
-
-
-def _options(fields: Fields, logprobs: int | None) -> AnswerOptions:
-    top_k = fields.integer("top_k")
-    length = "max_tokens" if fields.get("max_completion_tokens") is None else "max_completion_tokens"
-    given: dict[str, Any] = {
-        "n": fields.integer("n"),
-        "min_tokens": fields.integer("min_tokens"),
-        **{
-            name: fields.number(name)
-            for name in (
-                "temperature",
-                "top_p",
-                "min_p",
-                "presence_penalty",
-                "frequency_penalty",
-                "repetition_penalty",
-            )
-        },
-    }
-    return AnswerOptions(
-        **{name: value for name, value in given.items() if value is not None},
-        max_tokens=fields.integer(length),
-        max_tokens_field=length,
-        top_k=None if top_k in (0, -1) else top_k,
-        logit_bias=_logit_bias(fields.mapping("logit_bias")),
-        logprobs=logprobs,
-        seed=fields.integer("seed"),
-        stop=fields.strings("stop"),
-        stop_token_ids=tuple(fields.token_ids("stop_token_ids")),
-        ignore_eos=fields.flag("ignore_eos"),
-        include_stop_str_in_output=fields.flag("include_stop_str_in_output"),
-        skip_special_tokens=fields.flag("skip_special_tokens", default=True),
-    )
-
-
-def _logit_bias(entries: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
-    if len(entries) > MAX_LOGIT_BIAS:
-        raise InvalidRequest(
-            f"logit_bias must be at most {MAX_LOGIT_BIAS} long, got {len(entries)}", field="logit_bias"
-        )
-    bias = []
-    for key, value in entries.items():
-        if not key.isdecimal() or len(key) > MAX_ID_DIGITS:
-            raise InvalidRequest(f"logit_bias: {key[:MAX_ID_DIGITS]!r} is not a token id", field="logit_bias")
-        bias.append((int(key), as_number(value, "logit_bias")))
-    return tuple(bias)
-
-
 def _prompts(value: Any, split_special_tokens: bool) -> tuple[Prompt, ...]:
     if isinstance(value, str):
-        return (TextPrompt(checked_utf8(value, "prompt"), split_special_tokens),)
+        return (TextPrompt(value, split_special_tokens),)
     if not isinstance(value, list) or not value:
         raise InvalidRequest("prompt must be a string, a list of strings or token ids, and not empty", field="prompt")
     if is_token_list(value):
@@ -232,23 +250,9 @@ def _prompts(value: Any, split_special_tokens: bool) -> tuple[Prompt, ...]:
     if len(value) > MAX_PROMPTS:
         raise InvalidRequest(f"prompt must have at most {MAX_PROMPTS} entries, got {len(value)}", field="prompt")
     if all(isinstance(entry, str) for entry in value):
-        return tuple(TextPrompt(checked_utf8(entry, "prompt"), split_special_tokens) for entry in value)
+        return tuple(TextPrompt(entry, split_special_tokens) for entry in value)
     if all(is_token_list(entry) for entry in value):
         return tuple(TokenPrompt(entry) for entry in value)
     raise InvalidRequest(
         "prompt must be a string, a list of strings, a list of token ids or a list of such lists", field="prompt"
-    )
-
-
-def _chat_prompt(fields: Fields) -> ChatPrompt:
-    messages = fields.get("messages")
-    if not isinstance(messages, list):
-        raise InvalidRequest("messages must be a list of objects with role and content", field="messages")
-    continues = fields.flag("continue_final_message")
-    return ChatPrompt(
-        messages=tuple(message_of(entry, f"messages[{rank}]") for rank, entry in enumerate(messages)),
-        add_generation_prompt=fields.flag("add_generation_prompt", default=not continues),
-        continue_final_message=continues,
-        variables=fields.mapping("chat_template_kwargs"),
-        tools=tools_of(fields),
     )

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from router.fleet.serving_facts import ServingFacts
 from router.frontend.grpc.schema import options_of, prompt_of
-from router.frontend.openai.fields import parse_json
+from router.frontend.json_body import parse_json
 from router.frontend.openai.schema import OpenAIRequest, parse_chat, parse_completion, parse_detokenize, parse_tokenize
 from router.frontend.params import (
     ChatPrompt,

@@ -117,4 +117,4 @@ async def test_continuous_usage_that_is_no_boolean_is_refused_by_name(app, value
     _, http = app
     options = {"include_usage": True, "continuous_usage_stats": value}
     got = await http.post(TEXT, json={"prompt": "x", "stream": True, "stream_options": options})
-    assert (got.status_code, got.json()["error"]["param"]) == (400, "continuous_usage_stats")
+    assert (got.status_code, got.json()["error"]["param"]) == (400, "stream_options.continuous_usage_stats")
