@@ -12,7 +12,7 @@ from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConf
 from twostroke.credentials import TlsConfig
 
 NODE_ADDRESS = ""
-"""As a worker's host: the address of whichever Ray node the actor is on (known only there)."""
+"""A worker's host that stands for the address of the Ray node that the actor is on, which only it knows."""
 
 LOOPBACK = "127.0.0.1"
 NAMESPACE = "twostroke"
@@ -23,15 +23,15 @@ SUPERVISOR = "supervisor"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """Who shall be alive at first, and where the Fleet service listens."""
+    """The workers that are started at first, and the address of the Fleet service."""
 
     workers: tuple[WorkerConfig, ...]
     host: str = LOOPBACK
     port: int = 0
-    """Fixed for the supervisor's lives, so that routers find a restarted one. 0 (any) is for tests."""
+    """It is the same over restarts of the supervisor, so that routers find it again. 0 (any) is for tests."""
     token: str = field(default="", repr=False)
     tls: TlsConfig | None = None
-    """Of all processes of the cluster; the files are on every host."""
+    """Certificates of all processes of the cluster; the files are on every host."""
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     slo_ttft_s: float | None = None
     roles: Mapping[Role, RoleConfig] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class FleetSpec:
 
     @property
     def identity(self) -> str:
-        """Of this fleet among those that were, and will be, on the same Ray cluster."""
+        """The name of this fleet among those that were, and will be, on the same Ray cluster."""
         said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
@@ -51,7 +51,7 @@ class FleetSpec:
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
-        """Of prefill and decode workers."""
+        """The bounds of prefill workers, and those of decode workers."""
         counts = self.counts
         return self.scaling.prefill_bounds(counts.prefill), self.scaling.decode_bounds(counts.decode)
 
@@ -68,7 +68,7 @@ class FleetSpec:
         return Promise(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
 
     def worker(self, worker_id: str, role: Role) -> WorkerConfig:
-        """Of a worker that is there at first, or of one more like those."""
+        """The settings of a worker that is there at first, or of one more like those."""
         ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
         like, threads = ranked[0], ranked[0].runtime.threads
         if worker_id != like.worker_id and role in self.roles:
@@ -142,7 +142,7 @@ class RouterPorts:
 
 
 def router_ports(config: ClusterConfig) -> list[RouterPorts]:
-    """Of each router: those of the first one counted up. Raises ConfigError where two are the same."""
+    """The ports of each router: those of the first one counted up. Raises ConfigError where two are the same."""
     endpoints, of_routers = config.endpoints, []
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}

@@ -1,4 +1,4 @@
-"""Where a process finds what it proves itself with: files of certificates, and the cluster's token.
+"""Places of what a process proves itself with: files of certificates, and the cluster's token.
 
 It is apart from `twostroke.config`, because commands that only ask a server need no settings.
 """

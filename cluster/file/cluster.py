@@ -35,7 +35,7 @@ class ClusterFile:
 class Source:
     name: str
     lines: Mapping[str, int]
-    """Of each key that the file has, by its path."""
+    """The line of each key that the file has, by the key's path."""
 
     def error(self, path: str, why: str) -> ConfigError:
         """About a key, or about the section around it where the file does not have the key."""
@@ -113,7 +113,7 @@ def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
 
 
 def _converted(leaf: Leaf, entry: Entry, source: Source) -> Any:
-    """As the flag would have had it."""
+    """The value as the flag would have had it."""
     path = leaf.key
     if leaf.said.is_size:
         return _size(entry, source, path)

@@ -15,7 +15,7 @@ _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "f
 
 _MERGE = "tag:yaml.org,2002:merge"
 _SECOND = "but found another document"
-"""As PyYAML says it."""
+"""The words of PyYAML."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Entry:
 
     value: Any
     line: int
-    """Of its key, counted from 1."""
+    """The line of its key, counted from 1."""
 
     @property
     def kind(self) -> str:

@@ -27,7 +27,7 @@ class ClientTls:
     cert: str | None = None
     key: str | None = None
     name: str | None = None
-    """That the server's certificate must have. None: the host of its address."""
+    """The name that the server's certificate must have. None: the host of its address."""
 
     def context(self) -> ssl.SSLContext:
         """Looks for `name`, whatever it is told. Raises ConfigError."""
@@ -56,7 +56,7 @@ class ClientTls:
 
 
 class _Naming(ssl.SSLContext):
-    """Who dials by address cannot always say which name it looks for."""
+    """A client that dials by address cannot always say which name it looks for."""
 
     name: str | None = None
 
@@ -81,7 +81,7 @@ def add(parser: argparse._ActionsContainer) -> None:
 
 
 def variable(name: str) -> str:
-    """Of the environment, that stands for the flag."""
+    """The environment variable that stands for the flag."""
     return f"TWOSTROKE_{name.upper()}"
 
 

@@ -24,7 +24,7 @@ from router.frontend.text.unicode import checked_utf8
 from twostroke.errors import InvalidRequest
 
 MOST_BITS = 1024
-"""Of an integer in a request: no float has more, and Python refuses to write numbers of some thousand digits."""
+"""Most bits of an integer in a request. No float has more; Python refuses to write numbers of thousands of digits."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 """The escape of one half of a pair; UTF-8 itself has none."""

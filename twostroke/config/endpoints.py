@@ -1,4 +1,4 @@
-"""Where a router listens, and what it lets in: ports apart from the clients', API keys, sizes."""
+"""Settings of a router's endpoints: ports, API keys, sizes, and the web pages that may call it."""
 
 from __future__ import annotations
 

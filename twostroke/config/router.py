@@ -31,7 +31,7 @@ class RouterConfig(Settings):
     tls: TlsConfig | None = None
     """For both endpoints of clients; its CA is for clients' certificates. None: they are plain."""
     cluster_tls: TlsConfig | None = None
-    """As in WorkerConfig."""
+    """Certificates for connections between processes of the cluster, as in WorkerConfig."""
     model_dir: str = ""
     """Directory with tokenizer files; empty for a paced model, whose text is bytes."""
     served_model_name: str = DEFAULT_MODEL

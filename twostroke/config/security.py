@@ -1,4 +1,4 @@
-"""Where the certificates of an endpoint, or of a cluster, lie. Paths only: `twostroke.tls` reads the files."""
+"""Paths of the certificates of the endpoints and of the cluster. `twostroke.tls` reads the files."""
 
 from __future__ import annotations
 

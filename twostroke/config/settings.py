@@ -92,7 +92,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Where a nested Settings class stands in help and in the cluster file."""
+    """The place of a nested Settings class in help and in the cluster file."""
 
     section: str
     title: str

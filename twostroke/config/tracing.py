@@ -1,4 +1,4 @@
-"""Where traces go."""
+"""Settings of traces: the collector that gets them, and how many of them."""
 
 from __future__ import annotations
 

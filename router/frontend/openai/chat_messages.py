@@ -11,7 +11,7 @@ from twostroke.client_text import shown
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 
 MAX_TOOLS = 1024
-"""Of one request."""
+"""Most tools of one request."""
 
 
 def tools_of(tools: Any, choice: Any) -> tuple[Mapping[str, Any], ...]:
