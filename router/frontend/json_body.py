@@ -104,7 +104,7 @@ def _in_words(kind: type[Body], error: ErrorDetails) -> InvalidRequest:
     declared = kind.model_fields[str(parts[0])].description if len(parts) == 1 else None
     wanted = declared or _WANTED.get(error["type"])
     if error["type"] == "missing":
-        return InvalidRequest(f"{name} is needed{f': {wanted}' if wanted else ''}", field=name)
+        return InvalidRequest(f"{name} must be {wanted}" if wanted else f"{name} is needed", field=name)
     what = f"must be {wanted}, got {_kind(error['input'])}" if wanted else error["msg"]
     return InvalidRequest(f"{name} {what}", field=name)
 
