@@ -31,84 +31,79 @@ class Comparison:
 
 
 class RouterMetrics:
-    """Attributes without further labels are ready to use; the methods below count the others."""
+    """Attributes without further labels are ready to use. The packages add metrics of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.expiries = introduce(self.registry, ROLE)
-        self.ttft_seconds = self._histogram("ttft_seconds", "Request received to first token sent.", TTFT_BUCKETS_S)
-        self.inter_token_latency_seconds = self._histogram(
+        self.ttft_seconds = self.histogram("ttft_seconds", "Request received to first token sent.", TTFT_BUCKETS_S)
+        self.inter_token_latency_seconds = self.histogram(
             "inter_token_latency_seconds", "Between two tokens of one choice.", ITL_BUCKETS_S
         )
-        self.request_duration_seconds = self._histogram(
+        self.request_duration_seconds = self.histogram(
             "request_duration_seconds", "Request received to last token sent.", DURATION_BUCKETS_S
         )
-        self.prompt_tokens_total = self._counter("prompt_tokens", "Prompt tokens of accepted requests.")
-        self.generation_tokens_total = self._counter("generation_tokens", "Tokens sent to clients.")
-        self.cached_tokens_total = self._counter("cached_tokens", "Prompt tokens whose KV was reused.")
+        self.prompt_tokens_total = self.counter("prompt_tokens", "Prompt tokens of accepted requests.")
+        self.generation_tokens_total = self.counter("generation_tokens", "Tokens sent to clients.")
+        self.cached_tokens_total = self.counter("cached_tokens", "Prompt tokens whose KV was reused.")
         self._add_truth()
-        self.request_log_dropped_total = self._counter(
+        self.request_log_dropped_total = self.counter(
             "request_log_dropped", "Records that the request log could not write."
         )
-        self.other_routers = self._gauge("other_routers", "Other routers that tell this one what they have placed.")
-        self.foreign_reservations = self._gauge(
+        self.other_routers = self.gauge("other_routers", "Other routers that tell this one what they have placed.")
+        self.foreign_reservations = self.gauge(
             "foreign_reservations", "Placements of other routers that wait for their first token."
         )
-        self.reservations = self._gauge(
+        self.reservations = self.gauge(
             "reservations", "Placements, of this router and of others, that workers' reports do not show yet."
         )
-        self.open_requests = self._gauge("open_requests", "Requests that clients wait for.")
-        self.engines_lost_total = self._counter(
+        self.open_requests = self.gauge("open_requests", "Requests that clients wait for.")
+        self.engines_lost_total = self.counter(
             "engines_lost", "Epochs of workers that ended because the engine or its device had failed."
         )
-        self.reopened_requests_total = self._counter(
+        self.reopened_requests_total = self.counter(
             "reopened_requests", "Requests that went on at another decode worker (or another epoch of it)."
         )
-        self.recovered_requests_total = self._counter(
+        self.recovered_requests_total = self.counter(
             "recovered_requests", "Resumed choices that were found at their decode worker."
         )
-        self.replayed_requests_total = self._counter(
+        self.replayed_requests_total = self.counter(
             "replayed_requests", "Resumed choices that were computed again: no worker had them any more."
         )
-        self.migrated_requests_total = self._counter(
+        self.migrated_requests_total = self.counter(
             "migrated_requests", "Requests that left a decode worker because it drains; not among the reopened ones."
         )
-        self.attached_requests_total = self._counter(
+        self.attached_requests_total = self.counter(
             "attached_requests", "Requests that went on at the same decode worker after its token stream broke."
         )
-        self.stale_tokens_total = self._counter("stale_token_entries", "Token entries of no open attempt; ignored.")
-        self.stale_epochs_refused_total = self._counter(
+        self.stale_tokens_total = self.counter("stale_token_entries", "Token entries of no open attempt; ignored.")
+        self.stale_epochs_refused_total = self.counter(
             "stale_epochs_refused", "Workers or events of an earlier epoch; ignored."
         )
-        self._requests = Counter(
-            "twostroke_requests", "Requests ended, by status.", ("role", "status"), registry=self.registry
-        )
-        self._requests.labels(role=ROLE, status="ok")
-        self._decisions = Counter(
-            "twostroke_decisions",
-            "Placements, by policy and kind of page source.",
-            ("role", "policy", "source"),
-            registry=self.registry,
+        self._requests = self.labelled_counter("requests", "Requests ended, by status.", "status")
+        self._requests.labels(ROLE, "ok")
+        self._decisions = self.labelled_counter(
+            "decisions", "Placements, by policy and kind of page source.", "policy", "source"
         )
 
     def _add_truth(self) -> None:
         """Adds metrics that compare predictions of decisions with what happened."""
-        self.predicted_reused_blocks_total = self._counter(
+        self.predicted_reused_blocks_total = self.counter(
             "predicted_reused_blocks", "Prompt blocks that the router expected to be found, over all requests."
         )
-        self.reused_blocks_total = self._counter(
+        self.reused_blocks_total = self.counter(
             "reused_blocks", "Prompt blocks that were found instead of computed, over the same requests."
         )
-        self.overpredicted_blocks_total = self._counter(
+        self.overpredicted_blocks_total = self.counter(
             "overpredicted_blocks", "Prompt blocks that were expected to be found, and were computed."
         )
-        self.underpredicted_blocks_total = self._counter(
+        self.underpredicted_blocks_total = self.counter(
             "underpredicted_blocks", "Prompt blocks that were expected to be computed, and were found."
         )
-        self.ttft_prediction_ratio = self._histogram(
+        self.ttft_prediction_ratio = self.histogram(
             "ttft_prediction_ratio", "Decision to first token, over what was predicted.", RATIO_BUCKETS
         )
-        self.ttft_prediction_error_seconds = self._histogram(
+        self.ttft_prediction_error_seconds = self.histogram(
             "ttft_prediction_error_seconds",
             "Decision to first token, apart from what was predicted, either way.",
             ERROR_BUCKETS_S,
@@ -127,19 +122,23 @@ class RouterMetrics:
 
     def count_request(self, status: str) -> None:
         """`status` is "ok" or the error's label."""
-        self._requests.labels(role=ROLE, status=status).inc()
+        self._requests.labels(ROLE, status).inc()
 
     def count_decision(self, policy: str, source: str) -> None:
         """`source` is "prefill" or "local"."""
-        self._decisions.labels(role=ROLE, policy=policy, source=source).inc()
+        self._decisions.labels(ROLE, policy, source).inc()
 
-    def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
+    def labelled_counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        """Returns a counter whose first label is always the role."""
+        return Counter(f"twostroke_{name}", help_text, ("role", *labels), registry=self.registry)
+
+    def histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"twostroke_{name}", help_text, ("role",), registry=self.registry, buckets=buckets).labels(
             role=ROLE
         )
 
-    def _counter(self, name: str, help_text: str) -> Counter:
+    def counter(self, name: str, help_text: str) -> Counter:
         return Counter(f"twostroke_{name}", help_text, ("role",), registry=self.registry).labels(role=ROLE)
 
-    def _gauge(self, name: str, help_text: str) -> Gauge:
+    def gauge(self, name: str, help_text: str) -> Gauge:
         return Gauge(f"twostroke_{name}", help_text, ("role",), registry=self.registry).labels(role=ROLE)

@@ -69,41 +69,29 @@ class RouterServer:
         self._dispatcher = dispatcher
         self._authenticator = _authenticator(config, metrics)
         self._preparer = preparer or InlinePreparer(text)
-        handler = RequestHandler(
-            dispatcher,
-            self._preparer,
-            metrics,
-            model=config.served_model_name,
-            seeds=Seeds(config.cluster_token, config.routing.seed),
-            public=read_public_prefixes(config.routing.public_prefixes, text),
-            recorder=recorder,
-            recommended=recommended_sampling(config.model_dir),
-        )
+        handler = _handler(config, dispatcher, self._preparer, metrics, recorder)
         certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
         metrics.expiries.watch("clients", certificates)
+        listen, shares_port = config.listen, config.http_fd is not None
         self._listener = (
-            bind_listener(config.listen.host, config.listen.http_port)
-            if config.http_fd is None
-            else inherited(config.http_fd)
+            bind_listener(listen.host, listen.http_port) if config.http_fd is None else inherited(config.http_fd)
         )
         calls = OpenCalls(self._authenticator)
         try:
-            check_can_listen(config.listen.host, config.listen.grpc_port, config.http_fd is not None)
+            check_can_listen(listen.host, listen.grpc_port, shares_port)
             self._admin = AdminServer(config, handler)
             self._rpc = _clients_rpc(config, calls, certificates)
         except ConfigError:
             self._listener.close()
             raise
-        http = host_port(config.listen.host, self._listener.getsockname()[1])
-        has_own_metrics = self._admin.metrics_address is not None
+        http = host_port(listen.host, self._listener.getsockname()[1])
         self.addresses = Addresses(http, self._rpc.address, self._admin.address, self._admin.metrics_address or http)
-        max_body_bytes = config.endpoints.max_request_bytes
         app = build_http_app(
             handler,
             self._authenticator,
-            max_body_bytes=max_body_bytes,
-            with_metrics=not has_own_metrics,
-            outer=browser_middleware(config.endpoints, config.listen.host),
+            max_body_bytes=config.endpoints.max_request_bytes,
+            with_metrics=self._admin.metrics_address is None,
+            outer=browser_middleware(config.endpoints, listen.host),
         )
         self._http = HttpServer(
             http_config(
@@ -183,6 +171,25 @@ class RouterServer:
             await self._rpc.set_serving(is_ready)
             await self._admin.set_serving(is_ready)
             await asyncio.sleep(HEALTH_PERIOD_S)
+
+
+def _handler(
+    config: RouterConfig,
+    dispatcher: Dispatcher,
+    preparer: Preparer,
+    metrics: RouterMetrics,
+    recorder: Recorder | None,
+) -> RequestHandler:
+    return RequestHandler(
+        dispatcher,
+        preparer,
+        metrics,
+        model=config.served_model_name,
+        seeds=Seeds(config.cluster_token, config.routing.seed),
+        public=read_public_prefixes(config.routing.public_prefixes, preparer.text),
+        recorder=recorder,
+        recommended=recommended_sampling(config.model_dir),
+    )
 
 
 def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticator:

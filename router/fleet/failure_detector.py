@@ -7,11 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter
-
 from router.fleet.liveness import Change, Liveness, LivenessTracker, Signal, WakingClock
 from router.fleet.worker import Worker
-from router.metrics import ROLE
+from router.metrics import ROLE, RouterMetrics
 from twostroke.config import PatienceConfig
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.silence import TICK_S
@@ -23,21 +21,19 @@ class FailureDetector:
     """Signals of epochs that it does not watch are ignored: those have just ended."""
 
     def __init__(
-        self, patience: PatienceConfig, registry: CollectorRegistry, on_change: Callable[[Worker, Change], None]
+        self, patience: PatienceConfig, metrics: RouterMetrics, on_change: Callable[[Worker, Change], None]
     ) -> None:
         self.patience = patience
-        self._changes = Counter(
-            "twostroke_worker_judgements",
+        self._changes = metrics.labelled_counter(
+            "worker_judgements",
             "Workers found alive, suspect or dead, and by which signal.",
-            ("role", "worker", "liveness", "cause"),
-            registry=registry,
+            "worker",
+            "liveness",
+            "cause",
         )
-        self._late_seconds = Counter(
-            "twostroke_own_lateness_seconds",
-            "Time in which the router was late itself, so that no worker's silence counted.",
-            ("role",),
-            registry=registry,
-        ).labels(role=ROLE)
+        self._late_seconds = metrics.counter(
+            "own_lateness_seconds", "Time in which the router was late itself, so that no worker's silence counted."
+        )
         self._on_change = on_change
         self._clock = WakingClock(TICK_S, time.monotonic())
         self._watched: dict[tuple[WorkerId, Epoch], tuple[Worker, LivenessTracker]] = {}

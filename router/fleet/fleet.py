@@ -67,7 +67,7 @@ class Fleet:
         self._router_id = router_id
         self._metrics = metrics
         self._on_gone, self._on_back = on_gone, on_back
-        self.detector = FailureDetector(config.patience, metrics.registry, self._judged)
+        self.detector = FailureDetector(config.patience, metrics, self._judged)
         self._workers: dict[WorkerId, Worker] = {}
         self._latest: dict[WorkerId, Epoch] = {}
         """Latest epoch of every worker, also of those that are gone: an earlier epoch must not come back."""

@@ -7,8 +7,6 @@ import logging
 import time
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-
 from router.metrics import ROLE, RouterMetrics
 from router.routing.event_relay import EventRelay
 from router.routing.prefix_index import Applied, PrefixIndex
@@ -34,7 +32,7 @@ class RoutingState:
         self.relay = EventRelay(self.index)
         self.reservations = Reservations()
         self._feed = ReservationFeed(router_id, us, self.reservations)
-        self._metrics = IndexMetrics(metrics.registry)
+        self._metrics = IndexMetrics(metrics)
         self._metrics.watch(self.index)
         metrics.other_routers.set_function(lambda: self._feed.flowing)
         metrics.foreign_reservations.set_function(lambda: self.reservations.foreign_count)
@@ -73,47 +71,25 @@ class RoutingState:
 
 
 class IndexMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._blocks = Gauge(
-            "twostroke_index_blocks",
-            "Different block names in the prefix index, counted once per tier.",
-            ("role",),
-            registry=registry,
-        ).labels(role=ROLE)
-        self._holdings = Gauge(
-            "twostroke_index_holdings",
-            "Blocks in the prefix index, counted once per tier and worker that holds them.",
-            ("role",),
-            registry=registry,
-        ).labels(role=ROLE)
-        self._lag_s = Histogram(
-            "twostroke_event_lag_seconds",
-            "A worker published a batch until it was in the index, by both wall clocks; replayed batches too.",
-            ("role",),
-            registry=registry,
-            buckets=LAG_BUCKETS_S,
-        ).labels(role=ROLE)
-        self._snapshots = Counter(
-            "twostroke_event_snapshots", "Snapshots taken over.", ("role", "worker"), registry=registry
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self._blocks = metrics.gauge(
+            "index_blocks", "Different block hashes in the prefix index, counted once per tier."
         )
+        self._holdings = metrics.gauge(
+            "index_holdings", "Blocks in the prefix index, counted once per tier and worker that holds them."
+        )
+        self._lag_s = metrics.histogram(
+            "event_lag_seconds",
+            "A worker published a batch until it was in the index, by both wall clocks; replayed batches too.",
+            LAG_BUCKETS_S,
+        )
+        counter = metrics.labelled_counter
+        self._snapshots = counter("event_snapshots", "Snapshots taken over.", "worker")
         self._troubles = {
-            Applied.OLD: Counter(
-                "twostroke_event_repeats",
-                "Event batches that were in the index already.",
-                ("role", "worker"),
-                registry=registry,
-            ),
-            Applied.GAP: Counter(
-                "twostroke_event_gaps",
-                "Event batches that did not follow on the last one.",
-                ("role", "worker"),
-                registry=registry,
-            ),
-            Applied.DIVERGED: Counter(
-                "twostroke_event_divergences",
-                "Batches whose count or digest did not match the index.",
-                ("role", "worker"),
-                registry=registry,
+            Applied.OLD: counter("event_repeats", "Event batches that were in the index already.", "worker"),
+            Applied.GAP: counter("event_gaps", "Event batches that did not follow on the last one.", "worker"),
+            Applied.DIVERGED: counter(
+                "event_divergences", "Batches whose count or digest did not match the index.", "worker"
             ),
         }
 

@@ -56,7 +56,7 @@ class Placer:
             most_queued=settings.max_queued_requests,
         )
         admission = Admission(rules, self._selector, routing.reservations)
-        self._queue = AdmissionQueue(admission, self._workers, AdmissionMetrics(metrics.registry))
+        self._queue = AdmissionQueue(admission, self._workers, AdmissionMetrics(metrics))
         fleet.listen(self._queue.notice)
         self._worker_wait_s = config.worker_wait_s
         self.attempts = Attempts()

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
 from router.frontend.auth.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
 from router.frontend.auth.limits import Limits, OpenCall
 from router.frontend.resume import Mark, unmarked
@@ -111,7 +109,7 @@ class KeyAuthenticator:
     def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
         """Raises ConfigError where the file cannot be used."""
         self._path = Path(path)
-        self._metrics = AuthMetrics(metrics.registry, ROLE)
+        self._metrics = AuthMetrics(metrics)
         self._limits = Limits()
         self._marks = StreamMarks(cluster_token)
         self._seen = self._look()
@@ -176,19 +174,13 @@ REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "t
 
 
 class AuthMetrics:
-    def __init__(self, registry: CollectorRegistry, role: str) -> None:
-        labels = {"role": role}
-        self.keys = Gauge("twostroke_api_keys", "API keys in the file.", labels, registry=registry).labels(**labels)
-        self.stale = Gauge(
-            "twostroke_api_keys_stale",
-            "1: the file of API keys cannot be used; those before stay in force.",
-            labels,
-            registry=registry,
-        ).labels(**labels)
-        refusals = Counter(
-            "twostroke_api_key_refusals", "Calls refused for their API key.", (*labels, "reason"), registry=registry
+    def __init__(self, metrics: RouterMetrics) -> None:
+        self.keys = metrics.gauge("api_keys", "API keys in the file.")
+        self.stale = metrics.gauge(
+            "api_keys_stale", "1: the file of API keys cannot be used; those before stay in force."
         )
-        self._refusals = {reason: refusals.labels(reason=reason, **labels) for reason in REASONS}
+        refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
+        self._refusals = {reason: refusals.labels(ROLE, reason) for reason in REASONS}
 
     def count_refusal(self, reason: str) -> None:
         self._refusals[reason].inc()
