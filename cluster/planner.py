@@ -17,7 +17,7 @@ from twostroke.errors import ConfigError
 from twostroke.schedule.cost import StepCost
 
 MOST_WORKERS = 4096
-"""Of one role; a load that needs more is a mistake in its units."""
+"""Workers of one role. A load that needs more is a mistake in its units."""
 POISSON_SLACK = 1.28
 """Standard deviations: streams are at most this far above their mean nine times in ten."""
 

@@ -57,12 +57,27 @@ def test_a_test_is_touched_by_itself_by_its_fixtures_and_by_what_is_gone() -> No
 
 
 def test_no_test_begins_when_the_time_is_over(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it():\n    assert False\n")
+    (tmp_path / "test_it.py").write_text(
+        "import time\ndef test_one():\n    time.sleep(0.2)\ndef test_two():\n    assert False\n"
+    )
+    (tmp_path / "least.py").write_text("from tests import quick\nquick.LEAST_S = 0.1\n")
     for until_s, code, said in ((time.time() - 1, 0, "not run, as the time is over: 1 files"), (1e12, 1, "1 failed")):
         ran = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-p", "tests.quick", "--rootdir", str(tmp_path), str(tmp_path)],
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-p",
+                "least",
+                "-p",
+                "tests.quick",
+                "--rootdir",
+                str(tmp_path),
+                str(tmp_path),
+            ],
             cwd=tmp_path,
-            env={"PYTHONPATH": str(ROOT), "PATH": "", UNTIL: str(until_s)},
+            env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "PATH": "", UNTIL: str(until_s)},
             check=False,
             capture_output=True,
             text=True,
