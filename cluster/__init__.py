@@ -1,14 +1,12 @@
-"""Ray: where workers live, who restarts them, and the command line.
+"""Ray places the workers and restarts them; this package starts, watches and scales a fleet from the command line.
 
-Life of `twostroke serve`:
+`twostroke serve`, in the order of what happens:
 
-    commands/serve   flags -> ClusterConfig
-    launcher         ports free? model here? -> router process, Ray (local or joined), supervisor; waits; tidies up
-    supervisor       observe -> plan -> act, for ever: creates worker actors, holds each one's `run()` as its death
-                     watch, calls it again with the next incarnation, and tells all watchers of twostroke.v1.Fleet
-    plan             the pure part of that: which worker is created or started now, and when to look again
-    placement        the pure part of where: node labels, custom resources, shares of GPUs
-    ground           what the supervisor stands on: named Ray actors and Ray's key-value store
-    actors           a role mounted on a Ray node
-    janitor, bound   nothing of a local cluster outlives its launcher, not even one that was killed
+commands/serve   turns flags into a ClusterConfig
+launch/          checks ports and model, starts routers, Ray and the supervisor, waits, and removes everything
+routers/         one process per router, restarted on the same ports when it ends
+supervisor/      observes, plans and acts: creates worker actors, awaits their `run()`, informs the routers
+scaling/         how many workers of each role there should be, and the reconciler that brings the fleet there
+ray/             everything that asks Ray: joining it, placing actors, its key-value store
+clients/         how commands reach a running server, a router's admin port or the supervisor
 """

@@ -1,6 +1,6 @@
-"""The command line of a program that has commands: `PROGRAM` has those that run and operate a cluster.
+"""Runs the commands of a program. `PROGRAM` has those that start and operate a cluster.
 
-`tools.cli` adds those that measure and simulate, and is what `twostroke` runs.
+`tools.cli` adds the commands that measure and simulate; it is what `twostroke` runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ COMMANDS = {
     "drain": Command("cluster.commands.drain", "let a worker hand over what it has and leave"),
     "scale": Command("cluster.commands.scale", "say how many workers of each role there shall be"),
     "role": Command("cluster.commands.role", "let a worker become the other role without loading its model again"),
-    "restart": Command("cluster.commands.restart", "begin new lives of processes, one by one, while they are used"),
+    "restart": Command(
+        "cluster.commands.restart", "restart workers, routers and the supervisor, one by one, while they are used"
+    ),
     "down": Command("cluster.commands.down", "stop a running server"),
 }
 
@@ -60,7 +62,10 @@ class Program:
         return status_of(run, self.name)
 
     def parser(self, arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
-        """Only the command that is asked for is imported: `status` starts no numpy, `chat` no Ray."""
+        """Build the parser.
+
+        Only the named command's module is imported, so that `status` loads no numpy and `chat` no Ray.
+        """
         parser = Parser(prog=self.name, description=self.description)
         parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
         commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
@@ -77,7 +82,7 @@ class Program:
 
 
 def status_of(run: Callable[[], int], name: str) -> int:
-    """Exit status: 0 done, 1 not so good (says the command), 2 wrong flags, files or servers, 130 interrupted."""
+    """Return 0 for success, 1 for a negative result, 2 for wrong flags, files or servers, 130 when interrupted."""
     try:
         return run()
     except ServeError as error:
@@ -86,7 +91,7 @@ def status_of(run: Callable[[], int], name: str) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output (`| head`) has had enough; Python would complain once more at exit.
+        # The reader of our output (`| head`) has closed it; Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERRUPTED
 

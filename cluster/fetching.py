@@ -1,4 +1,4 @@
-"""A model is fetched, and people see how far it is."""
+"""Fetches a model and shows the progress."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from twostroke.models.fetch import fetch
 
 LINE_PERCENT = 25
-"""The share of a step for each line in a log."""
+"""Percent of a step between two lines in a log."""
 
 
 def fetch_with_progress(model: str, dtype: str, console: Console | None = None) -> Path:
-    """Bars on a terminal; elsewhere, where bars would only show when all is over, plain lines."""
+    """Fetch a model.
+
+    The progress is bars on a terminal and plain lines elsewhere, where bars would only show at the end.
+    """
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     return _fetch_with_bars(model, dtype, console) if console.is_terminal else _fetch_with_lines(model, dtype, console)
 
@@ -26,7 +29,7 @@ def _fetch_with_bars(model: str, dtype: str, console: Console) -> Path:
 
         def on_progress(label: str, fraction: float) -> None:
             if label not in bars:
-                # The first step takes the place of the line that said nothing yet.
+                # The first step replaces the line without a step.
                 bars[label] = bars.pop("") if "" in bars else progress.add_task(label, total=1.0)
             progress.update(bars[label], description=label, completed=fraction)
 
@@ -34,13 +37,13 @@ def _fetch_with_bars(model: str, dtype: str, console: Console) -> Path:
 
 
 def _fetch_with_lines(model: str, dtype: str, console: Console) -> Path:
-    told: dict[str, int] = {}
-    """Step -> the last share of it that was told."""
+    printed: dict[str, int] = {}
+    """Percentage last printed, by step."""
 
     def on_progress(label: str, fraction: float) -> None:
         percent = int(100 * fraction) // LINE_PERCENT * LINE_PERCENT
-        if told.get(label) != percent:
-            told[label] = percent
+        if printed.get(label) != percent:
+            printed[label] = percent
             console.print(f"{label} {percent} %", markup=False)
 
     console.print(f"fetching {model}", markup=False)

@@ -1,4 +1,4 @@
-"""Ports: is one free, and one for the Fleet service that stays ours."""
+"""Checks whether ports are free and chooses one for the Fleet service."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from twostroke.errors import ConfigError
 
 FLEET_PORTS = range(20_000, 30_000)
-"""Below the kernel's ephemeral ports, so that no outgoing connection takes it while the supervisor restarts."""
+"""Ports below the kernel's ephemeral range, so that no outgoing connection takes one while the supervisor restarts."""
 
 
 def is_free(host: str, port: int) -> bool:
@@ -24,7 +24,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check(host: str, flag: str, port: int) -> None:
-    """Raises ConfigError unless this process could listen there. Port 0 means any, which always can."""
+    """Raises ConfigError unless this process could listen there. Port 0 means any free port."""
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"{flag} must be from 0 to 65535, got {port}", field=flag)
     try:
@@ -38,13 +38,13 @@ def check(host: str, flag: str, port: int) -> None:
 
 
 def check_endpoints(host: str, metrics_host: str | None, by_flag: Mapping[str, int]) -> None:
-    """Of one router."""
+    """Check the ports of one router."""
     for flag, port in by_flag.items():
         check((metrics_host if flag == "--metrics-port" else None) or host, flag, port)
 
 
 def check_distinct(by_flag: Mapping[str, int], taken: dict[int, str], said: str = "") -> None:
-    """Raises ConfigError where two flags want one port; `taken` has those of before, and gets these. 0 is any."""
+    """Raises ConfigError where two flags name one port. `taken` holds earlier ports and gets these. Port 0 is any."""
     for flag, port in by_flag.items():
         if port and port in taken:
             raise ConfigError(f"{taken[port]} and {flag} are both {port}{said}", field=flag)

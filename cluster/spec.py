@@ -1,4 +1,4 @@
-"""What the supervisor keeps alive, and what the routers are told, derived from one ClusterConfig."""
+"""Derives from one ClusterConfig what the supervisor keeps alive and what the routers are started with."""
 
 from __future__ import annotations
 
@@ -6,52 +6,52 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cluster.planner import Counts, Promise
 from cluster.ports import check_distinct
+from cluster.scaling.capacity import Counts, Promise
 from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
 from twostroke.credentials import TlsConfig
 
 NODE_ADDRESS = ""
-"""A worker's host that stands for the address of the Ray node that the actor is on, which only it knows."""
+"""A worker's host that stands for the address of the Ray node its actor is on, which is known only there."""
 
 LOOPBACK = "127.0.0.1"
 NAMESPACE = "twostroke"
-"""Ray namespace of all our actors; one fleet per Ray cluster."""
+"""Ray namespace of all our actors; there is one fleet per Ray cluster."""
 SUPERVISOR = "supervisor"
 """Name of the supervisor's actor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """The workers that are started at first, and the address of the Fleet service."""
+    """The workers a fleet starts with, and the address of its Fleet service."""
 
     workers: tuple[WorkerConfig, ...]
     host: str = LOOPBACK
     port: int = 0
-    """It is the same over restarts of the supervisor, so that routers find it again. 0 (any) is for tests."""
+    """Port that stays the same when the supervisor restarts, so that routers find it again. 0 (any) is for tests."""
     token: str = field(default="", repr=False)
     tls: TlsConfig | None = None
     """Certificates of all processes of the cluster; the files are on every host."""
     scaling: ScalingConfig = field(default_factory=ScalingConfig)
     slo_ttft_s: float | None = None
     roles: Mapping[Role, RoleConfig] = field(default_factory=dict)
-    """What workers ask of nodes, and their threads; of roles that are missing here, nothing in particular."""
+    """What workers ask of nodes, and their threads. A missing role asks for nothing in particular."""
 
     @property
     def identity(self) -> str:
-        """The name of this fleet among those that were, and will be, on the same Ray cluster."""
+        """A digest that tells this fleet from earlier and later fleets on the same Ray cluster."""
         said = f"{self.token} {' '.join(worker.worker_id for worker in self.workers)}"
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
     @property
     def counts(self) -> Counts:
-        """At first."""
+        """Workers of each role at the start."""
         prefill = sum(worker.role is Role.PREFILL for worker in self.workers)
         return Counts(prefill, len(self.workers) - prefill)
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
-        """The bounds of prefill workers, and those of decode workers."""
+        """Bounds of prefill and of decode workers."""
         counts = self.counts
         return self.scaling.prefill_bounds(counts.prefill), self.scaling.decode_bounds(counts.decode)
 
@@ -68,7 +68,7 @@ class FleetSpec:
         return Promise(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
 
     def worker(self, worker_id: str, role: Role) -> WorkerConfig:
-        """The settings of a worker that is there at first, or of one more like those."""
+        """Return the config of a worker of the start, or of an additional worker like those."""
         ranked = sorted(self.workers, key=lambda each: (each.worker_id != worker_id, each.role is not role))
         like, threads = ranked[0], ranked[0].runtime.threads
         if worker_id != like.worker_id and role in self.roles:
@@ -76,7 +76,10 @@ class FleetSpec:
         return like.replace(worker_id=worker_id, role=role, runtime=like.runtime.replace(threads=threads))
 
     def is_as(self, other: FleetSpec) -> bool:
-        """Two launches of one configuration: they differ in the token and the port, which are drawn."""
+        """Whether both come from the same configuration.
+
+        The token and the port are drawn at launch and do not count.
+        """
         return self._undrawn() == other._undrawn()
 
     def _undrawn(self) -> FleetSpec:
@@ -128,13 +131,13 @@ def fleet_spec(config: ClusterConfig, *, token: str, port: int) -> FleetSpec:
 
 @dataclass(frozen=True, slots=True)
 class RouterPorts:
-    """0: any free one."""
+    """Ports of one router; 0 means any free port."""
 
     http: int
     grpc: int
     admin: int
     metrics: int | None
-    """None: metrics have no port of their own."""
+    """Port of the metrics; None means that they have no port of their own."""
 
     def by_flag(self) -> dict[str, int]:
         flags = {"--http-port": self.http, "--grpc-port": self.grpc, "--admin-port": self.admin}
@@ -142,7 +145,7 @@ class RouterPorts:
 
 
 def router_ports(config: ClusterConfig) -> list[RouterPorts]:
-    """The ports of each router: those of the first one counted up. Raises ConfigError where two are the same."""
+    """Return each router's ports, counted up from the first router's. Raises ConfigError where two are equal."""
     endpoints, of_routers = config.endpoints, []
     # On other machines the Fleet service may have the same port.
     taken = {config.fleet_port: "--fleet-port"} if config.address is None else {}

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from cluster.clients.tls import door_of
-from cluster.flags.client_tls import ClientTls
+from cluster.clients.connect import tls_endpoint
+from cluster.clients.credentials import ClientTls
 from tests.certificates import Authority
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
 from tests.unit.transfer import page_owner
@@ -98,7 +98,7 @@ async def first_tokens(folder: Path) -> None:
 
         clients = {
             "plain": Client((await cluster()).grpc),
-            "sealed": Client((await cluster(**tls)).grpc, door_of(client)),
+            "sealed": Client((await cluster(**tls)).grpc, tls_endpoint(client)),
         }
 
         async def ask(kind: str, number: int) -> float:

@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
-from cluster import bound, state_file
-from cluster.state_file import ServeState
+from cluster.launch import state_file
+from cluster.launch.state_file import ServeState
+from cluster.routers import parent_death_guard
 from twostroke.errors import ConfigError
 
 START_S = 300.0
@@ -30,7 +31,7 @@ async def serving(
     """Ready, with `arguments` of `serve`. Raises ConfigError, with what was printed, where it does not get ready."""
     with tempfile.NamedTemporaryFile() as printed:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),
+            *(sys.executable, "-I", "-S", parent_death_guard.__file__, str(os.getpid())),
             *(sys.executable, "-P", *program, "serve", *arguments),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=printed.fileno(),
@@ -68,5 +69,5 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             await process.wait()
     finally:
         if process.returncode is None:
-            process.kill()  # its janitor takes the rest
+            process.kill()  # its cleanup process does the rest
             await process.wait()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.checks import positive
+from cluster.flags.checks import positive
 from twostroke.errors import ConfigError
 
 STRIDE = 2.0

@@ -102,7 +102,7 @@ class Point(enum.StrEnum):
     """A worker serves; nobody has been told."""
     SUPERVISOR_WATCHED = "supervisor.watched"
     """A router watches the fleet; it has not been told anything."""
-    SUPERVISOR_MOURNING = "supervisor.mourning"
+    SUPERVISOR_WORKER_ENDED = "supervisor.worker_ended"
     """A worker's life has ended; nobody has been told."""
     SUPERVISOR_DRAINING = "supervisor.draining"
     """A drain has been asked for; the worker has not been told."""

@@ -1,4 +1,4 @@
-"""The messages of a chat so far, and the commands that change them. No terminal and no server here."""
+"""The messages of a chat, and the commands that change them. It knows no terminal and no server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Ctrl-C ends an answer, Alt-Enter begins a new line, a line that begins with a sp
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a command has to say."""
+    """The reply to a command."""
 
     text: str = ""
     leaves: bool = False
-    """The conversation is over."""
+    """The command ends the conversation."""
 
 
 class Conversation:
@@ -36,7 +36,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """As a server takes them."""
+        """Messages as a server takes them."""
         begin = [{"role": "system", "content": self._system}] if self._system else []
         return [*begin, *self._turns]
 
@@ -44,7 +44,7 @@ class Conversation:
         self._turns.append({"role": "user", "content": text})
 
     def answered(self, text: str) -> None:
-        """All of an answer, or as much as came. A question that got none is forgotten: it can be asked again."""
+        """Add an answer, or as much as came of it. A question without any is removed, so that it can be asked again."""
         if text:
             self._turns.append({"role": "assistant", "content": text})
         else:

@@ -1,4 +1,4 @@
-"""What is typed into a chat: with line editing, and a history in the user's state folder, for the user alone."""
+"""Reads what is typed, with line editing and a history in the user's state folder, for the user alone."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 MOST_BYTES = 1 << 20
-"""Of history; the older half goes."""
+"""Most bytes of history; the older half is removed."""
 _ENTRY = b"\n# "
-"""Begins an entry of prompt_toolkit's file."""
+"""Beginning of an entry in prompt_toolkit's file."""
 COMMANDS = ("/help", "/system", "/new", "/clear", "/save", "/exit")
 
 
 class KeptHistory(FileHistory):
-    """A history file. Where it can be written no more, as on a disk that is full, a conversation goes on without."""
+    """A history file. The conversation goes on without it where it cannot be written, as on a full disk."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError):
@@ -49,7 +49,7 @@ def _new_line(event: KeyPressEvent) -> None:
 
 
 def _history() -> History:
-    """Kept in memory alone where the file cannot be written."""
+    """Return the history, kept in memory alone where the file cannot be written."""
     with contextlib.suppress(OSError, RuntimeError):  # a user without a home folder, as in some containers
         path = history_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
-"""An answer on a terminal while it comes. What is printed is the model's text, character by character; Markdown gets
-colours but keeps its marks. Nothing is ever drawn again, so nothing flickers and what scrolled away stays right.
+"""Prints an answer on a terminal while it arrives: the model's text, character by character.
+
+Markdown is coloured and keeps its marks. Nothing is drawn twice, so nothing flickers and scrolled text stays right.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def visible(text: str) -> str:
-    """Control characters as ^X: a model must not be able to send commands to the terminal."""
+    """Show control characters as ^X: a model must not send commands to the terminal."""
     return _CONTROL.sub(lambda found: f"^{chr(ord(found[0]) % 32 + 64)}", text)
 
 
 class Screen:
-    """Prints one answer. A word is printed when it is whole, so that lines end between words."""
+    """Prints one answer. A word is printed when it is complete, so that lines end between words."""
 
     def __init__(self, write: Callable[[str], None], *, columns: int, has_colours: bool) -> None:
         self._write = write
         self._columns = columns
         self._has_colours = has_colours
         self._held = ""
-        """The beginning of a word."""
+        """Beginning of a word."""
         self._column = 0
         self._is_line_start = True
         self._fence = ""
-        """Of the code block that is open."""
+        """Mark of the code block that is open."""
         self._is_heading = self._is_bold = self._is_code = False
 
     def add(self, piece: str) -> None:
@@ -49,7 +50,7 @@ class Screen:
                 self._print(part)
 
     def end(self) -> None:
-        """The answer is over, or was ended."""
+        """Print what is left when the answer ends."""
         if self._held:
             self._print(self._held)
             self._held = ""
@@ -89,7 +90,7 @@ class Screen:
         self._write(self._coloured(word, CODE) if self._fence else self._marked(word))
 
     def _marked(self, word: str) -> str:
-        """With the colours of the marks in it, and of those that are open."""
+        """Colour a word by the marks in it and the marks that are open."""
         shown = []
         for part in _MARK.split(word):
             was_code = self._is_code

@@ -1,4 +1,4 @@
-"""The server that a chat is with, over HTTP or gRPC: it streams answers and knows the recommended sampling."""
+"""The server that a chat talks to, over HTTP or gRPC. It streams answers and tells the recommended sampling."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ import aiohttp
 import grpc
 import grpc.aio
 
-from cluster.clients.api_key import shown
-from cluster.clients.http import connector
+from cluster.clients.connect import connector, tls_endpoint
+from cluster.clients.credentials import ClientTls, authorization
 from cluster.clients.resuming import ResumingClient
-from cluster.clients.tls import door_of
-from cluster.flags.client_tls import ClientTls
 from twostroke.models.recommended import Recommended
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 ANSWER_S = 300.0
-"""Longest silence of the server."""
+"""Seconds of silence before a router is left."""
 INFO_S = 10.0
-"""For the server to say what it serves."""
+"""Seconds for the server to say what it serves."""
 
 Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """None: as the model recommends, else as the server does by default."""
+    """Sampling by flags; None means what the model recommends, else the server's default."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -43,7 +41,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of itself; unknown where it does not say."""
+    """What a server serves; unknown where it does not say."""
 
     model: str = ""
     recommended: Mapping[str, float] | None = None
@@ -62,20 +60,20 @@ class ChatServer(abc.ABC):
         return self._routers[0]
 
     async def served(self) -> Served:
-        """Asked once. Servers that do not know the question are served with their own defaults."""
+        """Ask once what is served. A server that does not know the question keeps its own defaults."""
         if self._served is None:
             self._served = await self._ask_served()
         return self._served
 
     @abc.abstractmethod
     def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
-        """The pieces of an answer. Raises ServeError. Closed early, it ends the answer at the server, too."""
+        """Yield the pieces of an answer. Raises ServeError. Closing it early ends the answer at the server."""
 
     @abc.abstractmethod
     async def _ask_served(self) -> Served: ...
 
     async def _options(self) -> dict[str, float]:
-        """What was said by flags comes before what the model recommends."""
+        """Combine what the model recommends with the flags, which take precedence."""
         return {**((await self.served()).recommended or {}), **self._sampling.said()}
 
 
@@ -96,12 +94,12 @@ class HttpServer(ChatServer):
                 aiohttp.ClientSession(
                     connector=connector(self._tls), timeout=aiohttp.ClientTimeout(total=INFO_S)
                 ) as session,
-                session.get(f"{scheme}://{self.address}/v1/models", headers=shown(self._api_key)) as got,
+                session.get(f"{scheme}://{self.address}/v1/models", headers=authorization(self._api_key)) as got,
             ):
                 card = (await got.json())["data"][0]
                 return Served(str(card["id"]), card.get("recommended_sampling"))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, IndexError, TypeError):
-            return Served()  # the question that follows meets the same trouble and tells of it
+            return Served()  # the first question meets the same error and reports it
 
 
 class GrpcServer(ChatServer):
@@ -121,10 +119,10 @@ class GrpcServer(ChatServer):
                 yield response.text
 
     async def _ask_served(self) -> Served:
-        channel = PeerChannel(self.address, "", None if self._tls is None else door_of(self._tls))
+        channel = PeerChannel(self.address, "", None if self._tls is None else tls_endpoint(self._tls))
         try:
             said = await inference_pb2_grpc.InferenceStub(channel.channel).GetModel(
-                inference_pb2.GetModelRequest(), timeout=INFO_S, metadata=tuple(shown(self._api_key).items())
+                inference_pb2.GetModelRequest(), timeout=INFO_S, metadata=tuple(authorization(self._api_key).items())
             )
         except grpc.aio.AioRpcError:
             return Served()

@@ -1,4 +1,8 @@
-"""Clients of the front doors for programs that want their streams to survive a router.
+"""How programs and commands reach a cluster: routers' client endpoints, their admin ports, and the supervisor.
 
-resuming    goes on at the next router where the last one broke off
+resuming           streams over HTTP or gRPC that go on at the next router when one dies
+connect            HTTP and gRPC connections, with and without TLS
+credentials        API key and TLS flags of clients
+admin_access       the admin ports of routers, with the cluster's token
+supervisor_access  the supervisor, through its launcher or on a Ray cluster
 """

@@ -1,4 +1,4 @@
-"""A client whose streams survive routers: where one breaks off, or says nothing for too long, the next one goes on.
+"""A client whose streams survive routers: where one breaks off or is silent for too long, the next router goes on.
 
 async with ResumingClient(grpc=["127.0.0.1:50051", "127.0.0.1:50052"]) as client:
     async for message in client.generate(GenerateRequest(text="Once", ...)):
@@ -22,10 +22,8 @@ import aiohttp
 import grpc
 import grpc.aio
 
-from cluster.clients.api_key import shown
-from cluster.clients.http import connector
-from cluster.clients.tls import door_of
-from cluster.flags.client_tls import ClientTls
+from cluster.clients.connect import connector, tls_endpoint
+from cluster.clients.credentials import ClientTls, authorization
 from twostroke.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
@@ -43,25 +41,25 @@ from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 log = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
-"""Longer than a prompt may wait and be computed; a client that knows its server's habits takes less."""
+"""Seconds without a message, longer than a prompt may wait and be computed. Callers may set less."""
 PATIENCE_S = 60.0
-"""From the last sign of life of any router."""
+"""Seconds to go on trying after the last message of any router."""
 ROUND_PAUSE_S = 0.1
-"""Before all routers are tried once more."""
+"""Seconds to wait before all routers are tried again."""
 
 _BROKEN = frozenset(
     {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED}
 )
-"""What gRPC itself says when a process or a connection ends under a call, besides UNAVAILABLE."""
+"""Statuses that gRPC itself gives when a process or a connection ends under a call, besides UNAVAILABLE."""
 
 Json = dict[str, Any]
 Message = TypeVar("Message")
 Heard = AsyncGenerator[tuple[str, Message | None], None]
-"""Resume tokens ("" with what has none), and messages (None: a sign of life)."""
+"""Pairs of a resume token ("" if it has none) and a message (None for a heartbeat)."""
 
 
 class ResumingClient:
-    """`grpc` and `http`: HOST:PORT of the routers of one cluster; the one that served last is asked first."""
+    """Streams from the routers of one cluster (`grpc`, `http`: HOST:PORT); the last that served is asked first."""
 
     def __init__(
         self,
@@ -74,19 +72,21 @@ class ResumingClient:
         api_key: str = "",
         tls: ClientTls | None = None,
     ) -> None:
-        """A router that is silent for `silence_s` is left. A stream fails that no router goes on with for `patience_s`,
-        and one that none begins for `begin_s`. `tls`: None where the routers' doors are plain."""
+        """A router that is silent for `silence_s` is left. `tls`: None where the routers' endpoints take no TLS.
+
+        A stream fails if no router continues it for `patience_s`, or if none begins it for `begin_s`.
+        """
         self._silence_s = silence_s
         self._patience_s = patience_s
         self._begin_s = begin_s
         self._tls = tls
-        self._grpc = [PeerChannel(address, "", None if tls is None else door_of(tls)) for address in grpc]
+        self._grpc = [PeerChannel(address, "", None if tls is None else tls_endpoint(tls)) for address in grpc]
         self._http = list(http)
-        self._shown = shown(api_key)
+        self._shown = authorization(api_key)
         self._preferred = 0
         self._session: aiohttp.ClientSession | None = None
         self.resumptions = 0
-        """How often a stream went on elsewhere."""
+        """How often a stream went on at another router."""
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._silence_s, sock_read=self._silence_s)
@@ -104,12 +104,12 @@ class ResumingClient:
     def generate(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None = None
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Every message of the answer, once. Raises ServeError."""
+        """Yield every message of the answer, once. Raises ServeError."""
         deadline_s = None if timeout_s is None else time.monotonic() + call_timeout_s(timeout_s)
         return self._over(len(self._grpc), lambda router, token: self._generate(router, request, token, deadline_s))
 
     def stream(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] = {}) -> AsyncIterator[Json]:
-        """Every chunk of a POST of `body`, with "stream": true, to an endpoint of OpenAI's API. Raises ServeError."""
+        """Yield every chunk of a POST of `body`, with "stream": true, to an OpenAI endpoint. Raises ServeError."""
         posted = {**body, "stream": True}
         return self._over(len(self._http), lambda router, token: self._post(router, path, posted, headers, token))
 
@@ -204,7 +204,7 @@ def _chunk(data: str) -> Json:
 
 
 def _refusal(status: int, body: Json) -> ServeError:
-    """What an error in OpenAI's format means."""
+    """Convert an error in OpenAI's format."""
     said = body.get("error", {})
     message, code = str(said.get("message")), said.get("code")
     if status == HTTPStatus.SERVICE_UNAVAILABLE or code in ("draining", "peer_lost", "transfer_failed"):

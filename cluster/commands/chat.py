@@ -1,4 +1,4 @@
-"""`twostroke chat`: one question, or a conversation, streamed over HTTP or gRPC; goes on when a router dies."""
+"""`twostroke chat`: one question or a conversation, streamed over HTTP or gRPC; it goes on when a router dies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from collections.abc import Callable
 from cluster.chat.conversation import Conversation
 from cluster.chat.screen import Screen
 from cluster.chat.server import ChatServer, GrpcServer, HttpServer, Sampling
-from cluster.clients import api_key
-from cluster.clients.own_server import own_server
-from cluster.flags import client_tls, pid
-from cluster.flags.client_tls import ClientTls
-from cluster.flags.parser import USAGE_ERROR
+from cluster.clients import credentials
+from cluster.clients.credentials import ClientTls
+from cluster.flags.parser import USAGE_ERROR, add_pid
+from cluster.launch.state_file import the_one_for_clients
 from router.addresses import reachable
 from twostroke.errors import ConfigError, ContextLengthExceeded, ServeError
 
 COLUMNS = 100
-"""Of text, at most: longer lines are hard to read."""
+"""Most columns of text; longer lines are hard to read."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT[,...]",
         help="speak gRPC (default: to this user's local server)",
     )
-    pid.add(parser)
-    client_tls.add(parser)
+    add_pid(parser)
+    credentials.add_tls_flags(parser)
     parser.add_argument("--tls", action="store_true", help="TLS with the system's CAs; the flags above mean it, too")
     parser.add_argument("--system", help="a system message to begin with")
     parser.add_argument("--max-tokens", type=int, metavar="N", help="of each answer (default: the server's)")
@@ -62,7 +61,7 @@ class _Chat:
         self._conversation = conversation
 
     def ask(self, text: str) -> None:
-        """Raises ServeError, or KeyboardInterrupt, which ends the answer at the server; what came of it is kept."""
+        """Ask and print the answer. ServeError and KeyboardInterrupt end it at the server; what came of it is kept."""
         self._conversation.ask(text)
         came: list[str] = []
         write, end = _output()
@@ -79,7 +78,7 @@ class _Chat:
                 write(piece)
 
     def answer_lines(self) -> int:
-        """One question a line, from a pipe or a file."""
+        """Ask each line of a pipe or a file."""
         status = 0
         for line in sys.stdin:
             if line.strip():
@@ -87,7 +86,7 @@ class _Chat:
         return status
 
     def converse(self) -> int:
-        """Until it is left."""
+        """Read and answer questions until the user leaves."""
         from cluster.chat.prompt import Prompt
 
         prompt = Prompt()
@@ -107,7 +106,7 @@ class _Chat:
                 self._ask_and_tell(line)
 
     def _carries_out(self, line: str) -> bool:
-        """True: it was the command to leave."""
+        """Carry out a command; True for the command to leave."""
         try:
             reply = self._conversation.command(line)
         except ConfigError as error:
@@ -118,7 +117,7 @@ class _Chat:
         return reply.leaves
 
     def _ask_and_tell(self, text: str) -> int:
-        """What goes wrong with one answer does not end a conversation."""
+        """Ask and print an error, which does not end the conversation."""
         try:
             self.ask(text)
         except ServeError as error:
@@ -133,7 +132,7 @@ class _Chat:
 
 
 def _output() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """How pieces of an answer are printed, and its end: plain, but for people who look at it."""
+    """Return how pieces of an answer and its end are printed: plain, except on a terminal."""
 
     def write(text: str) -> None:
         print(text, end="", flush=True)
@@ -147,7 +146,7 @@ def _output() -> tuple[Callable[[str], None], Callable[[], None]]:
 
 
 def _server(args: argparse.Namespace) -> ChatServer:
-    secure = client_tls.tls_from(args) or (ClientTls() if args.tls else None)
+    secure = credentials.tls_from(args) or (ClientTls() if args.tls else None)
     sampling = Sampling(
         max_tokens=args.max_tokens,
         temperature=args.temperature,
@@ -156,10 +155,14 @@ def _server(args: argparse.Namespace) -> ChatServer:
         seed=args.seed,
     )
     if args.grpc is not None:
-        routers = _addresses(args.grpc, "--grpc") or [router.grpc for router in own_server(args.pid, secure).routers]
-        return GrpcServer([reachable(router) for router in routers], sampling, api_key.own(), secure)
-    routers = _addresses(args.http, "--http") or [router.http for router in own_server(args.pid, secure).routers]
-    return HttpServer([reachable(router) for router in routers], sampling, api_key.own(), secure)
+        routers = _addresses(args.grpc, "--grpc") or [
+            router.grpc for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
+        ]
+        return GrpcServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
+    routers = _addresses(args.http, "--http") or [
+        router.http for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
+    ]
+    return HttpServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
 
 
 def _addresses(said: str | None, flag: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`twostroke down`: end a local server, or our actors on a Ray cluster."""
+"""`twostroke down`: ends a local server, or a fleet on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import signal
 import sys
 import time
 
-from cluster import ray_environment, state_file
-from cluster.flags import pid
-from cluster.ray_address import reachable
+from cluster.flags.parser import add_pid
+from cluster.launch import state_file
+from cluster.ray import environment as ray_environment
+from cluster.ray.address import reachable
 from twostroke.errors import PeerLost
 
 POLL_S = 0.05
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    pid.add(parser)
+    add_pid(parser)
     parser.add_argument(
         "--timeout", type=float, default=30.0, metavar="S", help="how long to wait for it (default: %(default)s)"
     )
@@ -40,17 +41,17 @@ def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
             print(f"twostroke: {state.pid} has not ended after {timeout_s:.0f} s", file=sys.stderr)
             return 1
         time.sleep(POLL_S)
-    print(f"stopped {state.pid} ({state.doors})")
+    print(f"stopped {state.pid} ({state.endpoints})")
     return 0
 
 
 def _remove_fleet(address: str) -> int:
     address = reachable(address)
     ray_environment.for_joined_cluster()
-    # Only now: Ray reads its environment when it is imported.
+    # Imported here, because Ray reads its environment when it is imported.
     import ray
 
-    from cluster import ray_session
+    from cluster.ray import session as ray_session
 
     ray_session.join(address)
     try:

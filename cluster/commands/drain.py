@@ -1,19 +1,17 @@
-"""`twostroke drain`: a worker, or all of a Ray node, takes no new work, hands over what it has, and leaves."""
+"""`twostroke drain`: a worker, or every worker of a Ray node, takes no new work, hands over its requests and leaves."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from pathlib import Path
 
-from cluster import orders, ray_environment, state_file
-from cluster.flags import pid
-from cluster.ray_address import reachable
-from twostroke.errors import ConfigError, PeerLost
+from cluster.clients import supervisor_access
+from cluster.ray import environment as ray_environment
+from cluster.ray.address import reachable
+from twostroke.errors import ConfigError
 
 DEADLINE_S = 30.0
 HEAD_S = 10.0
-"""A head that is begun again is there by then; whoever drains has this one chance."""
+"""`twostroke drain`: a worker, or every worker of a Ray node, takes no new work, hands over its requests and leaves."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--node",
         metavar="NODE",
         help="instead of a worker: the Ray node with this address or id, or here (this one): Ray puts nothing on it "
-        "any more, its workers begin their next lives elsewhere, and it is yours to end (with --address)",
+        "any more, its workers restart elsewhere, and it is yours to end (with --address)",
     )
-    parser.add_argument("--restart", action="store_true", help="begin a new life of it afterwards")
+    parser.add_argument("--restart", action="store_true", help="start it again afterwards")
     parser.add_argument("--force", action="store_true", help="also the last worker of its role")
     add_common_arguments(parser)
 
@@ -37,10 +35,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what a worker still has by then is cut off, and goes on elsewhere (default: %(default)s)",
     )
-    pid.add(parser)
-    parser.add_argument(
-        "--address", metavar="HOST:PORT", help="ask the fleet on this Ray cluster, without its launcher"
-    )
+    supervisor_access.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,12 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def drain(args: argparse.Namespace, worker: str, restart: bool, *, force: bool = False) -> int:
-    """Let a worker leave; returns how many requests were cut off."""
+    """Drain a worker; return how many requests were cut off."""
     _check_deadline(args.deadline)
     wanted = {"worker_id": worker, "deadline_s": args.deadline, "restart": restart, "force": force}
-    if args.address is not None:
-        return _drain_at(args.address, args.deadline, wanted)
-    return int(orders.give(folder(args), "drain", **wanted))
+    return int(supervisor_access.ask(args, "drain", wait_s=min(args.deadline, HEAD_S), **wanted))
 
 
 def _drain_node(args: argparse.Namespace) -> int:
@@ -72,8 +65,8 @@ def _drain_node(args: argparse.Namespace) -> int:
         )
     address = reachable(args.address, min(args.deadline, HEAD_S))
     ray_environment.for_joined_cluster()
-    # Only now: Ray reads its environment when it is imported.
-    from cluster.node_drain import leave_node
+    # Imported here, because Ray reads its environment when it is imported.
+    from cluster.ray.node_drain import leave_node
 
     moved = leave_node(address, args.node, args.deadline)
     print(f"the node may end; moved away: {', '.join(moved) or 'nothing was on it'}")
@@ -83,27 +76,3 @@ def _drain_node(args: argparse.Namespace) -> int:
 def _check_deadline(deadline_s: float) -> None:
     if not 0 <= deadline_s < float("inf"):
         raise ConfigError(f"--deadline must be seconds, 0 or more, got {deadline_s}", field="--deadline")
-
-
-def folder(args: argparse.Namespace) -> Path:
-    """Of the launcher that is meant."""
-    return Path(state_file.the_one_running(args.pid).log_dir)
-
-
-def _drain_at(address: str, deadline_s: float, wanted: Mapping[str, object]) -> int:
-    address = reachable(address, min(deadline_s, HEAD_S))
-    ray_environment.for_joined_cluster()
-    # Only now: Ray reads its environment when it is imported.
-    import ray
-
-    from cluster import ray_session
-
-    ray_session.join(address)
-    try:
-        return int(ray.get(ray_session.find_supervisor().drain.remote(**wanted)))
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except ray.exceptions.RayError as error:
-        raise PeerLost(f"the supervisor at {address} does not answer: {error}") from error
-    finally:
-        ray_session.leave()

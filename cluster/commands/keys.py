@@ -1,4 +1,4 @@
-"""`twostroke keys add | list | revoke`: the file of API keys that routers read (`serve --api-keys`)."""
+"""`twostroke keys add | list | revoke`: edits the file of API keys that routers read (`serve --api-keys`)."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _read(path: Path) -> KeyFile:
 
 
 def _write(path: Path, file: KeyFile) -> None:
-    """Whole or not at all: routers may be reading. For this user alone, as far as nobody has said otherwise."""
+    """Replace the file at once, since routers may be reading. A new file is for this user alone."""
     keys = {
         key_id: {name: value for name, value in dataclasses.asdict(entry).items() if value not in (None, False)}
         for key_id, entry in file.keys.items()
@@ -147,7 +147,7 @@ def _write(path: Path, file: KeyFile) -> None:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Two operators at once: one after the other."""
+    """Let one operator after the other edit the file."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

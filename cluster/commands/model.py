@@ -1,4 +1,4 @@
-"""`twostroke model pull NAME`: fetch a model's files before the first `serve` needs them; `list`: what is cached."""
+"""`twostroke model pull | list`: fetches a model before the first `serve` needs it, and lists the cached models."""
 
 from __future__ import annotations
 

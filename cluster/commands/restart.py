@@ -1,11 +1,12 @@
-"""`twostroke restart`: new lives of workers, routers and the supervisor, one at a time, while they are used."""
+"""`twostroke restart`: restarts workers, routers and the supervisor, one at a time, while they are used."""
 
 from __future__ import annotations
 
 import argparse
 
-from cluster import orders
-from cluster.commands.drain import add_common_arguments, drain, folder
+from cluster.clients.supervisor_access import folder
+from cluster.commands.drain import add_common_arguments, drain
+from cluster.launch import control_socket
 from cluster.spec import SUPERVISOR
 from twostroke.errors import ConfigError, NotFound
 
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("name what is to be restarted, or say --all", field="--all")
     if args.address is not None:
         return _restart_workers(args)
-    known = orders.give(folder(args), "processes")
+    known = control_socket.send(folder(args), "processes")
     everything = [*known["workers"], *known["routers"], SUPERVISOR]
     unknown = [name for name in args.names if name not in everything]
     if unknown:
@@ -38,15 +39,15 @@ def run(args: argparse.Namespace) -> int:
                 print(f"{name} has retired meanwhile", flush=True)
                 continue
         elif name in known["routers"]:
-            orders.give(folder(args), "restart_router", name=name)
+            control_socket.send(folder(args), "restart_router", name=name)
         else:
-            orders.give(folder(args), "restart_supervisor")
+            control_socket.send(folder(args), "restart_supervisor")
         print(f"{name} serves again", flush=True)
     return 0
 
 
 def _restart_workers(args: argparse.Namespace) -> int:
-    """Routers are the launcher's, and it is not asked."""
+    """Restart workers only: routers belong to the launcher, which is not asked."""
     if args.all:
         raise ConfigError("--address knows workers only: name them", field="--address")
     for name in args.names:

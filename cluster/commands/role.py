@@ -1,10 +1,10 @@
-"""`twostroke role`: a worker becomes the other role, in its process, with what it has loaded and cached."""
+"""`twostroke role`: switches a worker to the other role, in its process, with its model and its cache."""
 
 from __future__ import annotations
 
 import argparse
 
-from cluster.commands import supervisor
+from cluster.clients import supervisor_access as supervisor
 from twostroke.config import Role
 
 

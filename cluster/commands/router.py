@@ -1,7 +1,7 @@
-"""`twostroke router`: a router that nobody looks after but the system's own supervisor, or Kubernetes.
+"""`twostroke router`: one router, restarted by the system's service manager or Kubernetes instead of a launcher.
 
-Flags and environment tell it everything. It finds workers through the Fleet service, and waits, not ready, for as long
-as that is not there.
+It is configured by flags and environment alone. It finds workers through the Fleet service; while that is away, it is
+not ready and waits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from cluster import ports
 from cluster.commands.serve import CHOICES
 from cluster.fetching import fetch_with_progress
-from cluster.flags import tls, token
+from cluster.flags.tls import check as check_tls
+from cluster.flags.token import read as read_token
 from cluster.spec import RouterPorts
 from twostroke.config import ModelConfig, RouterCommand, RouterConfig, flags
 from twostroke.credentials import TOKEN_VARIABLE
@@ -22,7 +23,7 @@ from twostroke.models.catalog import TOKENIZER_FILES, locate
 
 EVERY_INTERFACE = ("0.0.0.0", "::", "[::]")
 ELSEWHERE = ("192.0.2.1", 9)
-"""An address that is nobody's: no packet is sent to find the way there."""
+"""An address that nobody has. No packet is sent to find the route there."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,40 +31,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from router.__main__ import run as run_router  # only now: help needs nothing of what a router is made of
+    from router.__main__ import run as run_router  # imported here: help needs none of it
 
     return run_router(lambda: config_from(args))
 
 
 def config_from(args: argparse.Namespace) -> RouterConfig:
     """Raises ConfigError that names the flag."""
-    told = flags.read(RouterCommand, args)
-    listen, endpoints = told.listen, told.endpoints
-    host, port = _host_and_port(told.fleet)
-    if told.token_file is None:
+    command = flags.read(RouterCommand, args)
+    listen, endpoints = command.listen, command.endpoints
+    host, port = _host_and_port(command.fleet)
+    if command.token_file is None:
         raise ConfigError(
             f"--token-file (or ${TOKEN_VARIABLE}) is missing: the file with the fleet's secret", field="--token-file"
         )
     by_flag = RouterPorts(listen.http_port, listen.grpc_port, endpoints.admin_port, endpoints.metrics_port).by_flag()
-    ports.check_distinct({**by_flag, "--peer-port": told.peer_port}, {})
-    tls.check(told.certificates)
-    model = ModelConfig(model=told.model, dtype=told.dtype, served_model_name=told.served_model_name)
+    ports.check_distinct({**by_flag, "--peer-port": command.peer_port}, {})
+    check_tls(command.certificates)
+    model = ModelConfig(model=command.model, dtype=command.dtype, served_model_name=command.served_model_name)
     config = RouterConfig(
         listen=listen,
         endpoints=endpoints,
-        tls=told.certificates.clients,
-        cluster_tls=told.certificates.cluster,
-        fleet_address=told.fleet,
-        peer_host=told.peer_host or _own_address(listen.host, host, port),
-        cluster_token=token.read(told.token_file),
+        tls=command.certificates.clients,
+        cluster_tls=command.certificates.cluster,
+        fleet_address=command.fleet,
+        peer_host=command.peer_host or _own_address(listen.host, host, port),
+        cluster_token=read_token(command.token_file),
         model_dir=_tokenizer_dir(model),
         served_model_name=model.public_name,
-        peer_port=told.peer_port,
-        rank=told.rank,
-        drain_grace_s=told.drain_grace_s,
-        routing=told.routing,
-        tracing=told.tracing,
-        patience=told.patience,
+        peer_port=command.peer_port,
+        rank=command.rank,
+        drain_grace_s=command.drain_grace_s,
+        routing=command.routing,
+        tracing=command.tracing,
+        patience=command.patience,
     )
     ports.check_endpoints(listen.host, endpoints.metrics_host, by_flag)
     return config
@@ -77,7 +78,10 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _own_address(listening: str, fleet_host: str, fleet_port: int) -> str:
-    """Empty where `listening` is an address already. The fleet's name may not be known yet: then any way out."""
+    """Return this host's address; empty where `listening` is one.
+
+    Any route is used while the fleet's name is unknown.
+    """
     if listening not in EVERY_INTERFACE:
         return ""
     for target in ((fleet_host, fleet_port), ELSEWHERE):
@@ -93,10 +97,10 @@ def _own_address(listening: str, fleet_host: str, fleet_port: int) -> str:
 
 
 def _tokenizer_dir(model: ModelConfig) -> str:
-    """Fetched first if need be; empty for a paced model, whose text is bytes."""
+    """Return the tokenizer's folder, fetched first if need be; empty for a paced model, whose text is bytes."""
     if model.is_paced:
         return ""
     directory = Path(model.model).expanduser()
     if directory.is_dir() and (directory / TOKENIZER_FILES[0]).is_file():
-        return str(directory.resolve())  # without weights, too: nothing is computed here
+        return str(directory.resolve())  # weights are not needed: nothing is computed here
     return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))

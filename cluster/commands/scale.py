@@ -1,12 +1,12 @@
-"""`twostroke scale`: how many workers of each role there shall be, from now on or until the planner decides again."""
+"""`twostroke scale`: sets the number of workers of each role, or lets the planner decide again."""
 
 from __future__ import annotations
 
 import argparse
 import json
 
-from cluster.commands import supervisor
-from cluster.scaling.standing import Standing
+from cluster.clients import supervisor_access as supervisor
+from cluster.scaling.status import ScalingStatus
 from twostroke.errors import ConfigError
 
 
@@ -29,5 +29,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(said))
     else:
-        print("\n".join(Standing(**said).lines()))
+        print("\n".join(ScalingStatus(**said).lines()))
     return 0

@@ -1,4 +1,4 @@
-"""`twostroke serve`: flags to ClusterConfig. Every setting is declared in `twostroke.config`."""
+"""`twostroke serve`: turns flags into a ClusterConfig. Every setting is declared in `twostroke.config`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from router.routing.policies import POLICIES
 from twostroke.config import ClusterConfig, flags
 
 CHOICES = {"--policy": sorted(POLICIES)}
-"""Words that the settings do not know."""
+"""Choices that the settings cannot name, because they are the router's."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +21,6 @@ def config_from(args: argparse.Namespace) -> ClusterConfig:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.launcher import serve  # only now: help needs nothing of what a cluster is made of
+    from cluster.launch.launcher import serve  # imported here: help needs none of it
 
     return serve(config_from(args))

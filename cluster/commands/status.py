@@ -1,4 +1,4 @@
-"""`twostroke status`: who serves, in which life, with which load and how many pages; asked of the routers' Control."""
+"""`twostroke status`: which workers serve, with their epoch, load and pages, as the routers' Control service says."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cluster import admin_access, orders, state_file
-from cluster.admin_access import AdminAccess
-from cluster.commands.rpc import describe, status_of
-from cluster.scaling.standing import Standing
+from cluster.clients import admin_access
+from cluster.clients.admin_access import AdminAccess, describe, status_of
+from cluster.launch import control_socket, state_file
+from cluster.scaling.status import ScalingStatus
 from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import PeerLost, Unauthenticated
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -29,9 +29,9 @@ PIPE_COLUMNS = 160
 @dataclass(frozen=True, slots=True)
 class RouterLine:
     address: str
-    """Of its admin port."""
+    """Address of its admin port."""
     router_id: str
-    """Empty, as the others, where it does not answer."""
+    """Empty, as the other fields, where it does not answer."""
     state: str
     http: str
     grpc: str
@@ -82,16 +82,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print_tables(model, routers, workers)
         if scaling is not None:
-            print("\n".join(Standing(**scaling).lines()))
+            print("\n".join(ScalingStatus(**scaling).lines()))
     return 0
 
 
 def _scaling(args: argparse.Namespace) -> Any:
-    """Of a fleet of this machine: its launcher can ask the supervisor, which may be away for a moment."""
+    """Return the scaling status of a local fleet; None while its supervisor is away."""
     if args.admin is not None:
         return None
     try:
-        return orders.give(Path(state_file.the_one_running(args.pid).log_dir), "scaling")
+        return control_socket.send(Path(state_file.the_one_running(args.pid).log_dir), "scaling")
     except PeerLost:
         return None
 
@@ -106,8 +106,8 @@ def _router(address: str, access: AdminAccess) -> RouterLine:
             if status_of(error) is grpc.StatusCode.UNAUTHENTICATED:
                 raise Unauthenticated(f"{address}: {describe(error)}; name its file in {TOKEN_VARIABLE}") from error
             return RouterLine(address, router_id="", state="", http="", grpc="", metrics="")
-    doors = (info.http_address, info.grpc_address, info.metrics_address)
-    return RouterLine(address, info.server_id, _state_text(info.state), *doors)
+    addresses = (info.http_address, info.grpc_address, info.metrics_address)
+    return RouterLine(address, info.server_id, _state_text(info.state), *addresses)
 
 
 def _state_text(state: control_pb2.WorkerState) -> str:
@@ -143,13 +143,13 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
     console.print(
         f"{model.model}: {model.dtype}, {model.max_model_len} tokens{room}, blocks of {model.block_size}", markup=False
     )
-    doors = Table(box=box.SIMPLE_HEAD)
+    table_of_routers = Table(box=box.SIMPLE_HEAD)
     for heading in ("router", "state", "http", "grpc", "admin"):
-        doors.add_column(heading, no_wrap=True)
+        table_of_routers.add_column(heading, no_wrap=True)
     for router in routers:
         state = router.state or "does not answer"
-        doors.add_row(router.router_id or "-", state, router.http or "-", router.grpc or "-", router.address)
-    console.print(doors)
+        table_of_routers.add_row(router.router_id or "-", state, router.http or "-", router.grpc or "-", router.address)
+    console.print(table_of_routers)
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("worker", "role", "state", "epoch"):
         table.add_column(heading, no_wrap=True)
@@ -163,7 +163,7 @@ def _print_tables(model: control_pb2.ModelInfo, routers: list[RouterLine], worke
 
 
 def _pages(line: WorkerLine) -> str:
-    """As "91: 80 free, 11 cached"; states without pages are left out."""
+    """Describe pages as "91: 80 free, 11 cached"; states without pages are left out."""
     states = {
         "free": line.pages_free,
         "cached": line.pages_cached,

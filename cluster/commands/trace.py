@@ -1,4 +1,4 @@
-"""`twostroke trace REQUEST`: where the time of one request went, as its routers and workers remember it."""
+"""`twostroke trace REQUEST`: shows where the time of one request went, as its routers and workers remember it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from collections.abc import Sequence
 import grpc
 from rich.console import Console
 
-from cluster import admin_access
-from cluster.admin_access import AdminAccess
-from cluster.commands.rpc import describe
-from cluster.waterfall import ROOT, Line, lines_of, missing_of
+from cluster.clients import admin_access
+from cluster.clients.admin_access import AdminAccess, describe
+from cluster.commands.waterfall import ROOT, Line, lines_of, missing_of
 from twostroke.errors import NotFound, PeerLost
 from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 from twostroke.tracing.recorder import MOST_REQUESTS
 
 ANSWER_S = 10.0
-"""The router asks its workers, and waits for those that do not answer."""
+"""Seconds for a router, which asks its workers and waits for those that do not answer."""
 PIPE_COLUMNS = 200
 
 
@@ -46,26 +45,26 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ask(access: AdminAccess, name: str) -> control_pb2.GetTraceResponse:
-    """What all routers, and through them all workers, know of the latest stream of that name."""
-    said, failures = [], []
+    """Return what all routers and workers know of the latest stream of that name."""
+    replies, failures = [], []
     for address in access.addresses:
         with grpc.insecure_channel(address) as channel:
             try:
                 stub = control_pb2_grpc.ControlStub(channel)
                 request = control_pb2.GetTraceRequest(name=name)
-                said.append(stub.GetTrace(request, metadata=access.metadata, timeout=ANSWER_S))
+                replies.append(stub.GetTrace(request, metadata=access.metadata, timeout=ANSWER_S))
             except grpc.RpcError as error:
                 failures.append(f"{address}: {describe(error)}")
-    if not said:
+    if not replies:
         raise PeerLost("; ".join(failures))
-    found = [one for one in said if one.stream]
+    found = [one for one in replies if one.stream]
     if not found:
-        raise NotFound(_why_not(name, is_forgotten=any(one.forgotten for one in said)))
+        raise NotFound(_why_not(name, is_forgotten=any(one.forgotten for one in replies)))
     return merged(found)
 
 
 def merged(found: Sequence[control_pb2.GetTraceResponse]) -> control_pb2.GetTraceResponse:
-    """Several routers may have had a part in one stream, and two clients may have used one id."""
+    """Merge the spans of one stream from several routers. If two clients used one id, the latest stream counts."""
     latest = max(found, key=lambda one: max((span.start_s for span in one.spans), default=0.0))
     spans = {span.span_id: span for one in found if one.stream == latest.stream for span in one.spans}
     silent = sorted({worker for one in found for worker in one.silent})
@@ -93,7 +92,7 @@ def _print(name: str, known: control_pb2.GetTraceResponse) -> None:
     if not any(span.name == ROOT for span in known.spans):
         console.print("its end is missing: it is still open, or its router is gone", markup=False)
     for worker in missing_of(known.spans):
-        console.print(f"the part of {worker} is missing: it is still at it, or that life of it is over", markup=False)
+        console.print(f"the part of {worker} is missing: it still runs, or that epoch of it is over", markup=False)
     if known.silent:
         console.print(f"did not answer: {', '.join(known.silent)}", markup=False)
 

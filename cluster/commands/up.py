@@ -1,4 +1,4 @@
-"""`twostroke up -f cluster.yaml`: `serve`, from one file; a fleet that runs already is taken over."""
+"""`twostroke up -f cluster.yaml`: `serve` from one file; a fleet that runs already is adopted."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from cluster.launcher import up  # only now: help needs nothing of what a cluster is made of
-    from cluster.start_checks import check
+    from cluster.launch.launcher import up  # imported here: help needs none of it
+    from cluster.launch.start_checks import check
 
     file = read(args.file, args.address)
     if args.check:

@@ -1,6 +1,5 @@
 """`cluster.yaml`: a whole cluster in one file, for `twostroke up -f`.
 
-text     YAML, every value with its line (`text.py`)
-keys     which keys there are: the flags of `twostroke serve`, in sections, and what a role's workers ask of nodes
-cluster  values become the same config as flags do; what is wrong is named by file, line and key
+text     reads YAML and keeps the line of every value
+cluster  turns values into the config that flags would give; errors name file, line and key
 """

@@ -1,20 +1,24 @@
-"""From a file's text to the ClusterConfig that flags would have given, or to one line that says where it is wrong."""
+"""Turns a file's text into the ClusterConfig that flags would give, or into an error that names its line.
+
+Every setting of `ClusterConfig` is a key of the file; keys without a flag are listed here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.commands import serve
-from cluster.file import keys
 from cluster.file.text import Entry, parse
 from twostroke.config import ClusterConfig, RoleConfig
 from twostroke.config.cache import memory_bytes
-from twostroke.config.leaves import Leaf, build
+from twostroke.config.leaves import Leaf, build, leaves_of
 from twostroke.config.settings import KINDS
 from twostroke.errors import ConfigError
 
@@ -26,7 +30,7 @@ class ClusterFile:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """ConfigErrors about a key come out with file and line."""
+        """Give ConfigErrors about a key the file and the line."""
         with self.source.blamed():
             yield
 
@@ -35,10 +39,10 @@ class ClusterFile:
 class Source:
     name: str
     lines: Mapping[str, int]
-    """The line of each key that the file has, by the key's path."""
+    """Line of each key that the file has, by its path."""
 
     def error(self, path: str, why: str) -> ConfigError:
-        """About a key, or about the section around it where the file does not have the key."""
+        """Return an error about a key, or about the section around it where the file does not have the key."""
         here = path
         while here and here not in self.lines:
             here = here.rpartition(".")[0]
@@ -52,14 +56,14 @@ class Source:
         except ConfigError as error:
             if error.field is None or error.message.startswith(f"{self.name}:"):
                 raise
-            why, path = keys.in_words_of_the_file(error.message), keys.path_of(error.field)
+            why, path = in_words_of_the_file(error.message), path_of(error.field)
             if path not in self.lines:  # an error about several keys may be the fault of another one
                 path = next((key for key in self.lines if key in why.replace(",", " ").split()), path)
             raise self.error(path, why if path in why or "." not in path else f"{path}: {why}") from error
 
 
 def read(path: Path, address: str | None = None) -> ClusterFile:
-    """`address` is what the command line says instead of the file's ray.address."""
+    """Read a file. `address` is what the command line says instead of the file's ray.address."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -72,33 +76,33 @@ def read(path: Path, address: str | None = None) -> ClusterFile:
 def load(text: str, name: str, address: str | None = None) -> ClusterFile:
     whole = parse(text, name)
     if not isinstance(whole.value, dict):
-        raise ConfigError(f"{name}:{whole.line}: the file must be sections ({', '.join(keys.known())})")
+        raise ConfigError(f"{name}:{whole.line}: the file must be sections ({', '.join(known_keys())})")
     entries = dict(_flatten(whole, name))
     source = Source(name, {path: entry.line for path, entry in entries.items()})
     values = {
         leaf: _converted(leaf, entries[path], source)
-        for path, leaf in keys.leaves().items()
+        for path, leaf in leaves().items()
         if path in entries and entries[path].value is not None
     }
     if address is not None:
-        values[keys.leaves()["ray.address"]] = address
+        values[leaves()["ray.address"]] = address
     with source.blamed():
         config = build(ClusterConfig, values)
-    prefill, decode = (_role(role, whole.value.get(role), source) for role in keys.ROLES)
+    prefill, decode = (_role(role, whole.value.get(role), source) for role in ROLES)
     return ClusterFile(config.replace(prefill_role=prefill, decode_role=decode), source)
 
 
 def _flatten(whole: Entry, name: str) -> Iterator[tuple[str, Entry]]:
-    """Sections, and their keys by path. Raises ConfigError for those that there are none of."""
+    """Yield sections, and their keys by path. Raises ConfigError for unknown ones."""
     for section, entry in whole.value.items():
-        _check_known(section, keys.known(), f"{name}:{entry.line}: ", "")
+        _check_known(section, known_keys(), f"{name}:{entry.line}: ", "")
         yield section, entry
         if entry.value is None:
             continue
         if not isinstance(entry.value, dict):
             raise ConfigError(f"{name}:{entry.line}: {section} must be a section with keys, got {entry.kind}")
         for key, below in entry.value.items():
-            _check_known(key, keys.known(section), f"{name}:{below.line}: ", f"{section}.")
+            _check_known(key, known_keys(section), f"{name}:{below.line}: ", f"{section}.")
             yield f"{section}.{key}", below
             if isinstance(below.value, dict):
                 yield from ((f"{section}.{key}.{deep}", entry) for deep, entry in below.value.items())
@@ -113,7 +117,7 @@ def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
 
 
 def _converted(leaf: Leaf, entry: Entry, source: Source) -> Any:
-    """The value as the flag would have had it."""
+    """Convert a value as the flag would."""
     path = leaf.key
     if leaf.said.is_size:
         return _size(entry, source, path)
@@ -157,12 +161,12 @@ def _role(role: str, entry: Entry | None, source: Source) -> RoleConfig:
     resources = _below(section, role, "resources", source)
     paths = {name: f"{role}.resources.{name}" for name in resources}
     for name in resources:
-        if (meant := keys.fixed_resource_meant(name)) is not None:
+        if (meant := fixed_resource_meant(name)) is not None:
             raise source.error(paths[name], f"unknown key {paths[name]}; did you mean {role}.resources.{meant}?")
     custom = {
         name: _typed(each, float, source, paths[name])
         for name, each in resources.items()
-        if name not in keys.FIXED_RESOURCES
+        if name not in FIXED_RESOURCES
     }
     for name in ("num_cpus", "num_gpus"):
         if name in resources:
@@ -189,3 +193,47 @@ def _below(section: Mapping[str, Entry], role: str, key: str, source: Source) ->
 
 def _label(entry: Entry, source: Source, path: str) -> str:
     return str(_typed(entry, str, source, path))
+
+
+ROLES = ("prefill", "decode")
+ROLE_KEYS = ("count", "threads", "resources", "labels", "prefer_labels")
+"""Keys of each role's section; `count` is a setting of its own."""
+FIXED_RESOURCES = ("num_cpus", "num_gpus", "memory")
+"""Resources that Ray has names for. Any other key there is a custom resource."""
+
+
+@functools.cache
+def leaves() -> Mapping[str, Leaf]:
+    """Return the settings by path of their key."""
+    return {leaf.key: leaf for leaf in leaves_of(ClusterConfig)}
+
+
+def fixed_resource_meant(name: str) -> str | None:
+    """Return the resource that a misspelt name means: `cpus` or `GPU` would be custom resources that no node has."""
+    if name in FIXED_RESOURCES:
+        return None
+    plain = name.lower().removesuffix("s")
+    named = {"cpu": "num_cpus", "gpu": "num_gpus"}
+    near = difflib.get_close_matches(name.lower(), FIXED_RESOURCES, n=1, cutoff=0.85)
+    return named.get(plain) or (near[0] if near else None)
+
+
+def known_keys(prefix: str = "") -> list[str]:
+    """Return the keys directly below `prefix`, or those of the whole file without one."""
+    if prefix in ROLES:
+        return list(ROLE_KEYS)
+    if prefix:
+        return [path.partition(".")[2] for path in leaves() if path.partition(".")[0] == prefix]
+    return sorted({path.partition(".")[0] for path in leaves()} | set(ROLES))
+
+
+def in_words_of_the_file(message: str) -> str:
+    """Turn an error about a flag into one about the key."""
+    by_flag = {leaf.flag: path for path, leaf in leaves().items()}
+    return re.sub(r"--[a-z][a-z-]*", lambda matched: by_flag.get(matched[0], matched[0]), message)
+
+
+def path_of(field: str) -> str:
+    """Return the key that an error's field means, which may be a flag, its name or a path; else the field itself."""
+    name = field.removeprefix("--").replace("-", "_")
+    return next((path for path, leaf in leaves().items() if name in (path, leaf.name)), field)

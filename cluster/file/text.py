@@ -1,4 +1,4 @@
-"""YAML as values that know their line. Only what a config needs: no tags, no anchors, no key twice."""
+"""Reads YAML into values that know their line. Tags, anchors and repeated keys are refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import yaml
 from twostroke.errors import ConfigError
 
 DEEPEST = 8
-"""Sections in sections; deeper ones are an attack on the stack."""
+"""Deepest nesting of sections; deeper ones attack the stack."""
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp")}
 
 _MERGE = "tag:yaml.org,2002:merge"
 _SECOND = "but found another document"
-"""The words of PyYAML."""
+"""Words of PyYAML's error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Entry:
 
     value: Any
     line: int
-    """The line of its key, counted from 1."""
+    """Line of its key, counted from 1."""
 
     @property
     def kind(self) -> str:
@@ -41,7 +41,7 @@ class Entry:
         return names.get(type(self.value), type(self.value).__name__)
 
     def plain(self) -> Any:
-        """Without lines."""
+        """Return the value without lines."""
         if isinstance(self.value, dict):
             return {key: entry.plain() for key, entry in self.value.items()}
         if isinstance(self.value, list):
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def parse(text: str, name: str) -> Entry:
-    """The whole file. Raises ConfigError `name:line: why`."""
+    """Parse the whole file. Raises ConfigError `name:line: why`."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()

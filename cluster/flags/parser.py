@@ -1,4 +1,4 @@
-"""The parser of every command: what is wrong is one line, no flag is abbreviated, and a misspelt one is recognised.
+"""The parser of every command: errors are one line, no flag is abbreviated, and a misspelt one gets a suggestion.
 
 Flags between a command and its subcommand are the subcommand's: `bench --seed 5 compare` is `bench compare --seed 5`.
 """
@@ -15,7 +15,7 @@ USAGE_ERROR = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """Parsers of subcommands are of this class, too: argparse makes them of their parent's class."""
+    """Parses one command. argparse creates the parsers of subcommands from the class of their parent."""
 
     def __init__(self, *named: Any, **options: Any) -> None:
         # A prefix that is unique today may be ambiguous tomorrow, or mean another flag.
@@ -28,7 +28,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(USAGE_ERROR, f"{self.prog}: {message}; see: {self.prog} --help\n")
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """A subcommand itself says what it does not know: its parent would name its own flags and help.
+        """Let a subcommand report what it does not know, with its own flags and help instead of its parent's.
 
         `said` in the result holds the names of all flags that were given, also those with a default's value.
         """
@@ -36,7 +36,7 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(self.words, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
-        if "said" not in known:  # a subcommand has said it already
+        if "said" not in known:  # a subcommand may have set it
             known.said = self._said()
         return known, unknown
 
@@ -54,8 +54,15 @@ class Parser(argparse.ArgumentParser):
         return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
+def add_pid(parser: argparse._ActionsContainer) -> None:
+    """Add --pid, which says which of this user's running servers is meant."""
+    parser.add_argument(
+        "--pid", type=int, metavar="PID", help="of the `twostroke serve` that is meant, if several are running"
+    )
+
+
 class _Subcommands(argparse._SubParsersAction):  # type: ignore[type-arg]  # generic in the stubs only
-    """Hands a subcommand the flags before it, too; argparse itself would replace them by the subcommand's defaults."""
+    """Gives a subcommand the flags before it too; argparse itself would replace them by the subcommand's defaults."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None

@@ -1,4 +1,4 @@
-"""Checks of the certificates that settings name."""
+"""Checks the certificates that settings name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twostroke.tls import check_certificates
 
 
 def check(certificates: CertificatesConfig) -> None:
-    """Raises ConfigError where files cannot be used, or where a key is no secret."""
+    """Raises ConfigError where files cannot be used, or where others may read a key."""
     check_certificates(certificates.clients, certificates.cluster)
     for flag, tls in (("--tls-key", certificates.clients), ("--cluster-tls-key", certificates.cluster)):
         if tls is not None:

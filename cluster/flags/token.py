@@ -1,4 +1,4 @@
-"""The secret that all processes of a cluster share: in a file, because arguments are for everybody to read."""
+"""The token that all processes of a cluster share. It is in a file, because every user can read arguments."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from twostroke.credentials import TOKEN_VARIABLE
 from twostroke.errors import ConfigError
 
 SHORTEST = 16
-"""Characters: nobody guesses so many."""
+"""Characters of a token that nobody guesses."""
 _MAKE = "(umask 077; openssl rand -hex 32 > FILE)"
 
 
 def check_private(flag: str, path: str) -> None:
-    """Raises ConfigError where every user of this host may read a secret. Its group may: as in pods."""
+    """Raises ConfigError where every user of this host may read a secret. Its group may, as in pods."""
     mode = os.stat(path).st_mode
     if stat.S_ISREG(mode) and mode & stat.S_IROTH:
         raise ConfigError(
@@ -24,7 +24,7 @@ def check_private(flag: str, path: str) -> None:
 
 
 def read(path: str) -> str:
-    """Raises ConfigError that says what is wrong with the file, and nothing of what is in it."""
+    """Return the token. Raises ConfigError that says what is wrong with the file and nothing of its content."""
     from_environment = os.environ.get(TOKEN_VARIABLE)
     is_from_there = bool(from_environment) and str(Path(from_environment or "").expanduser().absolute()) == path
     said = f"${TOKEN_VARIABLE}" if is_from_there else "--token-file"

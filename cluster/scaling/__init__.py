@@ -1,5 +1,9 @@
-"""How many workers of each role there are, and how that changes.
+"""Decides how many workers of each role there are, and makes it so.
 
-roster    who shall be there, in which role: written down, so that a restarted supervisor goes on with it
-changes   from the roster and wanted counts to who comes, goes, or becomes the other role: pure
+capacity       says how many workers a load needs to keep its latency targets: pure
+planner        decides from what was observed how many workers there should be now: pure
+autoscaler     gives the planner what routers report, and its decisions to the reconciler
+desired_state  which workers shall be there, in which role; stored, so that a restarted supervisor goes on with it
+reconciler     owns the desired state and brings the fleet there, one worker of a role at a time
+status         what operators are told
 """

@@ -1,10 +1,13 @@
-"""How many workers of each role there should be now. Pure: what was seen goes in, with its time; counts come out.
+"""Decides how many workers of each role there should be now. Pure: it gets observations with their time.
 
-What a load needs is `cluster.planner`'s formula, with the rate and the requests of the last seconds and the costs that
-workers have measured. More come when that was needed for `up_s` without a break; some go when fewer would have done for
-`down_s`, even with a quarter more requests. Between the two nothing happens: noise at the edge of a count is not
-answered by starting and stopping workers. A worker that its role could spare becomes the other one as soon as that
-lacks some.
+`scaling.capacity` says what a load needs. Its inputs are the rate and the requests of the last seconds, and the costs
+that workers have measured.
+
+- Workers are added when they were needed for `up_s` without a break.
+- Workers are removed when fewer would have done for `down_s`, even with a quarter more requests.
+- A worker that its role can spare switches to the other role as soon as that role lacks one.
+
+Nothing happens in between, so noise at the edge of a count starts and stops no workers.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.planner import (
+from cluster.scaling.capacity import (
     POISSON_SLACK,
     Ability,
     Counts,
@@ -30,52 +33,52 @@ from cluster.planner import (
 from twostroke.config import Bounds, ScalingConfig
 
 REMEMBERED = 96
-"""Requests: enough for their lengths' spread, few enough to follow a change of what is asked."""
+"""Requests remembered: enough for the spread of their lengths, few enough to follow a change of the load."""
 LEAST_KNOWN = 8
-"""Requests that have ended, before anything is decided for those that come."""
+"""Requests that must have ended before anything is decided."""
 NOTHING = Demand(0, 0, 0)
-"""Of nobody, where nobody asks."""
+"""Demand that stands for a load without requests."""
 SPARE = 1.25
-"""Times the load that fewer workers must be enough for, before some go."""
+"""Factor on the load that fewer workers must be enough for before some are removed."""
 BUSY = 0.75
-"""Share of their time that prefill workers compute, where no first token is promised, or none can be kept."""
+"""Target utilisation of prefill workers where no time to first token is set, or none can be kept."""
 SILENCE_S = 10.0
-"""Without being shown anything: what was before says nothing of the time between."""
+"""Seconds without an observation after which earlier ones say nothing of the time between."""
 CLEAR_S = 20.0
-"""In which a queue that has grown shall be gone."""
+"""Seconds in which a queue that has grown shall be gone."""
 PATIENCE = 3.0
-"""Times `down_s`: for so long nobody of a role is sent away while one that was asked for starts."""
+"""Factor on `down_s`: for so long no worker of a role is removed while another one of it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class FleetObservation:
     """The fleet at one moment."""
 
     at_s: float
     arrived: int
-    """Requests, since whenever counting began."""
+    """Requests that have arrived since counting began."""
     ended: tuple[Demand, ...] = ()
-    """Since the look before; a sample where there were many."""
+    """Requests that ended since the last observation; a sample where there were many."""
     ability: Ability | None
-    """None: no worker has told yet what its steps cost."""
-    seats: int
+    """None means that no worker has measured its steps yet."""
+    slots: int
     """Streams that one decode worker can hold."""
     backlog_s: float = 0.0
-    """Of computing, over all prefill workers: prompts that wait."""
+    """Seconds of computing that queue over all prefill workers."""
     decode_waiting: int = 0
-    """Requests that wait for pages or a seat of a decode worker."""
+    """Requests that wait for pages or a slot of a decode worker."""
     streams: int = 0
-    """That run, over all decode workers."""
+    """Streams that run, over all decode workers."""
     stream_tokens: int = 0
-    """That those hold."""
+    """Tokens that those streams hold."""
     serving: Counts
-    staff: Counts
-    """Who shall be there: those that still start, too."""
+    desired: Counts
+    """Workers that shall be there, including those that still start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """By formula, at one moment."""
+    """What the formulas ask for at one moment."""
 
     at_s: float
     now: Counts
@@ -83,17 +86,17 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class Decision:
     """A decision, and what it was made of."""
 
     wanted: Counts
     need: Counts | None = None
-    """By formula; None while too little is known."""
+    """Workers needed by formula; None while too little is known."""
     requests_per_s: float = 0.0
     prefill_busy: float = 0.0
-    """Prefill workers that the load keeps busy without a pause, with what waits."""
+    """Prefill workers that the load and the queue keep busy without a pause."""
     streams: float | None = 0.0
-    """On each decode worker, in equilibrium, with as many as are wanted; None where there are ever more."""
+    """Streams on each wanted decode worker in equilibrium; None where they would grow for ever."""
     why: str
 
     def __str__(self) -> str:
@@ -107,7 +110,7 @@ class Outlook:
 
 
 class Planner:
-    """What it remembers is what it was shown."""
+    """Decides from the observations that it was shown."""
 
     def __init__(
         self, promise: Promise, prefill: Bounds, decode: Bounds, pace: ScalingConfig, *, may_switch: bool
@@ -120,19 +123,19 @@ class Planner:
         self._demands: deque[Demand] = deque(maxlen=REMEMBERED)
         self._needs: deque[Needs] = deque()
         self._complete_s = [-math.inf, -math.inf]
-        """When all prefill and all decode workers last served that shall be there."""
+        """When all desired prefill workers, and all desired decode workers, last served."""
 
-    def decide(self, seen: Seen) -> Outlook:
+    def decide(self, seen: FleetObservation) -> Decision:
         self._remember(seen)
         rate = self._rate()
         if rate is None or seen.ability is None or (rate and len(self._demands) < LEAST_KNOWN):
-            return Outlook(wanted=self._within(seen.staff), why="too little is known of the load yet")
+            return Decision(wanted=self._within(seen.desired), why="too little is known of the load yet")
         load = Load(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
         needs = self._needs_of(load, seen.ability, seen)
         self._needs.append(needs)
         wanted, why = self._wanted(seen, needs)
         streams = streams_per_worker(max(1, wanted.decode), load, seen.ability)
-        return Outlook(
+        return Decision(
             wanted=wanted,
             need=needs.now,
             requests_per_s=rate,
@@ -141,19 +144,19 @@ class Planner:
             why=why,
         )
 
-    def _remember(self, seen: Seen) -> None:
+    def _remember(self, seen: FleetObservation) -> None:
         self._demands.extend(seen.ended)
         if self._arrivals:
             at_s, arrived = self._arrivals[-1]
             if seen.arrived < arrived or seen.at_s - at_s > SILENCE_S:
-                self._arrivals.clear()  # counting began anew, or nobody knows who came meanwhile
+                self._arrivals.clear()  # counting began anew, or arrivals were missed
         if self._needs and seen.at_s - self._needs[-1].at_s > SILENCE_S:
-            self._needs.clear()  # what was needed in between is not known
+            self._needs.clear()  # the time between is not known
         self._arrivals.append((seen.at_s, seen.arrived))
         while len(self._arrivals) > 2 and self._arrivals[1][0] <= seen.at_s - self._pace.window_s:
             self._arrivals.popleft()
-        for role, (serving, staff) in enumerate(zip(seen.serving.pair, seen.staff.pair, strict=True)):
-            if serving >= staff:
+        for role, (serving, desired) in enumerate(zip(seen.serving.pair, seen.desired.pair, strict=True)):
+            if serving >= desired:
                 self._complete_s[role] = seen.at_s
         while len(self._needs) > 1 and self._needs[1].at_s <= seen.at_s - self._pace.down_s:
             self._needs.popleft()
@@ -163,23 +166,23 @@ class Planner:
         span_s = last_s - first_s
         return (last - first) / span_s if span_s >= self._pace.window_s / 2 else None
 
-    def _needs_of(self, load: Load, ability: Ability, seen: Seen) -> Needs:
+    def _needs_of(self, load: Load, ability: Ability, seen: FleetObservation) -> Needs:
         spare = replace(load, requests_per_s=load.requests_per_s * SPARE)
-        # What waits for workers that are coming is no reason for more of them.
-        backlog_s = seen.backlog_s if seen.serving.prefill >= seen.staff.prefill else 0.0
-        waits = seen.decode_waiting > 0 and seen.serving.decode >= seen.staff.decode
+        # Work that waits for workers that start already needs no more of them.
+        backlog_s = seen.backlog_s if seen.serving.prefill >= seen.desired.prefill else 0.0
+        waits = seen.decode_waiting > 0 and seen.serving.decode >= seen.desired.decode
         return Needs(
             at_s=seen.at_s,
             now=self._within(
                 Counts(
                     self._prefill_need(load, ability, backlog_s),
-                    max(self._decode_need(load, ability, seen), seen.staff.decode + 1 if waits else 0),
+                    max(self._decode_need(load, ability, seen), seen.desired.decode + 1 if waits else 0),
                 )
             ),
             with_spare=self._within(
                 Counts(
                     self._prefill_need(spare, ability, backlog_s),
-                    max(self._decode_need(spare, ability, seen, SPARE), seen.staff.decode + 1 if waits else 0),
+                    max(self._decode_need(spare, ability, seen, SPARE), seen.desired.decode + 1 if waits else 0),
                 )
             ),
         )
@@ -199,15 +202,19 @@ class Planner:
         return self._prefill.most
 
     def _possible_share(self, load: Load, ability: Ability) -> float:
-        """Of first tokens in time: as promised, or half of what an empty fleet would keep; 0 where that keeps none."""
+        """Return the share of first tokens to aim for: the target, or half of what an empty fleet keeps. 0: none can
+        be.
+        """
         if self._promise.ttft_s is None:
             return 0.0
         alone_s = first_tokens_alone_s(load, ability)
         most = sum(each <= self._promise.ttft_s for each in alone_s) / len(alone_s)
         return self._promise.attainment if most > self._promise.attainment else most / 2
 
-    def _decode_need(self, load: Load, ability: Ability, seen: Seen, spare: float = 1.0) -> int:
-        """Also for what runs: those who asked for long answers, and for nothing since, are no rate any more."""
+    def _decode_need(self, load: Load, ability: Ability, seen: FleetObservation, spare: float = 1.0) -> int:
+        """Return the decode workers for the load and for the running streams, which may outlast the load they came
+        from.
+        """
         context = mean_context_tokens(load)
         for count in range(self._decode.least, self._decode.most + 1):
             streams = streams_per_worker(count, load, ability)
@@ -216,7 +223,7 @@ class Planner:
             busy = streams + POISSON_SLACK * math.sqrt(streams)
             running = math.ceil(seen.streams * spare / count)
             if (
-                max(busy, running) <= seen.seats
+                max(busy, running) <= seen.slots
                 and self._carries(ability, busy, busy * context)
                 and self._carries(ability, running, seen.stream_tokens * spare / count)
             ):
@@ -224,38 +231,38 @@ class Planner:
         return self._decode.most
 
     def _carries(self, ability: Ability, streams: float, tokens: float) -> bool:
-        """One decode worker, as promised; what not even a single stream gets is promised in vain."""
+        """Whether one decode worker meets the target. A target that not even a single stream meets is ignored."""
         itl_s, cost = self._promise.itl_s, ability.cost
         is_fast = (
             itl_s is None or cost.of_streams(1, 0) > itl_s or cost.of_streams(math.ceil(streams), int(tokens)) <= itl_s
         )
         return tokens <= ability.decode_pool_tokens and is_fast
 
-    def _wanted(self, seen: Seen, needs: Needs) -> tuple[Counts, str]:
-        staff = seen.staff
-        more = Counts(*(max(*pair) for pair in zip(staff.pair, self._lasting(seen.at_s).pair, strict=True)))
+    def _wanted(self, seen: FleetObservation, needs: Needs) -> tuple[Counts, str]:
+        desired = seen.desired
+        more = Counts(*(max(*pair) for pair in zip(desired.pair, self._lasting(seen.at_s).pair, strict=True)))
         fewer = self._fewer(seen)
-        lacks = (more.prefill > staff.prefill, more.decode > staff.decode)
+        lacks = (more.prefill > desired.prefill, more.decode > desired.decode)
         if any(lacks):
             wanted = self._switched(seen, more) if self._may_switch else more
             what = " and ".join(name for name, is_so in zip(("prefill", "decode"), lacks, strict=True) if is_so)
             return self._within(wanted), f"more {what} workers are needed for {self._pace.up_s:g} s"
-        if fewer is not None and (fewer.prefill < staff.prefill or fewer.decode < staff.decode):
-            wanted = Counts(*(min(*pair) for pair in zip(staff.pair, fewer.pair, strict=True)))
+        if fewer is not None and (fewer.prefill < desired.prefill or fewer.decode < desired.decode):
+            wanted = Counts(*(min(*pair) for pair in zip(desired.pair, fewer.pair, strict=True)))
             return self._within(wanted), f"fewer would have done for {self._pace.down_s:g} s, with {SPARE - 1:.0%} more"
-        return self._within(staff), "enough"
+        return self._within(desired), "enough"
 
-    def _fewer(self, seen: Seen) -> Counts | None:
+    def _fewer(self, seen: FleetObservation) -> Counts | None:
         fewer = self._peak(seen.at_s, self._pace.down_s)
         if fewer is None:
             return None
         patience_s = PATIENCE * self._pace.down_s
         starts = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
-        staff = seen.staff.pair
-        return Counts(*(have if waits else n for have, waits, n in zip(staff, starts, fewer.pair, strict=True)))
+        desired = seen.desired.pair
+        return Counts(*(have if waits else n for have, waits, n in zip(desired, starts, fewer.pair, strict=True)))
 
     def _lasting(self, now_s: float) -> Counts:
-        """Needed all the time since `up_s` ago; nothing where that is not known."""
+        """Return what was needed at every moment since `up_s` ago; nothing where that is not known."""
         since_s = now_s - self._pace.up_s
         if self._needs[0].at_s > since_s:
             return Counts(0, 0)
@@ -263,25 +270,27 @@ class Planner:
         return Counts(min(each.prefill for each in recent), min(each.decode for each in recent))
 
     def _peak(self, now_s: float, span_s: float) -> Counts | None:
-        """What would have been enough all the time, with something to spare; None where that is not known."""
+        """Return what would have been enough at every moment, with some spare; None where that is not known."""
         since_s = now_s - span_s
         if self._needs[0].at_s > since_s:
             return None
         recent = [needs.with_spare for needs in self._since(since_s)]
         return Counts(max(each.prefill for each in recent), max(each.decode for each in recent))
 
-    def _switched(self, seen: Seen, more: Counts) -> Counts:
-        """Of what one role lacks, as much as possible comes from what the other one could spare for a while."""
+    def _switched(self, seen: FleetObservation, more: Counts) -> Counts:
+        """Take what one role lacks, as far as possible, from what the other one could spare for a while."""
         enough = self._peak(seen.at_s, max(2 * self._pace.up_s, self._pace.down_s / 3))
         if enough is None:
             return more
-        staff = seen.staff
-        if more.prefill > staff.prefill and more.decode == staff.decode:
-            spare = min(more.prefill - staff.prefill, max(0, staff.decode - max(enough.decode, self._decode.least)))
-            return Counts(more.prefill, staff.decode - spare)
-        if more.decode > staff.decode and more.prefill == staff.prefill:
-            spare = min(more.decode - staff.decode, max(0, staff.prefill - max(enough.prefill, self._prefill.least)))
-            return Counts(staff.prefill - spare, more.decode)
+        desired = seen.desired
+        if more.prefill > desired.prefill and more.decode == desired.decode:
+            spare = min(more.prefill - desired.prefill, max(0, desired.decode - max(enough.decode, self._decode.least)))
+            return Counts(more.prefill, desired.decode - spare)
+        if more.decode > desired.decode and more.prefill == desired.prefill:
+            spare = min(
+                more.decode - desired.decode, max(0, desired.prefill - max(enough.prefill, self._prefill.least))
+            )
+            return Counts(desired.prefill - spare, more.decode)
         return more
 
     def _since(self, since_s: float) -> Iterator[Needs]:

@@ -17,10 +17,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import field_of, positive
-from cluster.output import write_json, write_text
-from cluster.planner import Promise, first_tokens_alone_s
+from cluster.flags.checks import field_of, positive
+from cluster.scaling.capacity import Promise, first_tokens_alone_s
 from tools.figures.charts import Line, Words, line_figure
+from tools.output import write_json, write_text
 from tools.simulate.demand import ability_of, check_objectives, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.shape import FleetShape

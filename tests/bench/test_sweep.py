@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from cluster.planner import Promise
+from cluster.scaling.capacity import Promise
 from tests.bench.__main__ import PROGRAM
 from tests.bench.sweep import BLOCK_TOKENS, Cell, Place, requests_at, verdict
 from tools.simulate.fleet.shape import FleetShape

@@ -1,6 +1,6 @@
 """A real supervisor over real worker processes, without Ray: workers come, go, switch roles and are killed for real.
 
-`ProcessGround` is to the supervisor what Ray is: it starts processes, and starts them again when they die.
+`ProcessBackend` is to the supervisor what Ray is: it starts processes, and starts them again when they die.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from cluster.actors import Place, Serving
-from cluster.ground import Departure, Nodes, WorkerDied
-from cluster.planner import Counts
-from cluster.scaling.roster import Roster
+from cluster.ray.backend import AfterDrain, Nodes, WorkerDied
+from cluster.scaling.capacity import Counts
+from cluster.scaling.desired_state import DesiredState
 from cluster.spec import fleet_spec
-from cluster.supervisor import Supervisor
-from cluster.view import Snapshot, Worker
+from cluster.supervisor.actors import Place, Serving
+from cluster.supervisor.supervisor import Supervisor
+from cluster.supervisor.view import Snapshot, Worker
 from tests.cluster.processes import PATIENCE_S, TOKEN
 from twostroke import errors
 from twostroke.config import ClusterConfig, ListenConfig, Role, RouterConfig, RoutingConfig, WorkerConfig
@@ -114,15 +114,15 @@ class ProcessWorker:
         self._waiting.clear()
 
 
-class ProcessGround:
+class ProcessBackend:
     """What a supervisor has written down outlives it here, as in Ray's store."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.workers: dict[str, ProcessWorker] = {}
         self._incarnations: dict[str, int] = {}
-        self._departures: dict[str, Departure] = {}
-        self._roster: Roster | None = None
+        self._departures: dict[str, AfterDrain] = {}
+        self._desired: DesiredState | None = None
 
     def find(self, config: WorkerConfig) -> ProcessWorker | None:
         worker = self.workers.get(config.worker_id)
@@ -136,22 +136,22 @@ class ProcessGround:
         self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
         return self._incarnations[worker_id]
 
-    def departure(self, worker_id: str) -> Departure | None:
+    def after_drain(self, worker_id: str) -> AfterDrain | None:
         return self._departures.get(worker_id)
 
-    def set_departure(self, worker_id: str, departure: Departure | None) -> None:
-        if departure is None:
+    def set_after_drain(self, worker_id: str, after_drain: AfterDrain | None) -> None:
+        if after_drain is None:
             self._departures.pop(worker_id, None)
         else:
-            self._departures[worker_id] = departure
+            self._departures[worker_id] = after_drain
 
-    def roster(self) -> Roster | None:
-        return self._roster
+    def desired(self) -> DesiredState | None:
+        return self._desired
 
-    def set_roster(self, roster: Roster) -> None:
-        self._roster = roster
+    def set_desired(self, desired: DesiredState) -> None:
+        self._desired = desired
 
-    def ask_for_room(self, placed: Counts) -> None:
+    def request_nodes(self, placed: Counts) -> None:
         """There is always some."""
 
     async def nodes(self) -> Nodes:
@@ -165,7 +165,7 @@ class ElasticCluster:
     def __init__(self, config: ClusterConfig, folder: Path) -> None:
         self.config = config
         self.folder = folder
-        self.ground = ProcessGround(folder)
+        self.backend = ProcessBackend(folder)
         self.grpc = self.http = ""
         self._port = 0
         self._life: asyncio.Task[None] | None = None
@@ -208,7 +208,7 @@ class ElasticCluster:
 
     async def start_supervisor(self) -> None:
         """A new one on the port of the one before, which knows what that one wrote down."""
-        self.supervisor = Supervisor(fleet_spec(self.config, token=TOKEN, port=self._port), self.ground)
+        self.supervisor = Supervisor(fleet_spec(self.config, token=TOKEN, port=self._port), self.backend)
         self._life = asyncio.create_task(self.supervisor.run())
         self._port = int((await self.supervisor.address()).rpartition(":")[2])
 
@@ -236,7 +236,7 @@ class ElasticCluster:
         return {worker.config.worker_id: worker for worker in (await self.supervisor.snapshot()).workers}
 
     def kill(self, worker_id: str) -> None:
-        os.kill(self.ground.workers[worker_id].pid, signal.SIGKILL)
+        os.kill(self.backend.workers[worker_id].pid, signal.SIGKILL)
 
     async def close(self) -> None:
         await self.supervisor.stop()
@@ -246,7 +246,7 @@ class ElasticCluster:
             self._router.terminate()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._router.wait(), 15)
-        for worker in self.ground.workers.values():
+        for worker in self.backend.workers.values():
             worker.remove()
 
     def logs(self) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 
-from cluster.actors import MountedWorker
+from cluster.supervisor.actors import MountedWorker
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ServeError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cluster.fleet_service import FleetService
+from cluster.supervisor.fleet_service import FleetService
 from router.addresses import Addresses
 from tests.chaos.injection.process import command_of
 from twostroke.config import (

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from cluster.flags.parser import USAGE_ERROR
-from cluster.router_process import is_ready
+from cluster.routers.process import is_ready
 from tests.cluster.processes import PATIENCE_S, TOKEN, Client, running_cluster
 from tools.cli import main
 from twostroke.config import CacheConfig, ModelConfig

@@ -20,7 +20,7 @@ import grpc
 import psutil
 import pytest
 
-from cluster.admin_access import LOCAL_TOKEN
+from cluster.clients.admin_access import LOCAL_TOKEN
 from tests.cluster.served import (
     CHECKOUT,
     PACED,

@@ -17,14 +17,14 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from cluster import ray_session
-from cluster.actors import MountedWorker, PlainWorker, Serving
-from cluster.ground import RayGround
-from cluster.placement import nodes_from_ray
-from cluster.plan import Stage
+from cluster.ray import session as ray_session
+from cluster.ray.backend import RayBackend
+from cluster.ray.placement import nodes_from_ray
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec, fleet_spec
-from cluster.supervisor import Supervisor
-from cluster.view import Snapshot, Worker
+from cluster.supervisor.actors import MountedWorker, PlainWorker, Serving
+from cluster.supervisor.plan import Stage
+from cluster.supervisor.supervisor import Supervisor
+from cluster.supervisor.view import Snapshot, Worker
 from twostroke.config import ClusterConfig, ModelConfig, Role, WorkerConfig
 from twostroke.errors import ConfigError
 from twostroke.rpc.channel import PeerChannel
@@ -99,11 +99,11 @@ def spec(**changes: Any) -> FleetSpec:
 @asynccontextmanager
 async def supervising(fleet: FleetSpec) -> AsyncIterator[Any]:
     mounts: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}
-    ground = RayGround(worker_count=2, mounts=mounts, clock=lambda: 1.0)
+    backend = RayBackend(worker_count=2, mounts=mounts, clock=lambda: 1.0)
     supervisor = (
         ray.remote(max_restarts=-1)(Supervisor)
         .options(name=SUPERVISOR, namespace=NAMESPACE, lifetime="detached", num_cpus=0)
-        .remote(fleet, ground)
+        .remote(fleet, backend)
     )
     running = supervisor.run.remote()
     try:

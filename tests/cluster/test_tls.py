@@ -15,9 +15,9 @@ import grpc.aio
 import psutil
 import pytest
 
+from cluster.clients.connect import tls_endpoint
+from cluster.clients.credentials import ClientTls
 from cluster.clients.resuming import ResumingClient
-from cluster.clients.tls import door_of
-from cluster.flags.client_tls import ClientTls
 from tests.certificates import DAY, Authority, Issued
 from tests.chaos.fuzz.mutate import frame
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess, port_of, running_cluster
@@ -71,7 +71,7 @@ async def sealed_cluster(world: World, **options: int) -> AsyncIterator[ProcessC
 
 async def asked_over_grpc(cluster: ProcessCluster, tls: ClientTls | None, seed: int) -> str:
     """ "served", or the status."""
-    client = Client(cluster.grpc, None if tls is None else door_of(tls))
+    client = Client(cluster.grpc, None if tls is None else tls_endpoint(tls))
     try:
         tokens = await client.tokens(prompt_of(200, seed=seed), max_tokens=4, ignore_eos=True)
         return "served" if len(tokens) == 4 else "cut"
@@ -113,7 +113,7 @@ def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token:
 
 async def told_by_worker(address: str, member: Membership | str, tls: ClientTls | None = None) -> str:
     """`tls`: shown instead of what `member` shows."""
-    peer = PeerChannel(address, member, None if tls is None else door_of(tls))
+    peer = PeerChannel(address, member, None if tls is None else tls_endpoint(tls))
     try:
         stub = control_pb2_grpc.ControlStub(peer.channel)
         request = control_pb2.GetServerInfoRequest()

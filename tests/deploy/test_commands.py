@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.file import keys
+from cluster.file.cluster import known_keys
 from tests.bench import __main__ as bench
 from tests.certificates import Authority
 from tests.chaos.faults import options
@@ -69,7 +69,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
         '"trace"',
     ),
     "twostroke serve --help": (
-        "tests/unit/cluster/test_serve_flags.py::test_every_command_explains_itself",
+        "tests/unit/cluster/commands/test_serve_flags.py::test_every_command_explains_itself",
         '[command, "--help"]',
     ),
     "twostroke up -f deploy/examples/one-machine.yaml --check": (
@@ -83,7 +83,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
     "twostroke down --address HEAD:6379": (KEEP, 'asked(owner, "down")'),
     "twostroke scale": (f"{SERVE}::test_how_many_workers_are_wanted_is_told", '"scale"'),
     "openssl rand -hex 32": (
-        "tests/unit/cluster/test_cluster_file.py::test_a_secret_as_the_documents_make_it_is_one",
+        "tests/unit/cluster/file/test_cluster_file.py::test_a_secret_as_the_documents_make_it_is_one",
         '"openssl", "rand", "-hex", "32"',
     ),
     "RAY=/opt/twostroke/.venv/bin/ray RAY_AUTH_TOKEN_PATH=/etc/twostroke/ray.token ROLE=decode "
@@ -107,7 +107,7 @@ RUN_BY: dict[str, tuple[str, str]] = {
     ),
     "twostroke up --keep": (KEEP, '"--keep"'),
     "twostroke keys add --file keys.yaml --tenant first": (
-        "tests/unit/cluster/test_keys.py::test_a_key_is_shown_once_and_only_its_hash_is_kept",
+        "tests/unit/cluster/commands/test_keys.py::test_a_key_is_shown_once_and_only_its_hash_is_kept",
         '"--tenant"',
     ),
     "make manifests": (f"{CHECK}::test_a_bundle_has_no_mistake", "found(name)"),
@@ -280,8 +280,8 @@ def unknown_of(text: str, root: Path) -> Iterator[str]:
     elif (made := re.match(r"make (?:-\S+ )*([\w./-]+)", text)) is not None:
         if made[1].replace(".venv", "$(VENV)") not in makefile():
             yield f"make {made[1]}"
-    elif (key := re.fullmatch(r"([a-z]+)\.([a-z_]+)", text)) is not None and key[1] in keys.known():
-        if key[2] not in {*keys.known(key[1]), *SUFFIXES}:
+    elif (key := re.fullmatch(r"([a-z]+)\.([a-z_]+)", text)) is not None and key[1] in known_keys():
+        if key[2] not in {*known_keys(key[1]), *SUFFIXES}:
             yield f"key {text}"
     elif (
         re.fullmatch(r"(tests|deploy|docs|tools|cluster|router|twostroke)/[\w./-]+", text)

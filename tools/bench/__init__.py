@@ -17,7 +17,7 @@ import argparse
 from collections.abc import Callable
 from importlib import import_module
 
-from cluster.flags.ignored import refuse_ignored
+from cluster.flags.checks import refuse_ignored
 from tools.bench import options
 from tools.bench.options import IGNORED, options_from
 

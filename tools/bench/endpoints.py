@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster.checks import at_least_zero, positive
-from cluster.flags import client_tls, pid
-from cluster.flags.client_tls import ClientTls
+from cluster.clients import credentials
+from cluster.clients.credentials import ClientTls
+from cluster.flags.checks import at_least_zero, positive
+from cluster.flags.parser import add_pid
 from tools.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, own_url, read_key
 from twostroke.errors import ConfigError
 
@@ -72,7 +73,7 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"an OpenAI-compatible server, or grpc://HOST:PORT (grpcs:// over TLS) of ours; in another way by {FORM} "
         f"(default: this user's local server, else {DEFAULT_URL})",
     )
-    pid.add(parser)
+    add_pid(parser)
     group = parser.add_argument_group("endpoints")
     group.add_argument("--names", metavar="A,B,...", help="what to call them (default: their addresses)")
     group.add_argument("--baseline", metavar="NAME", help="ratios are over this one (default: the first)")
@@ -97,12 +98,12 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="token ids are drawn below this (default %(default)s)",
     )
-    client_tls.add(parser.add_argument_group("TLS", "for https:// and grpcs://"))
+    credentials.add_tls_flags(parser.add_argument_group("TLS", "for https:// and grpcs://"))
 
 
 def endpoints_from(args: argparse.Namespace) -> Endpoints:
     positive("--timeout", args.timeout)
-    tls = client_tls.tls_from(args)
+    tls = credentials.tls_from(args)
     specs = [_Spec.parse(text) for text in args.urls or [own_url(args.pid, tls)]]
     names = _names(specs, args.names)
     addresses = [spec.address for spec in specs]

@@ -7,8 +7,8 @@ from functools import partial
 import grpc
 import grpc.aio
 
-from cluster.clients.api_key import shown
-from cluster.clients.tls import door_of
+from cluster.clients.connect import tls_endpoint
+from cluster.clients.credentials import authorization
 from tools.bench.client import Client, Clock, Recorder, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer
@@ -33,7 +33,7 @@ class GrpcClient(Client):
         self._clock = clock
         self._channel = _open(target)
         self._inference = inference_pb2_grpc.InferenceStub(self._channel)
-        self._metadata = tuple(shown(target.api_key or "").items())
+        self._metadata = tuple(authorization(target.api_key or "").items())
 
     async def close(self) -> None:
         await self._channel.close()
@@ -79,7 +79,7 @@ async def served_vocab_size(target: Target) -> int:
     async with _open(target) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
         try:
-            metadata = tuple(shown(target.api_key or "").items())
+            metadata = tuple(authorization(target.api_key or "").items())
             info = await stub.GetModel(inference_pb2.GetModelRequest(), timeout=10, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -92,5 +92,5 @@ def _open(target: Target) -> grpc.aio.Channel:
     assert target.grpc is not None
     if target.tls is None:
         return grpc.aio.insecure_channel(target.grpc, options=list(_OPTIONS))
-    tls_channel = door_of(target.tls)
+    tls_channel = tls_endpoint(target.tls)
     return grpc.aio.secure_channel(target.grpc, tls_channel.credentials, options=[*_OPTIONS, *tls_channel.options])

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from cluster.clients.http import connector
+from cluster.clients.connect import connector
 from tools.bench.client import Client, Clock, Recorder, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer

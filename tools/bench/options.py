@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster import state_file
-from cluster.checks import at_least_zero, file_can_be_made, is_host_port, positive
-from cluster.clients import api_key as own_key
-from cluster.clients.own_server import own_server
-from cluster.flags import client_tls, pid
-from cluster.flags.client_tls import ClientTls
-from cluster.flags.ignored import Ignored
+from cluster.clients import credentials
+from cluster.clients.credentials import ClientTls
+from cluster.flags.checks import Ignored, at_least_zero, file_can_be_made, is_host_port, positive
+from cluster.flags.parser import add_pid
+from cluster.launch import state_file
+from cluster.launch.state_file import the_one_for_clients
 from router.addresses import reachable
 from twostroke.errors import ConfigError
 
@@ -183,7 +182,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def options_from(args: argparse.Namespace) -> Options:
-    tls = client_tls.tls_from(args)
+    tls = credentials.tls_from(args)
     url, grpc = _address(args, tls)
     has_no_pace = args.concurrency is None and args.rate is None and args.trace is None
     return Options(
@@ -234,7 +233,7 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
         metavar="HOST:PORT",
         help="use twostroke's gRPC Generate instead of --url (default: of this user's local server)",
     )
-    pid.add(group)
+    add_pid(group)
     group.add_argument("--model", help="model name to ask for (default: the first that the server lists)")
     group.add_argument("--chat", action="store_true", help="send chat messages (of words) instead of completions")
     group.add_argument(
@@ -261,9 +260,10 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
     key.add_argument(
         "--api-key",
         metavar="KEY",
-        help=f"the same, for all who run ps to read (default: the variable {API_KEY_VARIABLE}, or {own_key.VARIABLE})",
+        help="the same, for all who run ps to read (default: the variable "
+        f"{API_KEY_VARIABLE}, or {credentials.API_KEY_VARIABLE})",
     )
-    client_tls.add(group)
+    credentials.add_tls_flags(group)
 
 
 def _address(args: argparse.Namespace, tls: ClientTls | None) -> tuple[str, str | None]:
@@ -271,7 +271,7 @@ def _address(args: argparse.Namespace, tls: ClientTls | None) -> tuple[str, str 
     if args.grpc:
         return args.url or DEFAULT_URL, args.grpc
     if args.grpc is not None:
-        return args.url or DEFAULT_URL, reachable(own_server(args.pid, tls).grpc)
+        return args.url or DEFAULT_URL, reachable(the_one_for_clients(args.pid, speaks_tls=tls is not None).grpc)
     return args.url or own_url(args.pid, tls), None
 
 
@@ -279,7 +279,7 @@ def own_url(pid: int | None, tls: ClientTls | None) -> str:
     """Return the URL of this user's local server; the usual one where none is running and none is asked for."""
     if pid is None and not state_file.running():
         return DEFAULT_URL
-    state = own_server(pid, tls)
+    state = the_one_for_clients(pid, speaks_tls=tls is not None)
     return f"{'https' if state.has_tls else 'http'}://{reachable(state.http)}"
 
 
@@ -287,7 +287,7 @@ def _api_key(args: argparse.Namespace) -> str | None:
     """Raises ConfigError."""
     if args.api_key_file is not None:
         return read_key("--api-key-file", args.api_key_file)
-    return args.api_key or os.environ.get(API_KEY_VARIABLE) or own_key.own() or None
+    return args.api_key or os.environ.get(API_KEY_VARIABLE) or credentials.api_key() or None
 
 
 def read_key(flag: str, path: Path) -> str:

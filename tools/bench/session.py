@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from tools.bench.connect import allow_many_sockets, connect
 from tools.bench.drive import fixed_concurrency, run_plan
 from tools.bench.load import (
@@ -23,6 +22,7 @@ from tools.bench.measure import Report, summarise
 from tools.bench.options import Options
 from tools.bench.progress import progress
 from tools.bench.report import advice, as_json, describe, print_report
+from tools.output import write_json
 from tools.simulate.traces.trace import Replay, read_trace, replayed
 
 

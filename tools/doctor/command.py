@@ -9,11 +9,11 @@ import json
 import grpc
 from rich.console import Console
 
-from cluster import admin_access, state_file
-from cluster.admin_access import AdminAccess
-from cluster.clients.tls import door_of
-from cluster.flags import client_tls
-from cluster.flags.client_tls import ClientTls
+from cluster.clients import admin_access, credentials
+from cluster.clients.admin_access import AdminAccess
+from cluster.clients.connect import tls_endpoint
+from cluster.clients.credentials import ClientTls
+from cluster.launch import state_file
 from router.addresses import reachable
 from tools.doctor.diagnosis import Verdict, diagnose
 from tools.doctor.endpoints import Endpoint, GrpcEndpoint, HttpEndpoint
@@ -29,7 +29,7 @@ MAX_SALTS = 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grpc", metavar="HOST:PORT", help="send the chats here (default: where --admin says)")
     parser.add_argument("--url", metavar="URL", help="send the chats here, over HTTP (default: over gRPC)")
-    client_tls.add(parser)
+    credentials.add_tls_flags(parser)
     admin_access.add_arguments(parser)
     parser.add_argument(
         "--cache-salt",
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit status: 0 all that can be reused was, 1 not."""
     salts = _salts(args.cache_salt)
-    tls = client_tls.tls_from(args)
+    tls = credentials.tls_from(args)
     admin = _admin(args)
     with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
         address = args.grpc or grpc_address_of(channel, admin)
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 def _channel(address: str, tls: ClientTls | None) -> grpc.Channel:
     if tls is None:
         return grpc.insecure_channel(address)
-    tls_channel = door_of(tls)
+    tls_channel = tls_endpoint(tls)
     return grpc.secure_channel(address, tls_channel.credentials, options=list(tls_channel.options))
 
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import grpc
 
-from cluster.clients import api_key
-from cluster.commands.rpc import describe
-from cluster.flags.client_tls import ClientTls
+from cluster.clients import credentials
+from cluster.clients.admin_access import describe
+from cluster.clients.credentials import ClientTls
 from tools.doctor.facts import Canary
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
@@ -84,7 +84,7 @@ class HttpEndpoint:
 
     def _post(self, path: str, body: dict[str, Any], wanted: str) -> Any:
         """What the answer has under `wanted`."""
-        headers = {"Content-Type": "application/json", **api_key.shown(api_key.own())}
+        headers = {"Content-Type": "application/json", **credentials.authorization(credentials.api_key())}
         request = urllib.request.Request(self._url + path, json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=ANSWER_S, context=self._context) as answer:
@@ -99,7 +99,7 @@ class HttpEndpoint:
 
 
 def _metadata() -> tuple[tuple[str, str], ...]:
-    return tuple(api_key.shown(api_key.own()).items())
+    return tuple(credentials.authorization(credentials.api_key()).items())
 
 
 def _chat(text: str) -> inference_pb2.Chat:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 import grpc
 
-from cluster.admin_access import AdminAccess
-from cluster.commands.rpc import describe
+from cluster.clients.admin_access import AdminAccess, describe
 from router.routing.policies import CACHE_BLIND
 from tools.doctor.endpoints import ANSWER_TOKENS, Endpoint
 from tools.doctor.facts import Canary, Facts, WorkerFacts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from cluster.admin_access import Metadata
+from cluster.clients.admin_access import Metadata
 from twostroke.ids import BlockName
 from twostroke.rpc.convert import names_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
-from cluster.flags.ignored import refuse_ignored
+from cluster.flags.checks import refuse_ignored
 from tools.simulate import session
 from tools.simulate.fitting import add_fit_arguments, run_fit
 from tools.simulate.ignored import IGNORED

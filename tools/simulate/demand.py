@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.checks import field_of
-from cluster.planner import Ability, Demand, Load, Promise, check_possible, first_tokens_alone_s
+from cluster.flags.checks import field_of
+from cluster.scaling.capacity import Ability, Demand, Load, Promise, check_possible, first_tokens_alone_s
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.oracle import LeastRecent, found_in_turns
 from tools.simulate.runs import span_s

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import file_can_be_made
-from cluster.output import write_text
+from cluster.flags.checks import file_can_be_made
+from tools.output import write_text
 from tools.simulate.fit import fitted, read_log
 from tools.simulate.fleet.results import Run, percentile
 from tools.simulate.profile import profile_text

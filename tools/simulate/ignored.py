@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.flags.ignored import Ignored
+from cluster.flags.checks import Ignored
 
 
 def _has(name: str, args: argparse.Namespace) -> bool:

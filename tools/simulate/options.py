@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.checks import at_least_zero, field_of, file_can_be_made, positive
+from cluster.flags.checks import at_least_zero, field_of, file_can_be_made, positive
 from tools.simulate.fleet.shape import Faults, FleetShape
 from tools.simulate.fleet.simulation import check_span
 from tools.simulate.profile import read_profile

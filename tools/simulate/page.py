@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.planner import Promise
+from cluster.scaling.capacity import Promise
 from tools.figures.charts import Line, Series, Words, bar_figure, latency_figure, line_figure, scatter_figure
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Run

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.output import write_json, write_text
-from cluster.planner import Counts, Promise
+from cluster.scaling.capacity import Counts, Promise
 from tools.figures.charts import Line, Words, line_figure
+from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
 from tools.simulate.options import (
     Output,

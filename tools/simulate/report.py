@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.planner import Promise
+from cluster.scaling.capacity import Promise
 from tools.simulate.loads import FoundRate
 from tools.simulate.summary import Summary
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 from rich.table import Table
 
-from cluster.checks import at_least_zero, file_can_be_made
-from cluster.output import write_json
-from cluster.planner import Counts, Demand, Promise
-from cluster.scaling.pilot import seen_from
-from cluster.scaling.planner import Outlook, Planner
+from cluster.flags.checks import at_least_zero, file_can_be_made
+from cluster.scaling.autoscaler import seen_from
+from cluster.scaling.capacity import Counts, Demand, Promise
+from cluster.scaling.planner import Decision, Planner
+from tools.output import write_json
 from tools.simulate.demand import check_objectives
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Outcome, Run, Status
@@ -42,7 +42,7 @@ class Planned:
     start_s: float
     block_size: int
     switch_s: float = SWITCH_S
-    history: list[tuple[float, Outlook]] = field(default_factory=list)
+    history: list[tuple[float, Decision]] = field(default_factory=list)
     """Each change, and why."""
 
     @property
@@ -50,7 +50,7 @@ class Planned:
         return _by_role(self.first)
 
     def __call__(self, look: Look) -> dict[Role, int]:
-        staff = Counts(look.staff[Role.PREFILL], look.staff[Role.DECODE])
+        desired = Counts(look.desired[Role.PREFILL], look.desired[Role.DECODE])
         seen = seen_from(
             look.loads,
             self.block_size,
@@ -58,12 +58,12 @@ class Planned:
             arrived=look.arrived,
             ended=tuple(_demands(look.ended)),
             serving=Counts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
-            staff=staff,
+            desired=desired,
         )
-        outlook = self.planner.decide(seen)
-        if outlook.wanted != staff:
-            self.history.append((look.at_s, outlook))
-        return _by_role(outlook.wanted)
+        decision = self.planner.decide(seen)
+        if decision.wanted != desired:
+            self.history.append((look.at_s, decision))
+        return _by_role(decision.wanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +115,9 @@ def run_session(args: argparse.Namespace) -> int:
     console = console_for(args.json)
     console.print(f"{source.label}: {len(trace.rows)} requests, the middle third x{args.surge:g}", markup=False)
     console.print(_table(fared))
-    for at_s, outlook in planned.history:
-        console.print(f"{at_s:8.1f} s  {outlook}", markup=False, soft_wrap=True)
-    history = [{"at_s": at_s, **dataclasses.asdict(outlook)} for at_s, outlook in planned.history]
+    for at_s, decision in planned.history:
+        console.print(f"{at_s:8.1f} s  {decision}", markup=False, soft_wrap=True)
+    history = [{"at_s": at_s, **dataclasses.asdict(decision)} for at_s, decision in planned.history]
     write_json({"schema_version": 1, "fleets": list(map(dataclasses.asdict, fared)), "changes": history},
                args.json)  # fmt: skip
     return 0

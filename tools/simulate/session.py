@@ -10,9 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.checks import positive
-from cluster.output import write_json, write_text
-from cluster.planner import Promise
+from cluster.flags.checks import positive
+from cluster.scaling.capacity import Promise
+from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
 from tools.simulate.fitting import SINCE_DECISION, likeness, likeness_json, policies_of, print_likeness, real_answers
 from tools.simulate.fleet.results import Run

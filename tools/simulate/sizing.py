@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cluster.planner import Counts, Promise, counts_for, prefill_workers_busy
+from cluster.scaling.capacity import Counts, Promise, counts_for, prefill_workers_busy
 from tools.simulate.demand import ability_of, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Run, Status

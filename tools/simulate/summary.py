@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.planner import Promise
+from cluster.scaling.capacity import Promise
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Run, Status, percentile
 from tools.simulate.fleet.shape import FleetShape

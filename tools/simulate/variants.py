@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cluster.checks import field_of
+from cluster.flags.checks import field_of
 from router.routing.policies import POLICIES, policy_named
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policies.seconds import MooncakeConductor

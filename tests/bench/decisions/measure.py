@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 
 from rich.console import Console
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from router.admission.queued_request import QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.policies import policy_named
@@ -22,6 +21,7 @@ from tests.bench.decisions.options import DecisionOptions
 from tests.bench.index.content import DEEP_BLOCKS, SHALLOW_BLOCKS, Content
 from tests.bench.index.subjects import subject_named
 from tests.bench.index.subjects.our_index import EPOCH, OurIndex
+from tools.output import write_json
 from twostroke.config import Role
 from twostroke.ids import BlockName, RequestId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, LinkRate, Load, StepCosts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from cluster.checks import file_can_be_made
+from cluster.flags.checks import file_can_be_made
 from router.routing.policies import POLICIES, policy_named
 from tests.bench.index.content import DEEP_BLOCKS
 from twostroke.errors import ConfigError

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from cluster.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made, positive
 from twostroke.config import DEFAULT_MODEL
 
 EPILOG = """A stream is identical if every token is, and bit-identical if every logit is. Streams are compared with the

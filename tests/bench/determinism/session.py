@@ -15,13 +15,13 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from tests.bench.determinism.streams import Shares, Streams, pages_of_stream
 from tests.bench.kernels.bench_attention import BLOCK, Span
 from tests.bench.kernels.bench_step import step_batch
 from tests.bench.kernels.options import BEST
 from tests.bench.kernels.setting import overridden
+from tools.output import write_json
 from twostroke.config import CacheConfig, ModelConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.engine.determinism import Determinism

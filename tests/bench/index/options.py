@@ -7,7 +7,7 @@ import os
 import shutil
 from dataclasses import dataclass
 
-from cluster.checks import file_can_be_made
+from cluster.flags.checks import file_can_be_made
 from tests.bench.index.content import DEEP_BLOCKS
 from twostroke.errors import ConfigError
 

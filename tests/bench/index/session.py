@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from tests.bench.index.options import IndexOptions
 from tests.bench.index.trial import Lookup, Trial
+from tools.output import write_json
 from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made, positive
 from twostroke.config import DEFAULT_MODEL, ModelConfig
 from twostroke.errors import ConfigError
 

@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from tests.bench.kernels.bench_attention import bench_decode, bench_prefill
 from tests.bench.kernels.bench_linear import bench_linear
 from tests.bench.kernels.bench_step import bench_step
@@ -21,6 +20,7 @@ from tests.bench.kernels.limits import measured_limits
 from tests.bench.kernels.options import KernelOptions
 from tests.bench.kernels.setting import Setting, check_kernels, setting_of
 from tests.bench.kernels.timing import Limits, Result
+from tools.output import write_json
 from twostroke.errors import ConfigError
 from twostroke.models import catalog
 from twostroke.models.registry import read_spec

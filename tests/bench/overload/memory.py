@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster import state_file
+from cluster.launch import state_file
 from tools.bench.options import Target
 
 PROC = Path("/proc")

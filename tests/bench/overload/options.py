@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from cluster.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made, positive
 from tools.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
 from twostroke.errors import ConfigError
 

@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from tests.bench.overload.memory import own_bytes
 from tests.bench.overload.options import OverloadOptions
 from tests.bench.overload.verdict import End, Run, end_of, goodputs, misses, run_of
@@ -22,6 +21,7 @@ from tools.bench.drive import run_plan
 from tools.bench.goodput.trial import arrivals_at
 from tools.bench.load import PlannedRequest, Segment, Stream
 from tools.bench.measure import Answer
+from tools.output import write_json
 from twostroke.errors import ConfigError
 
 SCHEMA_VERSION = 1

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made, positive
 from router.routing.policies import POLICIES
 from tools.simulate.options import Source, add_source, source_from
 from tools.simulate.variants import BASELINE, variants_from

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from cluster.admin_access import AdminAccess
+from cluster.clients.admin_access import AdminAccess
 from twostroke.config import Role
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 

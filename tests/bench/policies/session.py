@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.output import write_json
 from tests.bench.policies import replay
 from tests.bench.policies.metrics import METRICS, compared, notes_of
 from tests.bench.policies.options import PoliciesOptions
@@ -23,6 +22,7 @@ from tools.bench.connect import allow_many_sockets
 from tools.bench.ratio_table import loads_json, ratio_table
 from tools.bench.ratios import LoadOutcome
 from tools.bench.turns import in_turns
+from tools.output import write_json
 from tools.simulate.fit import fitted
 from tools.simulate.fitting import SHARES, Likeness, likeness_json, print_likeness
 from tools.simulate.fleet.shape import FleetShape

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.admin_access import AdminAccess, access_to
+from cluster.clients.admin_access import AdminAccess, access_to
 from tests.bench.policies.options import Served
 from tests.bench.policies.readings import Busy, Reading, between, read
 from tests.serving import serving

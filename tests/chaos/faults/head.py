@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from cluster import bound
+from cluster.routers import parent_death_guard
 from tests.chaos.faults.process_table import Process
 
 PORT_FLAG = "--gcs_server_port="
@@ -36,7 +36,7 @@ class Restart:
     async def start(self) -> asyncio.subprocess.Process:
         """It dies with us."""
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid()), *self._command),
+            *(sys.executable, "-I", "-S", parent_death_guard.__file__, str(os.getpid()), *self._command),
             env=self._environment,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.DEVNULL,

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made, positive
 from tests.chaos import page_section
 from tests.chaos.injection.plan import Guard
 from twostroke.config import PACED_PREFIX

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.output import write_json
 from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.bounds import overruns
@@ -27,6 +26,7 @@ from tests.chaos.faults.run import FaultRun
 from tests.chaos.faults.testbed import testbed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
 from tests.chaos.injection.plan import BREAK
+from tools.output import write_json
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""

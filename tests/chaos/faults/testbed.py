@@ -13,8 +13,8 @@ from pathlib import Path
 
 import grpc.aio
 
-from cluster.admin_access import LOCAL_TOKEN
-from cluster.router_process import is_ready
+from cluster.clients.admin_access import LOCAL_TOKEN
+from cluster.routers.process import is_ready
 from router.addresses import Addresses
 from tests.chaos.faults import process_table
 from tests.chaos.faults.client import router_name

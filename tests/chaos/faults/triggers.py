@@ -80,7 +80,7 @@ async def supervisor_begins_again(bed: Bed, broken: Target, fault: Fault, draws:
 TRIGGERS: dict[Point, Trigger] = {
     Point.SUPERVISOR_STARTING: supervisor_has_to_act,
     Point.SUPERVISOR_ANNOUNCING: supervisor_has_to_act,
-    Point.SUPERVISOR_MOURNING: supervisor_has_to_act,
+    Point.SUPERVISOR_WORKER_ENDED: supervisor_has_to_act,
     Point.SUPERVISOR_WATCHED: somebody_watches,
     Point.SUPERVISOR_DRAINING: worker_is_drained,
     Point.WORKER_DRAINING: worker_is_drained,

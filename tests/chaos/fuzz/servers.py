@@ -15,7 +15,7 @@ import grpc.aio
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from cluster.fleet_service import FleetService
+from cluster.supervisor.fleet_service import FleetService
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer

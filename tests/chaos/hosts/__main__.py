@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from cluster.checks import positive
+from cluster.flags.checks import positive
 from cluster.flags.parser import Parser
 from tests.chaos import page_section
 from tests.chaos.hosts.session import HostsOptions, run_session

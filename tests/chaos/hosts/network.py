@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cluster import bound
+from cluster.routers import parent_death_guard
 from tests.chaos.faults import process_table
 from twostroke.errors import ConfigError, PeerLost
 
@@ -111,7 +111,7 @@ class Host:
         with said.open("wb") as errors:
             self._wrapper = subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-S", bound.__file__, str(os.getpid())),
+                    *(sys.executable, "-I", "-S", parent_death_guard.__file__, str(os.getpid())),
                     *(str(shutil.which("ip")), "netns", "exec", self.namespace, "unshare", *spaces),
                     *("bash", "-c", INIT, "init", self.name, str(self._network.names), str(mark), *lines),
                 ],

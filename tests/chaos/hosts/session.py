@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import state_file
-from cluster.state_file import ServeState
+from cluster.launch import state_file
+from cluster.launch.state_file import ServeState
 from tests.chaos import page_section
 from tests.chaos.faults.client import Clients
 from tests.chaos.faults.load import Load

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import cluster
-from cluster import orders, state_file
+from cluster.launch import control_socket, state_file
 from tests.chaos.hosts.network import Host, Network, Service
 from twostroke.config import Role
 from twostroke.errors import ConfigError, ServeError
@@ -108,19 +108,19 @@ class Site:
         return f"{host.name} has not joined within {seconds:g} s"
 
     async def launcher_within(self, seconds: float) -> str | None:
-        """None as soon as it takes orders, and its order reaches the supervisor; else what is missing."""
+        """Return None once it takes commands that reach the supervisor; else what is missing."""
         said: object = "it has not said where it is"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while True:
                     for path in self.runtime_folder.glob("twostroke/*.json"):
                         try:
-                            await asyncio.to_thread(orders.give, Path(state_file.read(path).log_dir), "scaling")
+                            await asyncio.to_thread(control_socket.send, Path(state_file.read(path).log_dir), "scaling")
                             return None
                         except ServeError as error:
                             said = error
                     await asyncio.sleep(POLL_S)
-        return f"the launcher takes no orders within {seconds:g} s: {said}"
+        return f"the launcher takes no commands within {seconds:g} s: {said}"
 
     @property
     def head_address(self) -> str:

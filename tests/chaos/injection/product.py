@@ -259,8 +259,8 @@ def _resume(injection: Injection, module: ModuleType) -> None:
 
 
 PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
-    "cluster.router_process": _processes,
-    "cluster.supervisor": _supervisor,
+    "cluster.routers.process": _processes,
+    "cluster.supervisor.supervisor": _supervisor,
     "decode_worker.book": _attempts,
     "router.frontend.resume": _resume,
     "router.server": _router,

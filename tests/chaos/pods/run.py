@@ -83,7 +83,7 @@ def _all_ready(kubelet: Kubelet) -> bool:
 
 
 def _took_over(kubelet: Kubelet) -> bool:
-    return "taking it over" in kubelet.pods["twostroke-head"].log_of("launcher").read_text()
+    return "adopting it" in kubelet.pods["twostroke-head"].log_of("launcher").read_text()
 
 
 def _stream(router: Pod, tokens: int) -> Iterator[str]:

@@ -112,7 +112,7 @@ def test_ray_up_makes_a_cluster_that_serves_and_ray_down_ends_it(machines: Machi
     client(f"{EXPORT}; ray job stop twostroke")
     assert "Ctrl-C ends it" in following.to_its_end()
     client(f"{EXPORT}; deploy/ray/job.sh {JOB}")
-    until_logged(machines, "taking it over.*Ctrl-C ends it")
+    until_logged(machines, "adopting it.*Ctrl-C ends it")
     assert_it_answers(machines)
     assert workers == {role: processes(node, *WORKERS) for role, node in machines.nodes.items()}
 

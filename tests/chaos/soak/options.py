@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made, positive
 from tests.chaos import page_section
 from tests.chaos.faults.options import MODEL, FaultsOptions
 

@@ -10,7 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from cluster.output import write_json
 from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.client import Clients
@@ -23,6 +22,7 @@ from tests.chaos.faults.trials import SECONDS, Trial, trials
 from tests.chaos.soak.memory import Memory
 from tests.chaos.soak.options import SoakOptions
 from tests.chaos.soak.report import Course, as_json, summary, written
+from tools.output import write_json
 
 SAMPLE_S = 10.0
 TELL_S = 60.0
@@ -103,13 +103,13 @@ class _Session:
         """Sample the processes, and say now and then how things are."""
         memory = Memory()
         self.course.memories.append(memory)
-        told_s = self.elapsed_s
+        stopped_s = self.elapsed_s
         while True:
             with contextlib.suppress(OSError):  # processes end while they are looked at
                 memory.take(time.monotonic(), await asyncio.to_thread(_sizes, bed))
-            if self.elapsed_s - told_s >= TELL_S:
-                told_s = self.elapsed_s
-                print(f"soak: {told_s / 60:.0f} min: {self.course.line()}", file=sys.stderr, flush=True)
+            if self.elapsed_s - stopped_s >= TELL_S:
+                stopped_s = self.elapsed_s
+                print(f"soak: {stopped_s / 60:.0f} min: {self.course.line()}", file=sys.stderr, flush=True)
             await asyncio.sleep(SAMPLE_S)
 
 

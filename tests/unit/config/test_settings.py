@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from cluster.file import keys
+from cluster.file.cluster import leaves
 from twostroke.config import ClusterConfig, RouterCommand, RouterConfig, Settings, WorkerConfig, flags, group, setting
 from twostroke.config.leaves import leaves_of
 from twostroke.config.settings import declared
@@ -92,7 +92,7 @@ def test_what_is_not_given_is_explained(kind: type[Settings]) -> None:
 
 
 def test_a_file_has_a_key_for_every_flag() -> None:
-    assert {leaf.flag for leaf in keys.leaves().values()} == {leaf.flag for leaf in leaves_of(ClusterConfig)}
+    assert {leaf.flag for leaf in leaves().values()} == {leaf.flag for leaf in leaves_of(ClusterConfig)}
 
 
 def test_hidden_settings_have_bounds_and_no_flags() -> None:

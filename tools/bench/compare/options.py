@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from cluster.checks import STDOUT, at_least_zero, file_can_be_made, positive
+from cluster.flags.checks import STDOUT, at_least_zero, file_can_be_made, positive
 from tools.bench.compare.scenario import Scenario, parse_scenario
 from tools.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
 from twostroke.errors import ConfigError

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.checks import STDOUT
-from cluster.output import write_json
+from cluster.flags.checks import STDOUT
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 from tools.bench.endpoints import Endpoint
 from tools.bench.goodput.options import GoodputOptions
 from tools.bench.goodput.trial import Trial, try_rate
+from tools.output import write_json
 from tools.rate_search import Bracket, Tried, bracket_of, decided, next_rate
 
 SCHEMA_VERSION = 1

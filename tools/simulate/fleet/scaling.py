@@ -30,7 +30,7 @@ class Look:
     """Since the look before."""
     loads: dict[str, tuple[Role, Load]]
     serving: dict[Role, int]
-    staff: dict[Role, int]
+    desired: dict[Role, int]
     """With those that still start, without those that go."""
 
 
@@ -89,7 +89,7 @@ class ScaledWorkers:
     def _tick(self) -> None:
         for worker in list(self._workers.leaving):
             self._end_if_idle(worker)
-        staff = {role: len(self._staff(role)) + self._switching[role] for role in self._switching}
+        desired = {role: len(self._staff(role)) + self._switching[role] for role in self._switching}
         ended, self._ended = self._ended, []
         listed = self._workers.listed
         wanted = self._scaler(
@@ -98,15 +98,15 @@ class ScaledWorkers:
                 arrived=self.arrived,
                 ended=ended,
                 loads={str(host.worker): (host.role, host.load_report()) for host in listed},
-                serving={role: sum(host.role is role for host in listed) for role in staff},
-                staff=staff,
+                serving={role: sum(host.role is role for host in listed) for role in desired},
+                desired=desired,
             )
         )
-        self._become(wanted, staff)
+        self._become(wanted, desired)
         self._queue.after(self._scaler.tick_s, self._tick)
 
-    def _become(self, wanted: dict[Role, int], staff: dict[Role, int]) -> None:
-        lacks = {role: wanted[role] - staff[role] for role in staff}
+    def _become(self, wanted: dict[Role, int], desired: dict[Role, int]) -> None:
+        lacks = {role: wanted[role] - desired[role] for role in desired}
         self.changes += any(lacks.values())
         for role, other in ((Role.PREFILL, Role.DECODE), (Role.DECODE, Role.PREFILL)):
             switching = max(0, min(lacks[role], -lacks[other]))
@@ -147,17 +147,17 @@ class ScaledWorkers:
 
     def _go(self, role: Role, then: Role | None) -> None:
         """One that still starts, or else the one with least to do."""
-        staff = self._staff(role)
-        if not staff:
+        desired = self._staff(role)
+        if not desired:
             return  # they still are of the other role; the next look comes
-        starting = [worker for worker in staff if worker in self._starting]
+        starting = [worker for worker in desired if worker in self._starting]
         if then is not None:
             self._switching[then] += 1
         if starting:
             self._starting.discard(starting[-1])
             self._gone(starting[-1], then)
             return
-        worker = min(staff, key=lambda worker: self._workers.host(worker).scheduler.running)
+        worker = min(desired, key=lambda worker: self._workers.host(worker).scheduler.running)
         self._workers.leaving[worker] = then
         self._leave(self._workers.host(worker))
         self._end_if_idle(worker)

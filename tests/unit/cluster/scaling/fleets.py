@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from cluster.ground import WorkerDied
-from cluster.plan import Stage
+from cluster.ray.backend import WorkerDied
 from cluster.spec import fleet_spec
-from cluster.supervisor import Supervisor
-from cluster.view import Worker
-from tests.unit.cluster.fake_ground import TOKEN, FakeGround, FakeWorker
+from cluster.supervisor.plan import Stage
+from cluster.supervisor.supervisor import Supervisor
+from cluster.supervisor.view import Worker
+from tests.unit.cluster.fake_backend import TOKEN, FakeBackend, FakeWorker
 from twostroke.config import ClusterConfig, Role, ScalingConfig, WorkerConfig
 
 PATIENCE_S = 10.0
@@ -32,7 +32,7 @@ class Mounted(FakeWorker):
             self._end.set_exception(WorkerDied("it was removed"))
 
 
-class Ground(FakeGround):
+class Backend(FakeBackend):
     def create(self, config: WorkerConfig) -> FakeWorker:
         super().create(config)
         worker = self.workers[config.worker_id] = Mounted(config.worker_id)
@@ -47,9 +47,9 @@ def config(prefill: int = 1, decode: int = 2, *, flexible: bool = True, **bounds
 
 
 @asynccontextmanager
-async def supervising(ground: Ground, cluster: ClusterConfig | None = None) -> AsyncIterator[Supervisor]:
-    async with ground.control.served():
-        supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), ground)
+async def supervising(backend: Backend, cluster: ClusterConfig | None = None) -> AsyncIterator[Supervisor]:
+    async with backend.control.served():
+        supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), backend)
         life = asyncio.create_task(supervisor.run())
         await until(supervisor, lambda workers: all(each.observed.stage is Stage.SERVING for each in workers.values()))
         yield supervisor
@@ -75,6 +75,6 @@ def roles(workers: dict[str, Worker]) -> dict[str, str]:
 
 async def die(supervisor: Supervisor) -> None:
     """It tells nobody."""
-    assert supervisor._life is not None
-    supervisor._life.cancel()
-    await asyncio.gather(supervisor._life, return_exceptions=True)
+    assert supervisor._run_task is not None
+    supervisor._run_task.cancel()
+    await asyncio.gather(supervisor._run_task, return_exceptions=True)

@@ -10,8 +10,8 @@ from dataclasses import asdict
 
 import pytest
 
-from cluster.planner import Ability, Counts, Demand, Load, Promise, counts_for
-from cluster.scaling.planner import Outlook, Planner, Seen
+from cluster.scaling.capacity import Ability, Counts, Demand, Load, Promise, counts_for
+from cluster.scaling.planner import Decision, FleetObservation, Planner
 from twostroke.config import Bounds, ScalingConfig
 from twostroke.schedule.cost import StepCost
 
@@ -39,27 +39,27 @@ def play(
     begin: Counts,
     answer: Callable[[float], int] = lambda at_s: ANSWER,
     seed: int = 0,
-) -> list[Outlook]:
+) -> list[Decision]:
     """Poisson arrivals, a look every second; what is wanted is there at once."""
     draws = random.Random(seed)
-    arrived, staff, outlooks, due_s = 0, begin, [], 0.0
+    arrived, desired, outlooks, due_s = 0, begin, [], 0.0
     for second in range(1, seconds + 1):
         ended = []
         while due_s < second:
             due_s += draws.expovariate(rate(due_s))
             arrived += 1
             ended.append(Demand(drawn(draws, PROMPT), 0, drawn(draws, answer(due_s))))
-        seen = Seen(
+        seen = FleetObservation(
             at_s=float(second),
             arrived=arrived,
             ended=tuple(ended),
             ability=ABILITY,
-            seats=64,
-            serving=staff,
-            staff=staff,
+            slots=64,
+            serving=desired,
+            desired=desired,
         )
         outlooks.append(subject.decide(seen))
-        staff = outlooks[-1].wanted
+        desired = outlooks[-1].wanted
     return outlooks
 
 
@@ -131,17 +131,21 @@ def test_nothing_is_decided_before_the_load_is_known_or_where_counting_begins_an
     subject = planner()
     outlooks = play(subject, lambda _: 30.0, 4, begin=Counts(1, 1))
     assert {each.wanted for each in outlooks} == {Counts(1, 1)}
-    seen = Seen(at_s=5.0, arrived=0, ability=ABILITY, seats=64, serving=Counts(1, 1), staff=Counts(1, 1))
+    seen = FleetObservation(at_s=5.0, arrived=0, ability=ABILITY, slots=64, serving=Counts(1, 1), desired=Counts(1, 1))
     assert subject.decide(seen).need is None
 
 
-def looked(subject: Planner, seconds: range, staff: Counts, rate: float = 0.0, first: int = 0, **facts: int) -> Counts:
+def looked(
+    subject: Planner, seconds: range, desired: Counts, rate: float = 0.0, first: int = 0, **facts: int
+) -> Counts:
     """As if each look told of `rate` requests, and of the facts; what is wanted is there at once."""
     for second in seconds:
         arrived = first + int(rate * (second - seconds.start))
-        seen = Seen(at_s=float(second), arrived=arrived, ability=ABILITY, seats=64, serving=staff, staff=staff, **facts)
-        staff = subject.decide(seen).wanted
-    return staff
+        seen = FleetObservation(
+            at_s=float(second), arrived=arrived, ability=ABILITY, slots=64, serving=desired, desired=desired, **facts
+        )
+        desired = subject.decide(seen).wanted
+    return desired
 
 
 def test_silence_of_a_minute_is_no_absence_of_load_afterwards_either() -> None:
@@ -170,18 +174,18 @@ def test_a_queue_asks_for_more_but_not_while_those_who_will_clear_it_start() -> 
         begin = need(8.0)
         play(subject, lambda _: 8.0, 100, begin=begin)
         for second in range(101, 120):
-            outlook = subject.decide(
-                Seen(
+            decision = subject.decide(
+                FleetObservation(
                     at_s=float(second),
                     arrived=800 + 8 * (second - 100),
                     ability=ABILITY,
-                    seats=64,
+                    slots=64,
                     backlog_s=60.0,
                     serving=Counts(begin.prefill - (serving.prefill == 0), begin.decode),
-                    staff=begin,
+                    desired=begin,
                 )
             )
-        return outlook.wanted.prefill
+        return decision.wanted.prefill
 
     assert after_a_queue(Counts(1, 1)) > need(8.0).prefill
     assert after_a_queue(Counts(0, 1)) == need(8.0).prefill

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.planner import Counts, Promise
+from cluster.scaling.capacity import Counts, Promise
 from cluster.scaling.planner import Planner
 from tests.unit.tools.simulate.fleets import BLOCK, even_trace
 from tools.simulate.fleet.routing_adapter import RoutingAdapters

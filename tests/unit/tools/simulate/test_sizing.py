@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.planner import Counts, Promise
+from cluster.scaling.capacity import Counts, Promise
 from tests.unit.tools.simulate.fleets import Recording, even_trace, run_of
 from tools.simulate import sizing
 from tools.simulate.fleet.results import Run

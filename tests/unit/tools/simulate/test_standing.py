@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.planner import Promise
+from cluster.scaling.capacity import Promise
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
 from tools.simulate.runs import Trial, run_trial

@@ -1,0 +1,98 @@
+"""How commands reach a router's admin port: its address, and the cluster's token, which no command line holds."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc
+
+from cluster.flags.checks import is_host_port
+from cluster.flags.parser import add_pid
+from cluster.flags.token import read as read_token
+from cluster.launch import state_file
+from router.addresses import reachable
+from twostroke.credentials import TOKEN_VARIABLE
+from twostroke.errors import ConfigError
+from twostroke.rpc.server import TOKEN_KEY
+
+LOCAL_TOKEN = "token"
+"""File in the launcher's folder that its user alone may read."""
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess:
+    addresses: tuple[str, ...]
+    """Admin ports of a cluster's routers."""
+    metadata: Metadata
+    """Metadata of every call there."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--admin",
+        metavar="HOST:PORT",
+        help=f"admin port of one router, with the cluster's token in the file that {TOKEN_VARIABLE} names (default: "
+        "those of this user's local server)",
+    )
+    add_pid(parser)
+
+
+def access_from(args: argparse.Namespace) -> AdminAccess:
+    """Return the access that the flags mean. Raises ConfigError or NotFound that says what is missing."""
+    if args.admin is not None:
+        if not is_host_port(args.admin):
+            raise ConfigError(
+                f"--admin must be HOST:PORT of a router's admin port, got {args.admin!r}", field="--admin"
+            )
+        address = reachable(args.admin)
+        return AdminAccess((address,), _metadata(_token_for(address)))
+    return access_to(state_file.the_one_running(args.pid))
+
+
+def access_to(state: state_file.ServeState) -> AdminAccess:
+    """Return the access to a server of this user."""
+    return AdminAccess(tuple(reachable(router.admin) for router in state.routers), _metadata(_local_token(state)))
+
+
+def write_token(folder: Path, token: str) -> Path:
+    """Write the cluster's token into a file that this user alone may read."""
+    path = folder / LOCAL_TOKEN
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(token)
+    return path
+
+
+def _local_token(state: state_file.ServeState) -> str:
+    path = Path(state.log_dir) / LOCAL_TOKEN
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ConfigError(f"the cluster's token cannot be read from {path}: {error.strerror}") from error
+
+
+def _token_for(address: str) -> str:
+    """Return the token of the environment, else of this user's server there. A token is not sent to another cluster."""
+    if path := os.environ.get(TOKEN_VARIABLE):
+        return read_token(path)
+    for state in state_file.running():
+        if address in (reachable(router.admin) for router in state.routers):
+            return _local_token(state)
+    return ""
+
+
+def _metadata(token: str) -> Metadata:
+    return ((TOKEN_KEY, token),) if token else ()
+
+
+def status_of(error: grpc.RpcError) -> grpc.StatusCode:
+    return cast(grpc.Call, error).code()
+
+
+def describe(error: grpc.RpcError) -> str:
+    return f"{status_of(error).name}: {cast(grpc.Call, error).details()}"

@@ -1,0 +1,292 @@
+"""`twostroke serve`: from flags to a ready server, and back to nothing.
+
+check ports, have the model   ->  router processes ┐
+                                  Ray, supervisor ┴> all workers serve, /ready says yes  ->  addresses printed
+SIGINT, SIGTERM               ->  routers, workers, Ray end in this order; the cleanup process removes the rest
+a second signal               ->  everything is killed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from cluster import ports
+from cluster.clients import admin_access
+from cluster.fetching import fetch_with_progress
+from cluster.flags.token import read as read_token
+from cluster.launch import control_socket, state_file
+from cluster.launch.announce import Announcer
+from cluster.launch.exits import described as describe_exits
+from cluster.launch.run_folder import RunFolder
+from cluster.launch.start_checks import check, check_machine, cpus
+from cluster.ray import environment as ray_environment
+from cluster.ray.address import reachable
+from cluster.routers.keeper import RouterKeeper
+from cluster.spec import LOOPBACK, fleet_spec, router_configs
+from twostroke.config import PACED_PREFIX, ClusterConfig
+from twostroke.engine.paced_runner import PacedSpec
+from twostroke.errors import ConfigError
+from twostroke.models.catalog import locate
+
+if TYPE_CHECKING:  # loads ray, which reads its environment when it is imported
+    from cluster.launch.supervisor_client import SupervisorClient
+
+INTERRUPTED = 130
+
+
+def serve(config: ClusterConfig) -> int:
+    """Serve until a signal comes. Raises ServeError where that is impossible; then nothing is left running."""
+    return _launch(config, LaunchOptions())
+
+
+def up(config: ClusterConfig, *, keeps: bool) -> int:
+    """Serve as `serve` does, but adopt a fleet that already runs with this configuration."""
+    return _launch(config, LaunchOptions(adopts_fleet=True, keeps_fleet=keeps))
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    adopts_fleet: bool = False
+    """A running fleet is adopted where it was started with the same configuration."""
+    keeps_fleet: bool = False
+    """Workers and supervisor go on when the launcher ends."""
+
+
+def _launch(config: ClusterConfig, options: LaunchOptions) -> int:
+    announcer = Announcer()
+    check(config)
+    check_machine(config)
+    token = None if config.token_file is None else read_token(config.token_file)
+    if config.address is None and options.keeps_fleet:
+        raise ConfigError("--keep needs --address: a local Ray ends with its launcher", field="--keep")
+    if config.address is not None:
+        config = config.replace(address=reachable(config.address, config.ray_wait_s, announcer))
+    config = _with_absolute_model(config)
+    model_dir = _model_dir(config) if config.routers or config.address is None else ""
+    interrupts = Interrupts()
+    try:
+        with RunFolder() as folder:
+            return _Launch(config, options, token, model_dir, folder, announcer, interrupts).run()
+    except (KeyboardInterrupt, SystemExit):
+        announcer.say("interrupted while starting")
+        return INTERRUPTED
+    finally:
+        announcer.end()
+
+
+class Interrupts:
+    """Handles Ctrl-C and SIGTERM during the start.
+
+    `came` remembers them, because Ray's start swallows the exception.
+    """
+
+    def __init__(self) -> None:
+        self.came = False
+        sys.unraisablehook = _tell_unless_interrupt
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._take)
+
+    def check(self) -> None:
+        if self.came:
+            raise KeyboardInterrupt
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        self.came = True
+        raise KeyboardInterrupt
+
+
+def _tell_unless_interrupt(happened: sys.UnraisableHookArgs) -> None:
+    """Stay silent about an interrupt that Python itself swallows, as while it forks or frees something.
+
+    `came` has it.
+    """
+    if not issubclass(happened.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(happened)
+
+
+class _Launch:
+    def __init__(
+        self,
+        config: ClusterConfig,
+        options: LaunchOptions,
+        token: str | None,
+        model_dir: str,
+        folder: RunFolder,
+        announcer: Announcer,
+        interrupts: Interrupts,
+    ) -> None:
+        self._config = config
+        self._options = options
+        self._given_token = token
+        self._model_dir = model_dir
+        self._interrupts = interrupts
+        self._folder = folder
+        self._announcer = announcer
+        self._routers: list[RouterKeeper] = []
+        self._is_ready = asyncio.Event()
+
+    def run(self) -> int:
+        is_local = self._config.address is None
+        spec = fleet_spec(
+            self._config,
+            token=self._given_token or secrets.token_hex(32),
+            port=self._config.fleet_port or ports.fleet_port(LOOPBACK),
+        )
+        if is_local:
+            ray_environment.for_local_cluster(admin_access.write_token(self._folder.path, spec.token))
+            # Routers and Ray take seconds to start, so they start side by side. Routers wait for the fleet.
+            self._make_routers(spec.token, f"{LOOPBACK}:{spec.port}")
+            for router in self._routers:
+                router.start()
+        else:
+            ray_environment.for_joined_cluster(outlives_node=True)
+        try:
+            # Imported here, because Ray reads its environment when it is imported.
+            from cluster.launch import fleet_start
+            from cluster.launch.supervisor_client import SupervisorClient
+            from cluster.ray import session as ray_session
+
+            self._announcer.begin("starting Ray" if is_local else f"joining Ray at {self._config.address}")
+            try:
+                if self._config.address is None:
+                    ray_session.start_local(self._folder.ray_dir, cpus(self._config))
+                else:
+                    ray_session.join(self._config.address, self._config.ray_wait_s)
+                self._interrupts.check()
+                start = fleet_start.FleetStart(self._config, spec, self._announcer)
+                actor, token = start.run(
+                    adopts_fleet=self._options.adopts_fleet, has_token=self._given_token is not None
+                )
+                if not is_local:
+                    admin_access.write_token(self._folder.path, token)
+                    self._make_routers(token, "")
+                return asyncio.run(self._follow(SupervisorClient(actor, self._announcer, self._config.address)))
+            finally:
+                ray_session.leave()
+        finally:
+            for router in self._routers:
+                router.kill()
+
+    def _make_routers(self, token: str, fleet_address: str) -> None:
+        """Create the keepers. `fleet_address` is empty where it is not known yet."""
+        configs = router_configs(self._config, token=token, fleet_address=fleet_address, model_dir=self._model_dir)
+        self._routers = [
+            RouterKeeper(index, config, self._folder.log_dir, self._announcer) for index, config in enumerate(configs)
+        ]
+
+    async def _follow(self, supervisor: SupervisorClient) -> int:
+        stop = self._stop_on_signal()
+        if self._interrupts.came:
+            stop.set()
+        tasks = [
+            asyncio.create_task(supervisor.follow()),
+            *(asyncio.create_task(self._keep_router(router, supervisor)) for router in self._routers),
+            asyncio.create_task(self._announce_when_ready(supervisor)),
+            asyncio.create_task(self._serve_control_socket(supervisor)),
+        ]
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what went wrong
+            return 0 if self._is_ready.is_set() else INTERRUPTED
+        finally:
+            self._announcer.begin("leaving the fleet to itself" if self._options.keeps_fleet else "stopping")
+            for task in (*tasks, stopping):
+                task.cancel()
+            await asyncio.gather(*tasks, stopping, return_exceptions=True)
+            stopped_s = time.monotonic()
+            of_routers = await asyncio.gather(*(router.stop() for router in self._routers))
+            exits = [ending for ending in of_routers if ending is not None]
+            if not self._options.keeps_fleet:
+                exits += await supervisor.stop_fleet()
+            self._announcer.say(describe_exits(exits, time.monotonic() - stopped_s))
+
+    async def _keep_router(self, router: RouterKeeper, supervisor: SupervisorClient) -> None:
+        """Keep one router alive. This ends only by cancellation or failure."""
+        await router.keep(await supervisor.fleet_address())
+
+    async def _serve_control_socket(self, supervisor: SupervisorClient) -> None:
+        """Serve the control socket. This ends only by cancellation or failure."""
+        routers = {router.name: router for router in self._routers}
+
+        async def processes() -> dict[str, list[str]]:
+            return {"workers": await supervisor.workers(), "routers": list(routers)}
+
+        async def restart_router(name: str) -> None:
+            await routers[name].restart()
+            self._announcer.say(f"{name} was restarted; the process before finishes its streams")
+
+        handlers: dict[str, control_socket.Handler] = {
+            "processes": processes,
+            "drain": supervisor.drain,
+            "assign_role": supervisor.assign_role,
+            "scale": supervisor.scale,
+            "scaling": supervisor.scaling,
+            "restart_router": restart_router,
+            "restart_supervisor": supervisor.restart_supervisor,
+        }
+        async with control_socket.listening(self._folder.path, handlers):
+            await asyncio.Event().wait()
+
+    async def _announce_when_ready(self, supervisor: SupervisorClient) -> None:
+        """Print the banner once everything serves. This ends only by cancellation or failure."""
+        await supervisor.until_all_serve()
+        self._announcer.begin("waiting for the routers")
+        addresses = tuple(await asyncio.gather(*(router.until_ready() for router in self._routers)))
+        own = state_file.own(
+            addresses,
+            self._config.model.public_name,
+            str(self._folder.path),
+            has_tls=self._config.certificates.clients is not None,
+        )
+        state_file.write(own)
+        self._announcer.ready(self._config, addresses, self._folder.path, self._model_dir)
+        self._is_ready.set()
+        await asyncio.Event().wait()
+
+    def _stop_on_signal(self) -> asyncio.Event:
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                self._announcer.end()
+                # The kernel ends Ray's processes and the routers with this one; the cleanup process does the rest.
+                os._exit(INTERRUPTED)
+            stop.set()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, on_signal)
+        return stop
+
+
+def _with_absolute_model(config: ClusterConfig) -> ClusterConfig:
+    """Make a model's folder absolute, because workers have another working directory.
+
+    Its public name stays the same.
+    """
+    model = config.model
+    if model.is_paced or not Path(model.model).is_dir():
+        return config
+    absolute = model.replace(model=str(Path(model.model).resolve()), served_model_name=model.public_name)
+    return config.replace(model=absolute)
+
+
+def _model_dir(config: ClusterConfig) -> str:
+    """Return the folder of the model's files, fetched first if need be; empty for a paced model, which has none."""
+    model = config.model
+    if model.is_paced:
+        PacedSpec.parse(model.model.removeprefix(PACED_PREFIX)).page_bytes_for(config.cache.block_size)
+        return ""
+    return str(locate(model.model, model.dtype) or fetch_with_progress(model.model, model.dtype))

@@ -1,0 +1,103 @@
+"""Checks what a cluster needs before anything is started. Each check raises ConfigError that names the flag."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from cluster import ports
+from cluster.flags.checks import file_can_be_made
+from cluster.flags.tls import check as check_tls
+from cluster.flags.token import read as read_token
+from cluster.ray.placement import Node, first_unplaceable
+from cluster.spec import LOOPBACK, router_ports
+from router.frontend.auth.auth import read_keys
+from twostroke.config import ClusterConfig, Role
+from twostroke.engine.cores import check_threads
+from twostroke.errors import ConfigError
+from twostroke.kv_cache.memory import available_memory_bytes
+from twostroke.transfer.registry import check_names
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
+RAYS_OWN = "ray.io/"
+"""Prefix of the labels that Ray gives to nodes by itself."""
+
+
+def check(config: ClusterConfig) -> None:
+    """Check the config and the files that it names."""
+    router_ports(config)
+    if config.runtime.transports is not None:
+        check_names(config.runtime.transports)
+    if config.ports.are_fixed and config.address is None and config.prefill + config.decode > 1:
+        raise ConfigError(
+            f"fixed ports of workers are for one worker per node, and this machine would have "
+            f"{config.prefill + config.decode}; leave them out, or join nodes of a Ray cluster with --address",
+            field="ports",
+        )
+    check_tls(config.certificates)
+    if config.token_file is not None:
+        read_token(config.token_file)
+    if config.endpoints.api_keys is not None:
+        read_keys(config.endpoints.api_keys)
+    if config.routers:
+        file_can_be_made("--request-log", config.routing.request_log)
+        for file in config.routing.public_prefixes:
+            _check_readable("--public-prefix", file)
+
+
+def check_machine(config: ClusterConfig) -> None:
+    """Check this machine for a whole cluster, or for its routers only where the workers run on other nodes."""
+    for router in router_ports(config):
+        ports.check_endpoints(config.listen.host, config.endpoints.metrics_host, router.by_flag())
+    if config.address is not None:
+        return
+    ports.check(LOOPBACK, "--fleet-port", config.fleet_port)
+    _check_memory(config)
+    for role in (Role.PREFILL, Role.DECODE):
+        own = config.role(role).threads
+        if not config.model.is_paced:
+            check_threads(own or config.runtime.threads, "--threads" if own is None else f"{role.value}.threads")
+    _check_room(config)
+
+
+def cpus(config: ClusterConfig) -> int:
+    """Return the CPUs that a local Ray must have for our workers."""
+    asked = config.prefill * config.prefill_role.num_cpus + config.decode * config.decode_role.num_cpus
+    return min(math.ceil(asked), os.cpu_count() or 1)
+
+
+def _check_readable(flag: str, file: str) -> None:
+    try:
+        Path(file).open("rb").close()
+    except OSError as error:
+        raise ConfigError(f"{flag} {file}: {error.strerror}", field=flag) from error
+
+
+def _check_room(config: ClusterConfig) -> None:
+    """Check that all workers fit on this machine. A local Ray gets no further node, so the rest would wait for ever."""
+    gpus = len(list(NVIDIA_GPUS.glob("*"))) if NVIDIA_DRIVER.exists() else 0
+    resources = {"CPU": float(cpus(config)), "GPU": float(gpus), "memory": float(available_memory_bytes())}
+    asks = [(role, config.role(role), count) for role, count in config.counts]
+    its_own = {key: value for _, asked, _ in asks for key, value in asked.labels.items() if key.startswith(RAYS_OWN)}
+    wrong = first_unplaceable([Node("", LOOPBACK, its_own, resources)], asks)
+    if wrong is not None:
+        role, unplaceable = wrong
+        raise ConfigError(
+            f"{unplaceable.why} (this machine, as there is no --address)", field=f"{role.value}.{unplaceable.key}"
+        )
+
+
+def _check_memory(config: ClusterConfig) -> None:
+    """Check the memory of all workers together. Workers that start side by side each see the same free memory."""
+    if config.model.device != "cpu" and not config.model.is_paced and NVIDIA_DRIVER.exists():
+        return  # their pages may be on a GPU, which only workers can inspect
+    workers, each_bytes = config.prefill + config.decode, config.cache.host_bytes
+    wanted, available = workers * each_bytes, available_memory_bytes()
+    if wanted > available:
+        raise ConfigError(
+            f"--kv-cache-memory: {workers} workers with {each_bytes} bytes of pages each need "
+            f"{wanted}, but only {available} are available",
+            field="--kv-cache-memory",
+        )

@@ -1,0 +1,273 @@
+"""What the supervisor keeps in Ray: worker actors that it can find again, and incarnations that only grow.
+
+`Backend` and `WorkerHandle` are the interface; `RayBackend` implements it. Only ServeErrors leave it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import ray
+import ray.exceptions
+from ray.autoscaler.sdk import request_resources
+from ray.experimental import internal_kv
+
+from cluster.ray.placement import node_request_for, nodes_from_ray, worker_options
+from cluster.scaling.capacity import Counts
+from cluster.scaling.desired_state import DesiredState
+from cluster.spec import NAMESPACE
+from cluster.supervisor.actors import MOUNTS, MountedWorker, Place, Serving
+from twostroke.config import Role, RoleConfig, WorkerConfig
+from twostroke.errors import InternalError, PeerLost, ServeError
+from twostroke.json_values import from_json, to_json
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+RECYCLED_PAUSE_S = 0.05
+"""Seconds between two looks whether a restarted process is a fresh one."""
+NODES_S = 2.0
+"""Seconds for Ray's head to say which nodes are about to end."""
+KV_NAMESPACE = "twostroke"
+"""Namespace in Ray's internal key-value store."""
+DESIRED_KEY = "desired_state"
+NODE_REQUEST_KEY = "node_request"
+"""Key that is set where nodes were requested. Ray's autoscaler keeps a request until another one replaces it."""
+
+
+class AfterDrain(enum.StrEnum):
+    """What happens to a worker after its drain; a restarted supervisor goes on with it."""
+
+    RESTART = "restart"
+    """A new epoch begins."""
+    REMOVE = "remove"
+    """It stays away until it is asked back."""
+    SWITCH_ROLE = "switch_role"
+    """A new epoch begins in the same process, in another role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The living nodes of the Ray cluster."""
+
+    leaving: Mapping[str, float]
+    """Seconds left of each node that is about to end; infinite where nobody has said."""
+    has_others: bool
+    """Some nodes stay."""
+
+
+class WorkerDied(PeerLost):
+    """The process itself is gone or unreachable, as opposed to an error that it reports."""
+
+
+class WorkerHandle(Protocol):
+    """One worker over all of its epochs."""
+
+    async def place(self) -> Place:
+        """Return where its process is, once there is one."""
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        """Await the end of the epoch. Raises WorkerDied if the process died."""
+
+    async def ready(self, incarnation: int) -> Serving:
+        """Return once the epoch serves that `run` began or joined with this incarnation.
+
+        Either call may arrive first.
+        """
+
+    async def shutdown(self) -> None: ...
+
+    def recycle(self) -> None:
+        """Kill the process; a fresh one takes its place."""
+
+    def remove(self) -> None:
+        """Kill the process for good."""
+
+
+class Backend(Protocol):
+    def find(self, config: WorkerConfig) -> WorkerHandle | None:
+        """Return the worker that an earlier process of the supervisor created."""
+
+    def create(self, config: WorkerConfig) -> WorkerHandle: ...
+
+    def next_incarnation(self, worker_id: str) -> int: ...
+
+    def after_drain(self, worker_id: str) -> AfterDrain | None: ...
+
+    def set_after_drain(self, worker_id: str, after_drain: AfterDrain | None) -> None: ...
+
+    def desired(self) -> DesiredState | None:
+        """Return the state that was stored last."""
+
+    def set_desired(self, desired: DesiredState) -> None: ...
+
+    def request_nodes(self, placed: Counts) -> None:
+        """Ask Ray's autoscaler for nodes for so many workers of each role; it ends the nodes that stay idle."""
+
+    async def nodes(self) -> Nodes:
+        """Raises PeerLost where nobody answers."""
+
+    def forget(self) -> None:
+        """Delete everything that is stored: the fleet is gone."""
+
+
+class RayWorker:
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._place: Place | None = None
+        self._left: Place | None = None
+        """The process that was killed. Ray ends it some time later, and until then it answers."""
+
+    async def place(self) -> Place:
+        while (place := await self._place_now()) == self._left:  # noqa: ASYNC110  # of another process
+            await asyncio.sleep(RECYCLED_PAUSE_S)
+        self._place = place
+        return place
+
+    async def _place_now(self) -> Place:
+        # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
+        return await _answer(self._actor.place.options(max_task_retries=-1).remote())
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        await _answer(self._actor.run.remote(incarnation, role))
+
+    async def ready(self, incarnation: int) -> Serving:
+        return await _answer(self._actor.ready.remote(incarnation))
+
+    async def shutdown(self) -> None:
+        await _answer(self._actor.shutdown.remote())
+
+    def recycle(self) -> None:
+        self._left = self._place
+        ray.kill(self._actor, no_restart=False)
+
+    def remove(self) -> None:
+        ray.kill(self._actor, no_restart=True)
+
+
+class RayBackend:
+    def __init__(
+        self,
+        *,
+        worker_count: int,
+        roles: Mapping[Role, RoleConfig] | None = None,
+        mounts: dict[Role, type[MountedWorker]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`roles`: what workers ask of nodes. `clock`: wall-clock time in seconds."""
+        self._worker_count = worker_count
+        self._roles = roles or {}
+        self._mounts = mounts or MOUNTS
+        self._clock = clock
+
+    def find(self, config: WorkerConfig) -> RayWorker | None:
+        try:
+            return RayWorker(ray.get_actor(config.worker_id, namespace=NAMESPACE))
+        except ValueError:
+            return None
+
+    def create(self, config: WorkerConfig) -> RayWorker:
+        options = worker_options(
+            nodes_from_ray(ray.nodes()),
+            config.role,
+            self._roles.get(config.role, RoleConfig()),
+            worker_count=self._worker_count,
+            wants_gpu=not config.model.is_paced,
+        )
+        log.info("worker created worker=%s options=%s", config.worker_id, options)
+        # Detached, so that a worker and its streams outlive the supervisor that created it.
+        actor_class = ray.remote(max_restarts=-1, max_task_retries=0)(self._mounts[config.role]).options(
+            name=config.worker_id, namespace=NAMESPACE, lifetime="detached", **options
+        )
+        return RayWorker(actor_class.remote(config))
+
+    def next_incarnation(self, worker_id: str) -> int:
+        key = _incarnation_key(worker_id)
+        last = internal_kv._internal_kv_get(key, namespace=KV_NAMESPACE)
+        # Routers may outlive a fleet and Ray's store: their last epoch of it must not outrank the first new one.
+        incarnation = int(last) + 1 if last else max(1, int(self._clock()))
+        internal_kv._internal_kv_put(key, str(incarnation), overwrite=True, namespace=KV_NAMESPACE)
+        return incarnation
+
+    def after_drain(self, worker_id: str) -> AfterDrain | None:
+        value = internal_kv._internal_kv_get(_after_drain_key(worker_id), namespace=KV_NAMESPACE)
+        return AfterDrain(value.decode()) if value else None
+
+    def set_after_drain(self, worker_id: str, after_drain: AfterDrain | None) -> None:
+        key = _after_drain_key(worker_id)
+        if after_drain is None:
+            internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+        else:
+            internal_kv._internal_kv_put(key, after_drain.value, overwrite=True, namespace=KV_NAMESPACE)
+
+    def desired(self) -> DesiredState | None:
+        value = internal_kv._internal_kv_get(DESIRED_KEY, namespace=KV_NAMESPACE)
+        return from_json(DesiredState, value.decode()) if value else None
+
+    def set_desired(self, desired: DesiredState) -> None:
+        internal_kv._internal_kv_put(DESIRED_KEY, to_json(desired), overwrite=True, namespace=KV_NAMESPACE)
+
+    def request_nodes(self, placed: Counts) -> None:
+        room = node_request_for(placed, self._roles)
+        if room.bundles:
+            internal_kv._internal_kv_put(NODE_REQUEST_KEY, "asked", overwrite=True, namespace=KV_NAMESPACE)
+            request_resources(bundles=room.bundles, bundle_label_selectors=room.selectors)
+
+    async def nodes(self) -> Nodes:
+        try:
+            return await asyncio.to_thread(_nodes_now)
+        except ray.exceptions.RayError as error:
+            raise PeerLost(f"Ray does not say which nodes leave: {_first_line(error)}") from error
+
+    def forget(self) -> None:
+        if internal_kv._internal_kv_get(NODE_REQUEST_KEY, namespace=KV_NAMESPACE):
+            request_resources(bundles=[])
+        for prefix in (_incarnation_key(""), _after_drain_key(""), DESIRED_KEY, NODE_REQUEST_KEY):
+            for key in internal_kv._internal_kv_list(prefix, namespace=KV_NAMESPACE):
+                internal_kv._internal_kv_del(key, namespace=KV_NAMESPACE)
+
+
+def _nodes_now() -> Nodes:
+    """Ask as Ray's own libraries do, for nodes drained by hand, by an autoscaler or before a preemption."""
+    deadlines_ms: dict[str, int] = ray._private.worker.global_worker.gcs_client.get_draining_nodes(timeout=NODES_S)
+    if not deadlines_ms:
+        return Nodes({}, has_others=True)
+    living = {node.node_id for node in nodes_from_ray(ray.nodes())}
+    now_s = time.time()
+    leaving = {
+        node_id: deadline_ms / 1000 - now_s if deadline_ms else math.inf
+        for node_id, deadline_ms in deadlines_ms.items()
+        if node_id in living
+    }
+    return Nodes(leaving, has_others=living > leaving.keys())
+
+
+def _incarnation_key(worker_id: str) -> str:
+    return f"incarnation/{worker_id}"
+
+
+def _after_drain_key(worker_id: str) -> str:
+    return f"after_drain/{worker_id}"
+
+
+async def _answer(reference: Awaitable[Answer]) -> Answer:
+    try:
+        return await reference
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ServeError):
+            raise error.cause from None
+        raise InternalError(str(error)) from error
+    except ray.exceptions.RayError as error:
+        raise WorkerDied(_first_line(error)) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

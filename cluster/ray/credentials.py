@@ -1,0 +1,108 @@
+"""Checks the token and the certificates for Ray's head before Ray is loaded, which would try for minutes.
+
+They are in Ray's environment variables; `environment` says what is made of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+from pathlib import Path
+
+import grpc
+
+from twostroke.errors import ConfigError
+
+MODES = ("token", "disabled")
+CERTIFICATES = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+HANDSHAKE_S = 3.0
+NO_TLS = "WRONG_VERSION_NUMBER"
+"""OpenSSL's reason for a reply that is not TLS."""
+
+
+def check() -> ssl.SSLContext | None:
+    """Return how to speak TLS with the head; None without TLS. Raises ConfigError that names the variable."""
+    mode = os.environ.get("RAY_AUTH_MODE")
+    if mode and mode not in MODES:
+        raise ConfigError(f"RAY_AUTH_MODE must be {' or '.join(MODES)}, got {mode!r}", field="RAY_AUTH_MODE")
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if path and not os.environ.get("RAY_AUTH_TOKEN") and mode != "disabled":
+        _check_file("RAY_AUTH_TOKEN_PATH", path)
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    for name in CERTIFICATES:
+        if not os.environ.get(name):
+            raise ConfigError(f"RAY_USE_TLS needs {', '.join(CERTIFICATES)}, and {name} is not set", field=name)
+        _check_file(name, os.environ[name])
+    cert, key, ca = (os.environ[name] for name in CERTIFICATES)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # Ray looks at the name
+    context.set_alpn_protocols(["h2"])
+    try:
+        context.load_cert_chain(cert, key, password=lambda: "")
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"RAY_TLS_SERVER_CERT {cert} with RAY_TLS_SERVER_KEY {key}: {error.reason}", field="RAY_TLS_SERVER_CERT"
+        ) from error
+    try:
+        context.load_verify_locations(ca)
+    except ssl.SSLError as error:
+        raise ConfigError(f"RAY_TLS_CA_CERT {ca} holds no certificate", field="RAY_TLS_CA_CERT") from error
+    return context
+
+
+def check_head(host: str, port: int, context: ssl.SSLContext | None) -> None:
+    """Raises ConfigError where only one of the two speaks TLS, or where the head shows another CA's certificate."""
+    said = f"--address {host}:{port}: Ray's head"
+    try:
+        _shake_hands(host, port, context or _trusting())
+    except ssl.SSLCertVerificationError as error:
+        if context is not None:
+            why = f"{said} shows a certificate that RAY_TLS_CA_CERT does not take: {error.verify_message}"
+            raise ConfigError(why, field="--address") from error
+    except ssl.SSLError as error:
+        if context is not None and error.reason == NO_TLS:
+            raise ConfigError(f"{said} speaks no TLS, and RAY_USE_TLS is set here", field="--address") from error
+    except OSError as error:
+        if context is not None:
+            raise ConfigError(
+                f"{said} does not speak TLS within {HANDSHAKE_S:g} s: {error}", field="--address"
+            ) from error
+    else:
+        if context is None:
+            variables = ", ".join(CERTIFICATES)
+            raise ConfigError(f"{said} speaks TLS: set RAY_USE_TLS=1, {variables}", field="--address")
+
+
+def channel_to(host: str, port: int, context: ssl.SSLContext | None) -> grpc.Channel:
+    """Open a channel to the head. A certificate for another name of its host fails here, not in Ray."""
+    if context is None:
+        return grpc.insecure_channel(f"{host}:{port}")
+    cert, key, ca = (Path(os.environ[name]).read_bytes() for name in CERTIFICATES)
+    return grpc.secure_channel(f"{host}:{port}", grpc.ssl_channel_credentials(ca, key, cert))
+
+
+def _shake_hands(host: str, port: int, context: ssl.SSLContext) -> None:
+    with socket.create_connection((host.strip("[]"), port), HANDSHAKE_S) as connection:
+        context.wrap_socket(connection, server_hostname=None).close()
+
+
+def _trusting() -> ssl.SSLContext:
+    """Return a context that accepts any certificate, to find out whether the other side speaks TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _check_file(name: str, path: str) -> None:
+    try:
+        with contextlib.closing(Path(path).open("rb")) as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        raise ConfigError(f"{name} {path}: {error.strerror}", field=name) from error
+    if is_empty:
+        raise ConfigError(f"{name} {path}: the file is empty", field=name)

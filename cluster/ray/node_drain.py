@@ -1,0 +1,91 @@
+"""`twostroke drain --node`: Ray puts nothing on a node any more, and the fleet's workers on it move away.
+
+Ray is told, not the workers. The supervisor watches nodes and drains the workers, which then restart elsewhere, so it
+need not be there at this moment. Import this after a function of `environment` was called.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import ray
+import ray.exceptions
+from ray.core.generated import autoscaler_pb2
+
+from cluster.ray import session as ray_session
+from cluster.ray.placement import Node, nodes_from_ray
+from cluster.supervisor.plan import Stage
+from cluster.supervisor.view import Snapshot
+from twostroke.errors import ConfigError, NotFound, PeerLost
+
+HERE = "here"
+"""Stands for the node on whose machine, or in whose pod, the command runs."""
+OVER_S = 10.0
+"""Seconds after the deadline for workers that were cut off to end."""
+
+
+def leave_node(address: str, wanted: str, deadline_s: float) -> tuple[str, ...]:
+    """Drain a node; return the names of the workers that were on it, once none of them is any more.
+
+    Raises NotFound where Ray has no such node, PeerLost where it refuses or where workers stay past the deadline.
+    """
+    ray_session.join(address)
+    try:
+        node = _node_meant(nodes_from_ray(ray.nodes()), wanted)
+        _tell_ray(node, deadline_s)
+        return _until_left(node, time.monotonic() + deadline_s + OVER_S)
+    except ray.exceptions.RayError as error:
+        raise PeerLost(f"Ray at {address} does not answer: {error}") from error
+    finally:
+        ray_session.leave()
+
+
+def _node_meant(nodes: Sequence[Node], wanted: str) -> Node:
+    here = ray.get_runtime_context().get_node_id() if wanted == HERE else None
+    found = [node for node in nodes if here == node.node_id or wanted in (node.node_id, node.address)]
+    if len(found) != 1:
+        known = ", ".join(f"{node.address} ({node.node_id})" for node in nodes)
+        raise NotFound(f"--node {wanted}: {len(found)} living nodes are called so; there are {known}", field="--node")
+    if found[0].is_head:
+        raise ConfigError(f"--node {wanted} is Ray's head: the supervisor cannot leave it", field="--node")
+    return found[0]
+
+
+def _tell_ray(node: Node, deadline_s: float) -> None:
+    is_accepted, why = ray._private.worker.global_worker.gcs_client.drain_node(
+        node.node_id,
+        autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"),
+        "twostroke drain",
+        math.ceil((time.time() + deadline_s) * 1000),
+    )
+    if not is_accepted:
+        raise PeerLost(f"Ray does not drain the node {node.address}: {why}")
+
+
+def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
+    try:
+        supervisor = ray_session.find_supervisor()
+    except NotFound:
+        return ()  # without a fleet there are no workers here
+    moved: tuple[str, ...] = ()
+    version = -1
+    while time.monotonic() < until_s:
+        snapshot: Snapshot = ray.get(supervisor.snapshot.options(max_task_retries=-1).remote(version), timeout=OVER_S)
+        version, here = snapshot.version, _workers_on(snapshot, node)
+        moved += tuple(name for name in here if name not in moved)
+        if not here:
+            return moved
+    raise PeerLost(f"after the deadline, {', '.join(moved)} are still on {node.address}")
+
+
+def _workers_on(snapshot: Snapshot, node: Node) -> list[str]:
+    """Return the workers on the node that still serve or drain."""
+    return [
+        worker.config.worker_id
+        for worker in snapshot.workers
+        if worker.place is not None
+        and worker.place.node_id == node.node_id
+        and worker.observed.stage in (Stage.SERVING, Stage.DRAINING)
+    ]

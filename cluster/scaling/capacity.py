@@ -1,0 +1,234 @@
+"""Computes how many workers of each role a load needs to keep its latency targets. Pure.
+
+Prefill workers are a queue with several servers. The wait follows Allen and Cunneen's approximation of M/G/n: a request
+waits with Erlang's probability C, then for an exponential time (W. Whitt, "Approximations for the GI/G/m queue", 1993).
+Streams on decode workers are in equilibrium: as many run as arrive while one is generated, and each step takes longer
+with more streams.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from cluster.flags.checks import field_of
+from twostroke.errors import ConfigError
+from twostroke.schedule.cost import StepCost
+
+MOST_WORKERS = 4096
+"""Most workers of one role. A load that needs more is a mistake in its units."""
+POISSON_SLACK = 1.28
+"""Standard deviations: streams are at most this far above their mean nine times in ten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """Latency targets; None means no target."""
+
+    ttft_s: float | None
+    itl_s: float | None
+    """Target of the inter-token latency in seconds, on average over a stream."""
+    attainment: float = 0.9
+    """Share of requests that must meet the targets."""
+
+    def __post_init__(self) -> None:
+        for flag, value in (("--slo-ttft", self.ttft_s), ("--slo-itl", self.itl_s)):
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"{flag} must be a positive number of seconds, got {value:g}", field=field_of(flag))
+        if not 0 < self.attainment < 1:
+            raise ConfigError(f"--attainment must lie between 0 and 1, got {self.attainment:g}", field="attainment")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ability:
+    """Costs and sizes of one worker of each role."""
+
+    cost: StepCost
+    step_tokens: int
+    decode_pool_tokens: int
+    first_token_overhead_s: float = 0.0
+    """Seconds to the first token besides waiting, computing and moving pages: calls, and the step that samples."""
+    token_transfer_s: float = 0.0
+    """Seconds to move one token of the last chunk. Earlier chunks move while the next one is computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One request as the workers see it."""
+
+    computed_tokens: int
+    """Prompt tokens that no worker has cached."""
+    cached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    requests_per_s: float
+    demands: tuple[Demand, ...]
+    """A sample of requests; never empty."""
+    arrival_variation: float = 1.0
+    """Squared coefficient of variation of the times between arrivals; 1 is Poisson."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    prefill: int
+    decode: int
+
+    @property
+    def total(self) -> int:
+        return self.prefill + self.decode
+
+    @property
+    def pair(self) -> tuple[int, int]:
+        return self.prefill, self.decode
+
+    def __str__(self) -> str:
+        return f"{self.prefill} prefill + {self.decode} decode"
+
+
+def counts_for(load: Load, ability: Ability, promise: Promise) -> Counts:
+    """Return the fewest workers that meet the targets by formula. Raises ConfigError where no number would."""
+    check_possible(load, ability, promise)
+    return Counts(_prefill_count(load, ability, promise), _decode_count(load, ability, promise))
+
+
+def check_possible(load: Load, ability: Ability, promise: Promise) -> None:
+    """Raises ConfigError where not even an empty fleet meets the targets; the message says what it takes."""
+    if promise.ttft_s is not None:
+        alone_s = _quantile(sorted(first_tokens_alone_s(load, ability)), promise.attainment)
+        if alone_s > promise.ttft_s:
+            raise ConfigError(
+                f"--slo-ttft {promise.ttft_s:g}: no fleet is large enough, since {1 - promise.attainment:.0%} of these "
+                f"requests take more than {alone_s:.3g} s to their first token on an empty one",
+                field="slo_ttft",
+            )
+    shortest_s = ability.cost.of_streams(1, 0)
+    if promise.itl_s is not None and shortest_s > promise.itl_s:
+        raise ConfigError(
+            f"--slo-itl {promise.itl_s:g}: no fleet is large enough, since a step with one stream takes "
+            f"{shortest_s:.3g} s",
+            field="slo_itl",
+        )
+
+
+def first_tokens_alone_s(load: Load, ability: Ability) -> list[float]:
+    """Return each request's time to first token if it had the fleet for itself."""
+    return [
+        own_s + overhead_s(demand, ability)
+        for demand, own_s in zip(load.demands, prefill_seconds(load, ability), strict=True)
+    ]
+
+
+def overhead_s(demand: Demand, ability: Ability) -> float:
+    last_chunk = min(ability.step_tokens, demand.computed_tokens)
+    return ability.first_token_overhead_s + last_chunk * ability.token_transfer_s
+
+
+def prefill_seconds(load: Load, ability: Ability) -> list[float]:
+    return [
+        ability.cost.of_prompt(demand.computed_tokens, demand.cached_tokens, ability.step_tokens)
+        for demand in load.demands
+    ]
+
+
+def prefill_workers_busy(load: Load, ability: Ability) -> float:
+    """Return how many prefill workers the load keeps busy without a pause; fewer never suffice."""
+    seconds = prefill_seconds(load, ability)
+    return load.requests_per_s * sum(seconds) / len(seconds)
+
+
+def attainment_of(prefill: int, load: Load, ability: Ability, ttft_s: float) -> float:
+    """Return the predicted share of requests whose first token comes within `ttft_s`."""
+    own_s = prefill_seconds(load, ability)
+    mean_s = sum(own_s) / len(own_s)
+    busy = load.requests_per_s * mean_s
+    if busy >= prefill:
+        return 0.0
+    variation = sum((each - mean_s) ** 2 for each in own_s) / len(own_s) / mean_s**2 if mean_s else 0.0
+    waits = _erlang_c(prefill, busy)
+    wait_s = mean_s * (load.arrival_variation + variation) / 2 / (prefill - busy)
+    kept = 0.0
+    for alone_s in first_tokens_alone_s(load, ability):
+        slack_s = ttft_s - alone_s
+        if slack_s >= 0:
+            kept += 1 - waits * math.exp(-slack_s / wait_s) if wait_s else 1.0
+    return kept / len(own_s)
+
+
+def _prefill_count(load: Load, ability: Ability, promise: Promise) -> int:
+    least = math.floor(prefill_workers_busy(load, ability)) + 1
+    if promise.ttft_s is None:
+        return least
+    ttft_s = promise.ttft_s
+    count = _fewest(max(1, least), lambda count: attainment_of(count, load, ability, ttft_s) >= promise.attainment)
+    if count is None:
+        raise ConfigError(f"this load needs more than {MOST_WORKERS} prefill workers: check its rate", field="slo_ttft")
+    return count
+
+
+def _decode_count(load: Load, ability: Ability, promise: Promise) -> int:
+    context = mean_context_tokens(load)
+
+    def is_enough(count: int) -> bool:
+        streams = streams_per_worker(count, load, ability)
+        if streams is None:
+            return False
+        busy = streams + POISSON_SLACK * math.sqrt(streams)
+        fits = busy * context <= ability.decode_pool_tokens
+        return fits and (promise.itl_s is None or _step_s(ability, busy, context) <= promise.itl_s)
+
+    count = _fewest(1, is_enough)
+    if count is None:
+        raise ConfigError(f"this load needs more than {MOST_WORKERS} decode workers: check its rate", field="slo_itl")
+    return count
+
+
+def _fewest(least: int, is_enough: Callable[[int], bool]) -> int | None:
+    """Return the first count from `least` on that is enough, as all larger ones are; None beyond MOST_WORKERS."""
+    counts = range(least, MOST_WORKERS + 1)
+    at = bisect.bisect_left(counts, True, key=is_enough)
+    return counts[at] if at < len(counts) else None
+
+
+def streams_per_worker(count: int, load: Load, ability: Ability) -> float | None:
+    """Return the streams per worker in equilibrium; None where there is none.
+
+    Streams are the arrivals during one stream, which takes its tokens times a step with that many streams.
+    """
+    output = sum(demand.output_tokens for demand in load.demands) / len(load.demands)
+    tokens_per_s = load.requests_per_s * output / count
+    cost = ability.cost
+    per_stream_s = cost.stream_s + mean_context_tokens(load) * cost.context_token_s
+    left = 1 - tokens_per_s * per_stream_s
+    return tokens_per_s * cost.step_s / left if left > 0 else None
+
+
+def mean_context_tokens(load: Load) -> float:
+    """Return the mean context of a stream half way through its output, where longer outputs weigh more."""
+    weight = sum(demand.output_tokens for demand in load.demands)
+    total = sum(
+        demand.output_tokens * (demand.computed_tokens + demand.cached_tokens + demand.output_tokens / 2)
+        for demand in load.demands
+    )
+    return total / weight if weight else 0.0
+
+
+def _step_s(ability: Ability, streams: float, context_tokens: float) -> float:
+    cost = ability.cost
+    return cost.step_s + streams * (cost.stream_s + context_tokens * cost.context_token_s)
+
+
+def _erlang_c(servers: int, busy: float) -> float:
+    """Return the share of arrivals that find all servers busy (Erlang's C, by the recursion of his B)."""
+    blocked = 1.0
+    for number in range(1, servers + 1):
+        blocked = busy * blocked / (number + busy * blocked)
+    return blocked / (1 - busy / servers * (1 - blocked))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, math.floor(share * len(ordered)))]

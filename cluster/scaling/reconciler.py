@@ -1,0 +1,290 @@
+"""Owns the desired state and brings the fleet there, one serving worker of a role at a time.
+
+Every pass starts from the desired state and from what is observed, never from what was done last. So a restarted
+supervisor goes on in the middle of a change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from cluster.ray.backend import AfterDrain, Backend, WorkerHandle
+from cluster.scaling.capacity import Counts
+from cluster.scaling.desired_state import DesiredState, Slot, counts_of, revised
+from cluster.spec import FleetSpec
+from cluster.supervisor.drains import DEADLINE_S, SWITCH_S, Drains
+from cluster.supervisor.plan import Stage
+from twostroke.config import Role, WorkerConfig
+from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost
+from twostroke.rpc.v1 import fleet_pb2
+
+log = logging.getLogger(__name__)
+
+GREETING_S = 5.0
+"""Seconds for a process that was found to report that it serves. A process that starts takes longer."""
+
+
+class Fleet(Protocol):
+    """What the reconciler needs of the supervisor."""
+
+    def stage(self, worker_id: str) -> Stage:
+        """Raises NotFound."""
+
+    def role(self, worker_id: str) -> Role:
+        """Return the role that it serves in, or shall begin in."""
+
+    def handle(self, worker_id: str) -> WorkerHandle: ...
+
+    def add(self, config: WorkerConfig) -> None: ...
+
+    def enter(self, worker_id: str, stage: Stage) -> None: ...
+
+    def forget(self, worker_id: str) -> None:
+        """Remove a worker that has left, and its process."""
+
+    def publish(self) -> None:
+        """Tell watchers the desired state, and look at every worker."""
+
+    def wake(self) -> None:
+        """Make the supervisor look at every worker."""
+
+    async def until(self, worker_id: str, is_so: Callable[[Stage], bool]) -> None: ...
+
+
+class Reconciler:
+    def __init__(self, fleet: Fleet, backend: Backend, drains: Drains, spec: FleetSpec) -> None:
+        self._fleet = fleet
+        self._backend = backend
+        self._drains = drains
+        self._spec = spec
+        self._busy: set[str] = set()
+        """Workers that leave or switch now."""
+        self._changes = self._switches = 0
+        """Counted since the supervisor started."""
+        self._asked: Counts | None = None
+        """Workers that nodes were last requested for; None before any request."""
+        written = backend.desired()
+        if written is not None and written.fleet == spec.identity:
+            self.desired = written
+        else:
+            self.desired = DesiredState.of(spec.identity, spec.workers, is_automatic=spec.scales)
+
+    def configs(self) -> list[WorkerConfig]:
+        return [self._spec.worker(worker_id, slot.role) for worker_id, slot in self.desired.slots.items()]
+
+    def shall_be(self, worker_id: str) -> Role:
+        return self.desired.slots[worker_id].role
+
+    @property
+    def wanted(self) -> Counts:
+        """Workers that shall serve. A worker that was drained or cannot start counts again once it is asked back."""
+        return counts_of(self.desired, self._gone())
+
+    def startable(self, wanted: Counts) -> Counts:
+        """Limit what a planner may ask for: more of a role in which a worker cannot start would not start either."""
+        for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
+            if then > now and self._failed(role):
+                return self.wanted
+        return wanted
+
+    def to_message(self) -> fleet_pb2.Scaling:
+        wanted = self.wanted
+        return fleet_pb2.Scaling(
+            wanted_prefill=wanted.prefill,
+            wanted_decode=wanted.decode,
+            automatic=self.desired.is_automatic,
+            changes=self._changes,
+            switches=self._switches,
+        )
+
+    def scale(self, wanted: Counts, held: Mapping[str, int], *, is_automatic: bool, reason: str) -> None:
+        """Set how many workers there shall be from now on."""
+        self._forget_failed(wanted)
+        desired = revised(self.desired, wanted, held, self._gone(), may_switch=self._spec.flexible)
+        if desired.slots != self.desired.slots:
+            self._changes += 1
+            log.info("scaling before=%s wanted=%s reason=%s", self.wanted, wanted, reason)
+        self._write(replace(desired, is_automatic=is_automatic, reason=reason))
+        self._request_nodes()
+
+    def check_may_leave(self, worker_id: str) -> None:
+        """Raises InvalidRequest where no other worker of its role serves, NotFound where there is no such worker."""
+        if self._fleet.stage(worker_id) is not Stage.SERVING:
+            return
+        role = self._fleet.role(worker_id)
+        others = (name for name in self.desired.workers(role) if name != worker_id and name not in self._busy)
+        if not any(self._stage(name) is Stage.SERVING and self._fleet.role(name) is role for name in others):
+            raise InvalidRequest(
+                f"{worker_id} is the last {role} worker that serves: add one first (twostroke scale), or say --force",
+                field="--force",
+            )
+
+    def _forget_failed(self, wanted: Counts) -> None:
+        """Remove workers that could not start where more of their role are wanted, so that their names are tried
+        again.
+        """
+        for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
+            for name in self._failed(role) if then > now else ():
+                self._fleet.forget(name)
+                self.desired = self.desired.without(name)
+
+    def _request_nodes(self) -> None:
+        self._asked = self._placed()
+        self._backend.request_nodes(self._asked)
+
+    def _placed(self) -> Counts:
+        gone = self._gone()
+        return Counts(self.desired.placed(Role.PREFILL, gone), self.desired.placed(Role.DECODE, gone))
+
+    def _gone(self) -> frozenset[str]:
+        return frozenset(name for name in self.desired.slots if self._stage(name) in _GONE)
+
+    def _failed(self, role: Role) -> list[str]:
+        return [name for name in self.desired.workers(role) if self._stage(name) is Stage.FAILED]
+
+    def set_automatic(self, *, is_automatic: bool) -> None:
+        self._write(replace(self.desired, is_automatic=is_automatic))
+
+    async def assign(self, worker_id: str, role: Role) -> None:
+        """Switch a worker; return when it serves in this role.
+
+        Raises NotFound, ConfigError, InvalidRequest or PeerLost.
+        """
+        slot = self.desired.slots.get(worker_id)
+        if slot is None or slot.is_retiring:
+            raise NotFound(f"there is no worker {worker_id!r}; there are {', '.join(self.desired.slots)}")
+        if role is not slot.role:
+            self._check_may_become(worker_id, role)
+            desired = self.desired.with_slot(worker_id, Slot(role))
+            self._write(replace(desired, is_automatic=False, reason=f"{worker_id} was told to {role}"))
+        await self._until_serves(worker_id, Slot(role))
+
+    def _check_may_become(self, worker_id: str, role: Role) -> None:
+        if not self._spec.flexible:
+            raise ConfigError(
+                "workers of this fleet keep their roles: start it with --flexible, or with room between --min-* and "
+                "--max-* of both roles",
+                field="--flexible",
+            )
+        if self._stage(worker_id) in _GONE:
+            raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: only a worker that serves can switch")
+        others = (name for name in self.desired.workers(Role.DECODE) if name != worker_id)
+        if role is Role.PREFILL and all(self._stage(name) in _GONE for name in others):
+            raise InvalidRequest(f"{worker_id} is the last decode worker: add one first", field="worker")
+
+    async def _until_serves(self, worker_id: str, slot: Slot) -> None:
+        def is_settled(stage: Stage) -> bool:
+            serves = stage is Stage.SERVING and self._fleet.role(worker_id) is slot.role
+            return serves or stage in _GONE or self.desired.slots[worker_id] != slot
+
+        await self._fleet.until(worker_id, is_settled)
+        if self.desired.slots[worker_id] != slot:
+            raise InvalidRequest(f"{worker_id} was told otherwise by somebody else", field="worker")
+        if self._stage(worker_id) in _GONE:
+            raise PeerLost(f"{worker_id} is {self._stage(worker_id)}: it serves in no role")
+
+    def look(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin every change that can begin now."""
+        if self._asked not in (None, self._placed()):
+            self._request_nodes()
+        for worker_id, slot in self.desired.slots.items():
+            try:
+                stage = self._fleet.stage(worker_id)
+            except NotFound:
+                self._fleet.add(self._spec.worker(worker_id, slot.role))
+                continue
+            if worker_id in self._busy or (stage is Stage.SERVING and self._drains.lingers(worker_id)):
+                continue
+            if slot.is_retiring:
+                if stage is Stage.ABSENT:  # its process may still be found
+                    self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
+                elif stage is not Stage.SERVING or self._can_be_spared(worker_id):
+                    self._begin(worker_id, self._retire(worker_id, tasks), tasks)
+            elif self.shall_switch(worker_id) and stage is Stage.SERVING and self._can_be_spared(worker_id):
+                self._begin(worker_id, self._switch(worker_id, tasks), tasks)
+
+    def shall_switch(self, worker_id: str) -> bool:
+        return self._fleet.role(worker_id) is not self.desired.slots[worker_id].role
+
+    def _can_be_spared(self, worker_id: str) -> bool:
+        """Whether serving goes on without it. Prompts need no prefill workers, but only decode workers generate."""
+        if self._fleet.role(worker_id) is Role.PREFILL:
+            return True
+        others = (name for name in self.desired.slots if name != worker_id and name not in self._busy)
+        return any(self._stage(name) is Stage.SERVING and self._fleet.role(name) is Role.DECODE for name in others)
+
+    def _stage(self, worker_id: str) -> Stage:
+        """Return the stage of a worker that may be desired and not created yet."""
+        try:
+            return self._fleet.stage(worker_id)
+        except NotFound:
+            return Stage.ABSENT
+
+    def _begin(self, worker_id: str, work: Coroutine[None, None, None], tasks: asyncio.TaskGroup) -> None:
+        self._busy.add(worker_id)
+        task = tasks.create_task(work)
+        task.add_done_callback(lambda _: self._end(worker_id))
+
+    def _end(self, worker_id: str) -> None:
+        self._busy.discard(worker_id)
+        self._fleet.wake()
+
+    async def _retire(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
+        """Let a worker leave for good. If somebody asks it back meanwhile, the next pass begins anew."""
+        if self._fleet.stage(worker_id) in (Stage.SERVING, Stage.DRAINING, Stage.DRAINED):
+            try:
+                await self._drains.drain(worker_id, DEADLINE_S, False, tasks)
+            except PeerLost as error:
+                log.warning("worker does not retire yet worker=%s error=%s", worker_id, error)
+                return
+        else:
+            await self._end_unserved(worker_id)
+        await self._drains.until_over(worker_id)
+        if self._fleet.stage(worker_id) not in _GONE:
+            return
+        self._backend.set_after_drain(worker_id, None)
+        self._fleet.forget(worker_id)
+        self._write(self.desired.without(worker_id))
+        log.info("worker has retired worker=%s", worker_id)
+
+    async def _end_unserved(self, worker_id: str) -> None:
+        """End a worker that does not serve. A process that was found may turn out to serve; then it drains."""
+        fleet = self._fleet
+        self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GREETING_S):
+                await fleet.until(worker_id, lambda stage: stage not in _BEGINNING)
+        if fleet.stage(worker_id) is Stage.DEAD:
+            fleet.enter(worker_id, Stage.DRAINED)
+        elif fleet.stage(worker_id) in _BEGINNING:
+            fleet.handle(worker_id).remove()
+        await fleet.until(worker_id, lambda stage: stage in _GONE or stage is Stage.SERVING)
+
+    async def _switch(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
+        self._switches += 1
+        started_s = asyncio.get_running_loop().time()
+        try:
+            left = await self._drains.switch(worker_id, SWITCH_S, tasks)
+        except PeerLost as error:
+            log.warning("worker does not switch yet worker=%s error=%s", worker_id, error)
+            return
+        seconds = asyncio.get_running_loop().time() - started_s
+        log.info(
+            "switched worker=%s role=%s cut_off=%d seconds=%.2f", worker_id, self.shall_be(worker_id), left, seconds
+        )
+
+    def _write(self, desired: DesiredState) -> None:
+        if desired != self.desired:
+            self._backend.set_desired(desired)
+            self.desired = desired
+            self._fleet.publish()
+
+
+_GONE = frozenset({Stage.DRAINED, Stage.FAILED})
+"""Stages of a worker that will not serve by itself."""
+_BEGINNING = frozenset({Stage.IDLE, Stage.STARTING})

@@ -1,0 +1,176 @@
+"""The class that Ray runs on a node, around the plain worker class that does the work.
+
+The plain class is imported where the actor runs. The supervisor only names these classes, so it never loads torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import ray
+
+from cluster.spec import NODE_ADDRESS
+from twostroke import collector
+from twostroke.config import Role, WorkerConfig
+from twostroke.errors import InternalError, ServeError
+from twostroke.models.catalog import locate
+from twostroke.models.fetch import fetch
+from twostroke.telemetry import configure_logging
+
+if TYPE_CHECKING:  # loads torch
+    from twostroke.worker.host import ReadyInfo
+    from twostroke.worker.plant import Plant
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The process of an actor, and its node."""
+
+    pid: int
+    node_id: str
+    log_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """The addresses and the epoch of a worker that serves."""
+
+    address: str
+    epoch: str
+    fingerprint: str
+    metrics_address: str
+    role: Role
+    """Role of this epoch."""
+    advice: str = ""
+    """Advice for the operator; empty where there is none."""
+
+
+class PlainWorker(Protocol):
+    """The common interface of prefill and decode workers. One object serves one epoch."""
+
+    @property
+    def plant(self) -> Plant | None:
+        """What the worker has loaded, for the next epoch in this process."""
+
+    async def run(self, incarnation: int) -> None: ...
+    async def ready(self) -> ReadyInfo: ...
+    async def shutdown(self) -> None: ...
+
+
+class MountedWorker:
+    """One worker process under Ray. A restart by Ray reruns `__init__` only; the supervisor then calls `run`.
+
+    A flexible worker serves one epoch after the other in its process, each in one role. Other workers serve one.
+    """
+
+    def __init__(self, config: WorkerConfig) -> None:
+        configure_logging(config.worker_id, owns_files=True)
+        if config.host == NODE_ADDRESS:
+            config = config.replace(host=ray.util.get_node_ip_address())
+        self._config = config
+        self._worker = self._load(config, None)
+        self._role = config.role
+        self._epoch_task: asyncio.Task[None] | None = None
+        self._has_served = False
+        self._heard = 0
+        """The highest incarnation that `run` was called with."""
+        self._called = asyncio.Event()
+
+    def _load(self, config: WorkerConfig, plant: Plant | None) -> PlainWorker:
+        """Create the plain worker. Its class is imported here, where the actor runs."""
+        if config.role is Role.PREFILL:
+            from prefill_worker.worker import PrefillWorker as Prefill
+
+            return Prefill(config, plant)
+        from decode_worker.worker import DecodeWorker as Decode
+
+        return Decode(config, plant)
+
+    async def place(self) -> Place:
+        log_path = ray._private.worker.global_worker.get_err_file_path()
+        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "")
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        """Serve until shutdown.
+
+        A restarted supervisor calls it again and joins the epoch that is running, in any role.
+        """
+        if self._epoch_task is None or (
+            self._config.flexible and self._epoch_task.done() and not self._epoch_task.exception()
+        ):
+            self._begin(incarnation, role)
+        assert self._epoch_task is not None
+        self._heard = max(self._heard, incarnation)
+        self._called.set()
+        self._called = asyncio.Event()
+        try:
+            await asyncio.shield(self._epoch_task)
+        except Exception as error:
+            log.exception("worker failed")
+            raise _as_serve_error(error) from None
+
+    def _begin(self, incarnation: int, role: Role) -> None:
+        if self._epoch_task is not None or role is not self._role:
+            self._worker = self._load(self._config.replace(role=role), self._worker.plant)
+        self._role, self._has_served = role, False
+        self._epoch_task = asyncio.create_task(self._serve_epoch(self._worker, incarnation))
+
+    async def _serve_epoch(self, worker: PlainWorker, incarnation: int) -> None:
+        model = self._config.model
+        if not model.is_paced and locate(model.model, model.dtype) is None:
+            # A node that was joined may lack the files that the launcher's machine has.
+            await asyncio.to_thread(fetch, model.model, model.dtype, _log_progress)
+        await worker.run(incarnation)
+
+    async def ready(self, incarnation: int) -> Serving:
+        """Wait until the epoch serves that `run` began or joined with this incarnation.
+
+        Ray keeps no order of the two calls.
+        """
+        while self._heard < incarnation:
+            await self._called.wait()
+        info = await self._worker.ready()
+        self._has_served = True
+        collector.keep_out_of_the_way()
+        return Serving(info.address, info.epoch, info.fingerprint, info.metrics_address, self._role, info.advice)
+
+    async def shutdown(self) -> None:
+        """Return when a serving worker has cleaned up; the supervisor then kills the process or begins the next epoch.
+
+        A worker that still starts is not waited for.
+        """
+        await self._worker.shutdown()
+        if self._epoch_task is not None and self._has_served:
+            await asyncio.wait((self._epoch_task,))
+
+
+def _log_progress(label: str, fraction: float) -> None:
+    if fraction in (0.0, 1.0):
+        log.info("fetch step=%s done=%s", label, fraction == 1.0)
+
+
+def _as_serve_error(error: BaseException) -> ServeError:
+    """Convert an error, so that the supervisor neither unpacks groups nor needs torch to unpickle it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, ServeError) else InternalError(f"{type(error).__name__}: {error}")
+
+
+class PrefillWorker(MountedWorker):
+    """The actor of a prefill worker.
+
+    Ray names processes after classes, so a flexible worker keeps its first role's name.
+    """
+
+
+class DecodeWorker(MountedWorker):
+    """The actor of a decode worker."""
+
+
+MOUNTS: dict[Role, type[MountedWorker]] = {Role.PREFILL: PrefillWorker, Role.DECODE: DecodeWorker}

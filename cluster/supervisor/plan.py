@@ -1,0 +1,164 @@
+"""Decides which worker is created or started now, which leaves its node, and when to look again. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from twostroke.config import Role
+
+STABLE_S = 10.0
+"""Seconds of serving after which a crash is not part of a crash loop."""
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 30.0
+LONGEST_LEAVE_S = 30.0
+"""Seconds for one worker to drain off a node that ends later, or at an unknown time."""
+NEAR_S = 45.0
+"""Seconds before a node's end when all its workers drain at once, as two drains in a row may not fit."""
+SPARE_S = 2.0
+"""Seconds between the end of a drain and the end of the node, for the process to end by itself."""
+
+
+class Stage(enum.StrEnum):
+    ABSENT = "absent"
+    """There is no actor."""
+    IDLE = "idle"
+    """There is an actor, created or found by a restarted supervisor, and `run` was not called."""
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    """It finishes or hands over its requests; then its epoch ends."""
+    DRAINED = "drained"
+    """It has left and has no actor until it is asked back."""
+    DEAD = "dead"
+    """Its epoch has ended; the next one begins at once or after a pause."""
+    FAILED = "failed"
+    """It cannot be started as configured; this is final."""
+
+
+NEXT: dict[Stage, frozenset[Stage]] = {
+    Stage.ABSENT: frozenset({Stage.IDLE, Stage.DEAD, Stage.DRAINED}),
+    Stage.IDLE: frozenset({Stage.STARTING}),
+    Stage.STARTING: frozenset({Stage.SERVING, Stage.DEAD, Stage.FAILED}),
+    Stage.SERVING: frozenset({Stage.DRAINING, Stage.DEAD}),
+    Stage.DRAINING: frozenset({Stage.DEAD}),
+    Stage.DRAINED: frozenset({Stage.ABSENT}),
+    Stage.DEAD: frozenset({Stage.STARTING, Stage.IDLE, Stage.DRAINED}),
+    Stage.FAILED: frozenset(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the supervisor knows of one worker."""
+
+    worker_id: str
+    stage: Stage = Stage.ABSENT
+    since_s: float = 0.0
+    """Time when the stage was entered."""
+    crashes: int = 0
+    """Epochs in a row that ended early."""
+    has_served: bool = False
+
+    def enter(self, stage: Stage, now_s: float) -> Observed:
+        assert stage in NEXT[self.stage], f"{self.worker_id}: {self.stage} -> {stage}"
+        return replace(self, stage=stage, since_s=now_s, has_served=self.has_served or stage is Stage.SERVING)
+
+    def end(self, now_s: float, *, misconfigured: bool) -> Observed:
+        """Note that the epoch has ended. A wrong configuration is final only for a worker that never served with it."""
+        if self.stage is Stage.DRAINING:  # it was asked to end
+            return replace(self.enter(Stage.DEAD, now_s), crashes=0)
+        if misconfigured and not self.has_served and self.stage is Stage.STARTING:
+            return self.enter(Stage.FAILED, now_s)
+        was_stable = self.stage is Stage.SERVING and now_s - self.since_s >= STABLE_S
+        return replace(self.enter(Stage.DEAD, now_s), crashes=1 if was_stable else self.crashes + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    worker_id: str
+
+
+Action = Create | Start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    actions: tuple[Action, ...] = ()
+    wake_at_s: float | None = None
+    """Time of the next look even if nothing happens; None means only when something happens."""
+
+
+def backoff_s(crashes: int) -> float:
+    """Return the pause before the next epoch: none after a single crash, then doubling."""
+    if crashes <= 1:
+        return 0.0
+    return min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(crashes - 2, 16))
+
+
+def plan(observed: Iterable[Observed], now_s: float) -> Plan:
+    actions: list[Action] = []
+    wakes_s: list[float] = []
+    for worker in observed:
+        if worker.stage is Stage.ABSENT:
+            actions.append(Create(worker.worker_id))
+        elif worker.stage is Stage.IDLE:
+            actions.append(Start(worker.worker_id))
+        elif worker.stage is Stage.DEAD:
+            due_s = worker.since_s + backoff_s(worker.crashes)
+            if due_s <= now_s:
+                actions.append(Start(worker.worker_id))
+            else:
+                wakes_s.append(due_s)
+    return Plan(tuple(actions), min(wakes_s, default=None))
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedWorker:
+    """A worker and the node of its process."""
+
+    worker_id: str
+    role: Role
+    stage: Stage
+    node_id: str | None
+    """None means that there is no process, or that its node is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    worker_id: str
+    deadline_s: float
+    """Deadline of the drain in seconds from now."""
+
+
+def leaves(
+    placed_workers: Iterable[PlacedWorker], leaving: Mapping[str, float], *, has_others: bool
+) -> tuple[Leave, ...]:
+    """Decide which workers begin to drain now. `leaving` holds the seconds left of each node that ends.
+
+    One worker of a role drains at a time, while the others serve: the first one back proves that there is room
+    elsewhere. All workers of a node drain at once where its end is near.
+    """
+    workers = list(placed_workers)
+    unsettled = {worker.role for worker in workers if worker.stage in _UNSETTLED}
+    result: list[Leave] = []
+    for worker in workers:
+        left_s = leaving.get(worker.node_id or "")
+        if left_s is None or worker.stage is not Stage.SERVING:
+            continue
+        if left_s > NEAR_S:
+            if worker.role in unsettled or not has_others:
+                continue
+            unsettled.add(worker.role)
+        result.append(Leave(worker.worker_id, min(LONGEST_LEAVE_S, max(0.0, left_s - SPARE_S))))
+    return tuple(result)
+
+
+_UNSETTLED = frozenset({Stage.ABSENT, Stage.IDLE, Stage.STARTING, Stage.DRAINING, Stage.DEAD})
+"""Stages of a worker that does not serve yet and will."""

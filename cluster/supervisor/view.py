@@ -1,0 +1,59 @@
+"""The fleet as the supervisor sees it, and as launchers and routers are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.supervisor.actors import Place, Serving
+from cluster.supervisor.plan import Observed, Stage
+from twostroke.config import Role, WorkerConfig
+from twostroke.errors import ServeError
+from twostroke.rpc.v1 import control_pb2, fleet_pb2
+
+_STATES = {
+    Stage.ABSENT: control_pb2.WORKER_STATE_STARTING,
+    Stage.IDLE: control_pb2.WORKER_STATE_STARTING,
+    Stage.STARTING: control_pb2.WORKER_STATE_STARTING,
+    Stage.SERVING: control_pb2.WORKER_STATE_SERVING,
+    Stage.DRAINING: control_pb2.WORKER_STATE_DRAINING,
+    Stage.DEAD: control_pb2.WORKER_STATE_DEAD,
+    Stage.FAILED: control_pb2.WORKER_STATE_DEAD,
+    Stage.DRAINED: control_pb2.WORKER_STATE_DEAD,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One worker as the supervisor sees it; launchers are told the same."""
+
+    config: WorkerConfig
+    observed: Observed
+    place: Place | None = None
+    serving: Serving | None = None
+    """Addresses of the current epoch, or of the last one while the worker is dead."""
+    last_error: ServeError | None = None
+    returns: bool = False
+    """It drains, and a new epoch begins afterwards."""
+
+    @property
+    def role(self) -> Role:
+        """Role that it serves in, or begins in next."""
+        return self.serving.role if self.serving else self.config.role
+
+    def to_message(self) -> fleet_pb2.Member:
+        return fleet_pb2.Member(
+            worker_id=self.config.worker_id,
+            role=self.role,
+            address=self.serving.address if self.serving else "",
+            epoch=self.serving.epoch if self.serving else "",
+            state=_STATES[self.observed.stage],
+            node=self.place.node_id if self.place else "",
+            metrics_address=self.serving.metrics_address if self.serving else "",
+            returns=self.returns,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    version: int
+    workers: tuple[Worker, ...]

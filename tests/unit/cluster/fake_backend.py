@@ -1,0 +1,206 @@
+"""A supervisor without Ray: its workers are coroutines of this process that tests can kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cluster.ray.backend import AfterDrain, Nodes
+from cluster.scaling.capacity import Counts
+from cluster.scaling.desired_state import DesiredState
+from cluster.spec import FleetSpec, fleet_spec
+from cluster.supervisor.actors import Place, Serving
+from cluster.supervisor.plan import Stage
+from cluster.supervisor.supervisor import Supervisor
+from cluster.supervisor.view import Snapshot, Worker
+from twostroke.config import ClusterConfig, Role, WorkerConfig
+from twostroke.errors import PeerLost, ServeError
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
+
+TOKEN = "the cluster's token"
+
+
+class Control(control_pb2_grpc.ControlServicer):
+    """Of a worker that is asked to drain: it says that two requests were left."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.drains: list[control_pb2.DrainRequest] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+
+    async def Drain(  # noqa: N802
+        self, request: control_pb2.DrainRequest, context: object
+    ) -> control_pb2.DrainResponse:
+        self.drains.append(request)
+        await self.may_end.wait()
+        return control_pb2.DrainResponse(open_requests=2)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Control]:
+        server = RpcServer("127.0.0.1", 0, token=TOKEN)
+        control_pb2_grpc.add_ControlServicer_to_server(self, server.server)
+        await server.start()
+        self.address = server.address
+        yield self
+        await server.stop(0)
+
+
+class FakeWorker:
+    """Its lives end when a test says so; `dies_of` lets each life end by itself before it serves."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.worker_id = worker_id
+        self.incarnations: list[int] = []
+        self.role = Role.ROUTER
+        """Of its last life."""
+        self.dies_of: ServeError | None = None
+        self.control = Control()
+        self.node_id = "node"
+        self.room = asyncio.Event()
+        """For a new process; the first one has its own."""
+        self.recycled = 0
+        self.is_removed = False
+        self.is_shut_down = False
+        self._end: asyncio.Future[None] | None = None
+
+    async def place(self) -> Place:
+        if self.recycled:
+            await self.room.wait()
+        return Place(pid=1, node_id=self.node_id, log_path="")
+
+    async def run(self, incarnation: int, role: Role) -> None:
+        self.incarnations.append(incarnation)
+        self.role = role
+        if self.dies_of is not None:
+            raise self.dies_of
+        self._end = asyncio.get_running_loop().create_future()
+        await self._end
+
+    async def ready(self, incarnation: int) -> Serving:
+        if self.dies_of is not None:
+            raise self.dies_of
+        epoch = f"{self.incarnations[-1]}.00"
+        return Serving(self.control.address or f"{self.worker_id}:1", epoch, "fingerprint", "metrics:1", self.role)
+
+    async def shutdown(self) -> None:
+        self.is_shut_down = True
+        if self._end is not None and not self._end.done():
+            self._end.set_result(None)
+
+    def recycle(self) -> None:
+        self.recycled += 1
+        self.node_id = "another node"
+        self.is_shut_down = False
+
+    def remove(self) -> None:
+        self.is_removed = True
+
+    def die(self, error: ServeError) -> None:
+        assert self._end is not None
+        self._end.set_exception(error)
+
+
+class FakeBackend:
+    def __init__(self) -> None:
+        self.workers: dict[str, FakeWorker] = {}
+        self.created: list[str] = []
+        self.dies_of: ServeError | None = None
+        self.departures: dict[str, AfterDrain | None] = {}
+        self.control = Control()
+        self.room = asyncio.Event()
+        self.room.set()
+        self.leaving: dict[str, float] = {}
+        """Nodes, and the seconds that they have."""
+        self.silent_looks = 0
+        """At nodes, that nobody answers from now on."""
+        self.written: DesiredState | None = None
+        self.asked: Counts | None = None
+        """For room."""
+        self._incarnations: dict[str, int] = {}
+
+    def find(self, config: WorkerConfig) -> FakeWorker | None:
+        worker = self.workers.get(config.worker_id)
+        return None if worker is None or worker.is_removed else worker
+
+    def create(self, config: WorkerConfig) -> FakeWorker:
+        worker = self.workers[config.worker_id] = FakeWorker(config.worker_id)
+        worker.dies_of = self.dies_of
+        worker.control = self.control
+        worker.room = self.room
+        self.created.append(config.worker_id)
+        return worker
+
+    def next_incarnation(self, worker_id: str) -> int:
+        self._incarnations[worker_id] = self._incarnations.get(worker_id, 0) + 1
+        return self._incarnations[worker_id]
+
+    def after_drain(self, worker_id: str) -> AfterDrain | None:
+        return self.departures.get(worker_id)
+
+    def set_after_drain(self, worker_id: str, after_drain: AfterDrain | None) -> None:
+        self.departures[worker_id] = after_drain
+
+    def desired(self) -> DesiredState | None:
+        return self.written
+
+    def set_desired(self, desired: DesiredState) -> None:
+        self.written = desired
+
+    def request_nodes(self, placed: Counts) -> None:
+        self.asked = placed
+
+    async def nodes(self) -> Nodes:
+        if self.silent_looks:
+            self.silent_looks -= 1
+            raise PeerLost("nobody answers")
+        return Nodes(dict(self.leaving), has_others=True)
+
+    def forget(self) -> None:
+        self._incarnations.clear()
+
+
+def spec() -> FleetSpec:
+    return fleet_spec(ClusterConfig(prefill=1, decode=1), token=TOKEN, port=0)
+
+
+@asynccontextmanager
+async def running(backend: FakeBackend) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(spec(), backend)
+    life = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+        await asyncio.gather(life, return_exceptions=True)
+
+
+async def until(supervisor: Supervisor, is_so: str, worker_id: str = "decode-0", epoch: str | None = None) -> Worker:
+    """The worker, once it is in the named stage (of the life with that epoch)."""
+    version = -1
+    async with asyncio.timeout(10):
+        while True:
+            snapshot: Snapshot = await supervisor.snapshot(version)
+            version = snapshot.version
+            worker = next(worker for worker in snapshot.workers if worker.config.worker_id == worker_id)
+            epoch_now = worker.serving.epoch if worker.serving else None
+            if worker.observed.stage is Stage(is_so) and epoch in (None, epoch_now):
+                return worker
+
+
+async def until_all_serve(supervisor: Supervisor) -> None:
+    for worker in (await supervisor.snapshot()).workers:
+        await until(supervisor, "serving", worker.config.worker_id)
+
+
+@asynccontextmanager
+async def two_decode_workers(backend: FakeBackend) -> AsyncIterator[Supervisor]:
+    async with backend.control.served():
+        supervisor = Supervisor(fleet_spec(ClusterConfig(prefill=1, decode=2), token=TOKEN, port=0), backend)
+        life = asyncio.create_task(supervisor.run())
+        await until_all_serve(supervisor)
+        yield supervisor
+        await supervisor.stop()
+        await asyncio.gather(life, return_exceptions=True)

@@ -1,0 +1,66 @@
+"""What routers report, as the planner is shown it; and what a report that is wrong does not do."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from cluster.scaling.autoscaler import Autoscaler, seen_from
+from cluster.scaling.capacity import Counts
+from cluster.scaling.planner import REMEMBERED
+from tests.unit.cluster.scaling.fleets import Backend, config, supervising
+from twostroke.config import ClusterConfig, Role, ScalingConfig
+from twostroke.rpc.v1 import control_pb2, fleet_pb2
+
+COSTS = control_pb2.StepCosts(step_s=0.02, stream_s=0.001, prompt_token_s=1e-4, step_tokens=512)
+PER_REPORT = 64
+
+
+def load(**facts: object) -> control_pb2.Load:
+    return control_pb2.Load(seats=8, pages_total=1000, costs=COSTS, **facts)  # type: ignore[arg-type]  # any field
+
+
+def report(
+    router: int = 0, arrived: int = 0, ended: int = PER_REPORT, costs: control_pb2.StepCosts = COSTS
+) -> fleet_pb2.ReportRequest:
+    server = control_pb2.ServerInfo(server_id="decode-0", role="decode")
+    answer = fleet_pb2.EndedAnswer(prompt_tokens=100, output_tokens=10)
+    worker = control_pb2.Load(seats=8, pages_total=1000, costs=costs)
+    return fleet_pb2.ReportRequest(
+        router_id=f"router-{router}",
+        arrived=arrived,
+        ended=[answer] * ended,
+        workers=[control_pb2.WorkerLoad(worker_id="decode-0", load=worker, server=server)],
+        block_size=16,
+    )
+
+
+async def test_a_supervisor_that_plans_nothing_keeps_no_more_of_reports_than_a_planner_needs() -> None:
+    now_s = 0.0
+    async with supervising(Backend(), config(flexible=False)) as supervisor:
+        autoscaler = Autoscaler(supervisor._reconciler, supervisor._spec, clock=lambda: now_s)
+        for router in range(20):
+            autoscaler.report(report(router))
+            now_s += 60.0
+        assert len(autoscaler._ended) <= REMEMBERED
+        assert len(autoscaler._routers) <= 2
+
+
+async def test_a_planner_that_fails_leaves_counts_as_they_are_and_the_supervisor_alive() -> None:
+    quick = ScalingConfig(max_decode=2, tick_s=0.01, window_s=0.02, up_s=0.01)
+    async with supervising(Backend(), ClusterConfig(prefill=1, decode=1, scaling=quick)) as supervisor:
+        for look in range(10):
+            supervisor._autoscaler.report(
+                report(arrived=10 * look, costs=control_pb2.StepCosts(step_s=0.02, prompt_token_s=math.inf))
+            )
+            await asyncio.sleep(0.02)
+        assert supervisor._run_task is not None
+        assert not supervisor._run_task.done()
+        assert (await supervisor.scaling())["wanted_decode"] == 1
+
+
+def test_a_worker_that_has_not_reported_yet_has_no_say() -> None:
+    loads = {"decode-0": (Role.DECODE, load(running=3, pages_active=5)), "decode-1": (Role.DECODE, control_pb2.Load())}
+    both = Counts(0, 2)
+    seen = seen_from(loads, 16, at_s=1.0, arrived=0, ended=(), serving=both, desired=both)
+    assert (seen.slots, seen.streams, seen.stream_tokens) == (8, 3, 80)

@@ -1,0 +1,62 @@
+"""The Fleet service: routers are in the view for as long as they watch it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc.aio
+import pytest
+
+from cluster.supervisor.fleet_service import FleetService
+from twostroke.rpc.server import RpcServer
+from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
+
+
+class Watcher:
+    def __init__(self, address: str, watcher: str, own_address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address)
+        request = fleet_pb2.WatchRequest(watcher=watcher, address=own_address)
+        self._call = fleet_pb2_grpc.FleetStub(self._channel).Watch(request)
+
+    async def until_routers_are(self, *expected: str) -> fleet_pb2.FleetView:
+        async with asyncio.timeout(10):
+            while True:
+                view = await self._call.read()
+                if [router.router_id for router in view.routers] == list(expected):
+                    return view
+
+    async def leave(self) -> None:
+        await self._channel.close()
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[FleetService, str]]:
+    service, server = FleetService(), RpcServer("127.0.0.1", 0, token=None)
+    fleet_pb2_grpc.add_FleetServicer_to_server(service, server.server)
+    service.publish(fleet_pb2.FleetView(version=1, members=[fleet_pb2.Member(worker_id="decode-0")]))
+    await server.start()
+    yield service, server.address
+    await server.stop(0)
+
+
+async def test_routers_come_and_go_with_their_watching(served: tuple[FleetService, str]) -> None:
+    service, address = served
+    launcher = Watcher(address, "launcher", "")
+    await launcher.until_routers_are()
+    first = Watcher(address, "router-a", "h:1")
+    view = await first.until_routers_are("router-a")
+    assert [(router.router_id, router.address) for router in view.routers] == [("router-a", "h:1")]
+    assert [member.worker_id for member in view.members] == ["decode-0"]
+    second = Watcher(address, "router-b", "h:2")
+    for each in (first, second, launcher):
+        await each.until_routers_are("router-a", "router-b")
+    service.publish(fleet_pb2.FleetView(version=2))
+    view = await launcher.until_routers_are("router-a", "router-b")
+    assert (view.version, len(view.members)) == (2, 0)
+    await first.leave()
+    await second.until_routers_are("router-b")
+    await launcher.until_routers_are("router-b")
+    await second.leave()
+    await launcher.until_routers_are()
+    await launcher.leave()
