@@ -3,6 +3,7 @@ plain and sealed in turns, all over loopback. Ratios are of the two in one round
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
 import statistics
@@ -114,6 +115,7 @@ async def first_tokens(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m tests.bench_tls", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory() as made:
         make_certificates(Path(made))
         asyncio.run(pulls())

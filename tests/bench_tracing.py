@@ -3,6 +3,7 @@ collector's queue."""
 
 from __future__ import annotations
 
+import argparse
 import time
 
 from twostroke.tracing.recorder import Exporter, NoExporter, Recorder
@@ -44,5 +45,6 @@ def seconds(exporter: Exporter) -> float:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m tests.bench_tracing", description=__doc__).parse_args()
     print(f"no collector: {seconds(NoExporter()) * 1e6:.0f} us a request, over all processes")
     print(f"a collector: {seconds(Queue()) * 1e6:.0f} us a request, without its thread")

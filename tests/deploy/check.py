@@ -15,6 +15,9 @@ from tests.deploy.tools import HOW_TO_GET, find_tool
 
 
 def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(__doc__)
+        return 0
     kubectl = find_tool("kubectl")
     if kubectl is None or not arguments:
         what = "which folder or file?" if kubectl else f"kubectl is missing: {HOW_TO_GET['kubectl']}"

@@ -8,6 +8,7 @@ process takes the later sections along: name them (`make gpu ARGS="decode split"
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
@@ -68,4 +69,8 @@ def environment(has_gpu: bool) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("wanted", nargs="*", metavar="SECTION", help="how the names of sections begin (default: all)")
+    sys.exit(main(parser.parse_args().wanted))

@@ -7,6 +7,7 @@ Needs a GPU; two or three minutes in all, mostly of compiling. The names are tho
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -149,4 +150,8 @@ def _named(tuning: object, *fields: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.gpu.tune", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("wanted", nargs="*", metavar="SECTION", help="how the names of sections begin (default: all)")
+    sys.exit(main(parser.parse_args().wanted))

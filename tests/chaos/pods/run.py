@@ -6,6 +6,7 @@ namespaces of its own, so that nothing of it is left behind. Needs root, iproute
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -163,7 +164,11 @@ def obstacle() -> str | None:
 
 
 def main() -> int:
-    overlay, model = (*sys.argv[1:], PACED)[:2]
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.pods.run", description=__doc__)
+    parser.add_argument("overlay", help="a folder of deploy/k8s/overlays, such as dev-cpu")
+    parser.add_argument("model", nargs="?", default=PACED, help="as `serve --model` (default: %(default)s)")
+    wanted = parser.parse_args()
+    overlay, model = wanted.overlay, wanted.model
     if (why := obstacle()) is not None:
         print(f"make pods: {why}", file=sys.stderr)
         return 2
