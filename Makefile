@@ -40,7 +40,7 @@ help:
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
 	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
-	@echo "make gpu               check and time everything on one GPU; needs torch, Triton and numpy alone (GPU_PYTHON=...)"
+	@echo "make gpu               check and time everything on one GPU; needs torch, Triton, numpy and pydantic alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"
 	@echo "make settings          write docs/settings.md, the table of all settings, from twostroke/config"
 	@echo "make clean             remove .venv and the tools' caches"

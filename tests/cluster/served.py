@@ -20,7 +20,7 @@ import psutil
 
 PATIENCE_S = 90.0
 CHECKOUT = Path(__file__).parents[2]
-TWOSTROKE = [sys.executable, "-m", "cluster.cli"]
+TWOSTROKE = [sys.executable, "-m", "tools.cli"]
 PACED = "paced:step_ms=1,max_model_len=2048"
 SMALL = ["--model", PACED, "--kv-cache-memory", "1M", "--served-model-name", "tiny"]
 ANY_PORT = ["--http-port", "0", "--grpc-port", "0"]

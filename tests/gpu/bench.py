@@ -1,10 +1,10 @@
 """Check and time everything that runs on a GPU, in one command: `make gpu`, or `python -m tests.gpu.bench`.
 
-Needs torch, Triton and numpy alone. Without a GPU, what can be run on a CPU is: kernels in Triton's interpreter, steps
-and the split run with the reference in their place. The last lines are a short table; the exit status is 1 where
-something failed or missed its mark. With OUT set to a folder, gpu.json is written there. A kernel that harms its
-process takes the later sections along: name them (`make gpu ARGS="decode split"`) to run them by themselves.
-"""
+Needs torch, Triton, numpy and pydantic alone. Without a GPU, what can be run on a CPU is: kernels in Triton's
+interpreter, steps and the split run with the reference in their place. The last lines are a short table; the exit
+status is 1 where something failed or missed its mark. With OUT set to a folder, gpu.json is written there. A kernel
+that harms its process takes the later sections along: name them (`make gpu ARGS="decode split"`) to run them by
+themselves."""
 
 from __future__ import annotations
 

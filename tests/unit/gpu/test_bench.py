@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Missing())
 runpy.run_module("tests.gpu.bench", run_name="__main__")
 """
 MISSING = {
-    "ray", "grpc", "google", "transformers", "safetensors", "tokenizers", "xxhash", "msgpack", "pydantic", "aiohttp",
+    "ray", "grpc", "google", "transformers", "safetensors", "tokenizers", "xxhash", "msgpack", "aiohttp",
     "prometheus_client", "starlette", "uvicorn", "rich", "pytest", "hypothesis",
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
 from tests.unit.worker.callers import Router, router_to
 from tests.unit.worker.rig import TOKEN, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
-from twostroke.config import ModelConfig, Role
+from twostroke.config import ModelConfig, Role, WorkerPorts
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
 from twostroke.rpc.channel import PeerChannel
@@ -104,7 +104,7 @@ async def test_a_worker_that_is_cancelled_ends_like_one_that_is_shut_down() -> N
 async def test_a_port_in_use_is_told_by_run_and_ready_and_nothing_is_left() -> None:
     before = page_memories()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        worker = DecodeWorker(worker_config(Role.DECODE, port=taken.getsockname()[1]))
+        worker = DecodeWorker(worker_config(Role.DECODE, ports=WorkerPorts(rpc=taken.getsockname()[1])))
         ready = asyncio.create_task(worker.ready())
         with pytest.raises(ConfigError, match="port is in use"):
             await worker.run()
