@@ -34,8 +34,9 @@ USUAL_OPEN_S = 0.005
 MOST_SLOTS = 0.75
 """Share of a decode worker's slots for one tenant's requests where others are active as well."""
 MOST_ENDING = 0.25
-"""Share of a worker's slots that may be expected to be given back while a request is on its way: those that hold them
-may want longer outputs than those that have ended."""
+"""Share of a worker's slots that may be expected to be given back while a request is on its way, where several tenants
+are active: requests that hold slots may want longer outputs than those that have ended, and other tenants would wait
+behind them. A single tenant waits behind nobody else, and what waits at the worker shows in the predicted times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,9 @@ class Capacity:
         step_s = decode.cost.of_streams(load.running, 0)
         output_s = self._selector.output_tokens * step_s
         ending = load.running * self.ahead_s(decode) / output_s if output_s > 0 else 0.0
-        return 1 + min(ending, MOST_ENDING * load.seats) - waiting
+        if self.tenants.are_several:
+            ending = min(ending, MOST_ENDING * load.seats)
+        return 1 + ending - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:
         """Returns when, as predicted, one of the workers without time will have some."""

@@ -40,18 +40,16 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_it_is_use
     async with elastic_cluster(flexible(1, 2)) as cluster:
         client = Client(cluster.grpc)
         expected = [expected_tokens(prompt, TOKENS) for prompt in prompts]
-        pids = {name: worker.pid for name, worker in cluster.ray.backend.workers.items()}
+        pids = {name: worker.pid for name, worker in cluster.backend.workers.items()}
         for worker_id, role in (("decode-1", "prefill"), ("prefill-0", "decode"), ("decode-1", "decode")):
             answers: list[list[int]] = [[] for _ in prompts]
             reading = asyncio.create_task(read_all(client, prompts, answers))
             while min(map(len, answers)) < TOKENS // 4:
                 await asyncio.sleep(0.01)
             begun_s = time.monotonic()
-            await cluster.supervisor.supervisor.assign_role(worker_id, role)
+            await cluster.supervisor.assign_role(worker_id, role)
             print(f"{worker_id} to {role}: {time.monotonic() - begun_s:.2f} s")
             assert await reading == expected
             assert (await cluster.workers())[worker_id].role == role
-        assert {name: worker.pid for name, worker in cluster.ray.backend.workers.items()} == pids, (
-            "no process began anew"
-        )
+        assert {name: worker.pid for name, worker in cluster.backend.workers.items()} == pids, "no process began anew"
         await client.close()

@@ -50,7 +50,7 @@ async def serving(cluster: ElasticCluster, prefill: int) -> dict[str, object]:
             and len(workers) == prefill + 1
         )
     )
-    return await cluster.supervisor.supervisor.scaling()
+    return await cluster.supervisor.scaling()
 
 
 async def play(pace: ScalingConfig) -> tuple[float, float]:
@@ -67,7 +67,7 @@ async def play(pace: ScalingConfig) -> tuple[float, float]:
         load = Load(client, LOW)
         asking = asyncio.create_task(load.run())
         await asyncio.sleep(pace.window_s)
-        assert (await cluster.supervisor.supervisor.scaling())["wanted_prefill"] == 1
+        assert (await cluster.supervisor.scaling())["wanted_prefill"] == 1
         load.rate, doubled_s = HIGH, time.monotonic()
         said = await serving(cluster, 2)
         assert "more prefill workers are needed" in str(said["reason"])

@@ -66,10 +66,12 @@ class Connections:
         """By descriptor and inode, so that a number that is used again is looked at again; None: no connection here."""
         self._descriptors: list[str] = []
         """At the last look."""
+        self._admitted: set[_Seen] = set()
+        """Connections over which somebody has been let in, however long ago."""
+        self._strangers: set[_Seen] = set()
+        """The other connections."""
         self._greedy: set[_Seen] = set()
         """Strangers that had sent too much at the last look."""
-        self._has_strangers = False
-        """There are connections over which nobody was let in."""
 
     @contextlib.contextmanager
     def calling(self, peer: str) -> Iterator[None]:
@@ -94,19 +96,21 @@ class Connections:
             await asyncio.sleep(LOOK_S)
             with contextlib.suppress(OSError):  # no descriptor is left to look with: one will be, at another look
                 descriptors = os.listdir(_FOLDER)
-                if self._has_strangers or descriptors != self._descriptors or len(descriptors) > self.most:
+                if self._strangers or descriptors != self._descriptors or len(descriptors) > self.most:
                     self._descriptors = descriptors
-                    seen, greedy = await asyncio.to_thread(self._look, self._known_peers())
-                    known = self._known_peers()
-                    self._has_strangers = not known.issuperset(each.peer for each in seen)
-                    for each in greedy & self._greedy:
-                        if each.peer not in known:
-                            _end(each)
-                    self._greedy = greedy
+                    seen = await asyncio.to_thread(self._look)
+                    self._end_greedy(seen)
                     self._make_room(seen)
 
-    def _known_peers(self) -> set[Peer]:
-        return {_peer_of(name) for name in self._known}
+    def _end_greedy(self, seen: list[_Seen]) -> None:
+        """End strangers that had sent too much at the last look already, and were not let in since."""
+        known, now_s = {_peer_of(name) for name in self._known}, time.monotonic()
+        self._admitted = {each for each in seen if each in self._admitted or each.peer in known}
+        self._strangers = {each for each in seen if each not in self._admitted}
+        greedy = {each for each in self._strangers if self._is_greedy(each, now_s)}
+        for each in greedy & self._greedy:
+            _end(each)
+        self._greedy = greedy
 
     def _make_room(self, seen: list[_Seen]) -> None:
         too_many = len(seen) - self.most
@@ -119,10 +123,9 @@ class Connections:
         for each in idle[:too_many]:
             _end(each)
 
-    def _look(self, known: set[Peer]) -> tuple[list[_Seen], set[_Seen]]:
-        """The connections that are there, and those of strangers that have sent too much. On a thread of its own: of
-        thousands it takes some milliseconds."""
-        now_s, before, self._seen = time.monotonic(), self._seen, {}
+    def _look(self) -> list[_Seen]:
+        """The connections that are there. On a thread of its own: of thousands it takes some milliseconds."""
+        now_s, seen = time.monotonic(), dict[tuple[int, int], _Seen | None]()
         for name in os.listdir(_FOLDER):
             descriptor = int(name)
             try:
@@ -131,9 +134,9 @@ class Connections:
                 continue
             if stat.S_ISSOCK(status.st_mode):
                 key = descriptor, status.st_ino
-                self._seen[key] = before[key] if key in before else self._connection(*key, now_s)
-        seen = [each for each in self._seen.values() if each is not None]
-        return seen, {each for each in seen if each.peer not in known and self._is_greedy(each, now_s)}
+                seen[key] = self._seen[key] if key in self._seen else self._connection(*key, now_s)
+        self._seen = seen
+        return [each for each in seen.values() if each is not None]
 
     def _is_greedy(self, stranger: _Seen, now_s: float) -> bool:
         allowed_bytes = self._strangers_bytes + STRANGERS_BYTES_PER_S * (now_s - stranger.since_s)

@@ -216,3 +216,20 @@ async def test_a_look_without_a_descriptor_left_is_not_the_last_one(monkeypatch:
             assert not keeping.done()
             await asyncio.sleep(0.01)
     keeping.cancel()
+
+
+async def test_a_connection_that_was_let_in_stays_so_when_its_peer_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had sent more than strangers may before a few others called; then nothing more."""
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "SPARE", 4)
+    callers = Callers(most_connections=4, strangers_bytes=10_000)
+    async with serving(callers) as server, grpc.aio.insecure_channel(server.address) as channel:
+        call = channel.unary_unary(LOAD)(bytes(1 << 20), metadata=(("twostroke-token", "secret"),), timeout=60)
+        assert await call == b""
+        for _ in range(12):
+            await asyncio.sleep(2 * connections.LOOK_S)
+            await ask_load(server.address)
+        await asyncio.sleep(10 * connections.LOOK_S)
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
