@@ -11,7 +11,6 @@ from typing import Protocol
 
 import grpc.aio
 
-from router.fleet.event_faults import Deliver, undisturbed
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Liveness, Signal
 from router.fleet.worker import Worker
@@ -75,10 +74,9 @@ class FeedDependencies:
 
 
 class Feed:
-    def __init__(self, worker: Worker, dependencies: FeedDependencies, deliver: Deliver = undisturbed) -> None:
+    def __init__(self, worker: Worker, dependencies: FeedDependencies) -> None:
         self._worker = worker
         self._with = dependencies
-        self._deliver = deliver
 
     async def run(self) -> None:
         """Follows until it is cancelled, or until the worker is refused."""
@@ -134,7 +132,7 @@ class Feed:
                     heard()
                     if reach(Point.ROUTER_EVENTS):
                         continue
-                    if not all(self._take(delivered) for delivered in self._deliver(message)):
+                    if not self._take(message):
                         return
                 raise PeerLost(f"{channel.address} ended its event stream")
         finally:

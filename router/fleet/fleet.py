@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 
 import grpc.aio
 
-from router.fleet.event_faults import Deliver, EventFaults, FaultRates, undisturbed
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
@@ -86,7 +85,6 @@ class Fleet:
             on_status=self._note_change,
             on_report=self._call_listeners,
         )
-        self._event_faults = FaultRates.parse(config.event_faults)
         FleetMetrics(metrics.registry, self._readings)
         self._scaling = ScalingMetrics(metrics.registry)
 
@@ -203,13 +201,8 @@ class Fleet:
         self._latest[worker.worker_id] = worker.epoch
         self._workers[worker.worker_id] = worker
         self.detector.begin(worker)
-        feed = Feed(worker, self._feed_dependencies, self._delivery(worker))
+        feed = Feed(worker, self._feed_dependencies)
         self._followers[worker.worker_id] = tasks.create_task(feed.run(), name=f"feed {worker.worker_id}")
-
-    def _delivery(self, worker: Worker) -> Deliver:
-        if self._event_faults is None:
-            return undisturbed
-        return EventFaults(self._event_faults, f"{worker.worker_id} {worker.epoch.incarnation}").deliver
 
     def _leave(self, worker: Worker, reason: str) -> None:
         log.info(

@@ -80,7 +80,6 @@ class ProcessCluster:
         schedule: ScheduleConfig,
         policy: str,
         *,
-        event_faults: str = "",
         public_prefixes: tuple[str, ...] = (),
         transports: tuple[str, ...] | None = None,
         endpoints: EndpointsConfig | None = None,
@@ -96,7 +95,6 @@ class ProcessCluster:
         self.endpoints = endpoints or EndpointsConfig()
         self.transports = transports
         self.model, self.cache, self.schedule, self.policy = model, cache, schedule, policy
-        self.event_faults = event_faults
         self.public_prefixes = public_prefixes
         self.workers: dict[str, WorkerProcess] = {}
         self.routers: dict[int, RouterProcess] = {}
@@ -146,7 +144,6 @@ class ProcessCluster:
             served_model_name=self.model.public_name,
             routing=RoutingConfig(policy=self.policy, seed=7, public_prefixes=self.public_prefixes),
             rank=rank,
-            event_faults=self.event_faults,
             tracing=self.tracing,
         )
         process = await self._spawn("router", config.to_json())
@@ -315,7 +312,6 @@ async def running_cluster(
     cache: CacheConfig | None = None,
     schedule: ScheduleConfig | None = None,
     policy: str = "kv",
-    event_faults: str = "",
     public_prefixes: tuple[str, ...] = (),
     routers: int = 1,
     transports: tuple[str, ...] | None = None,
@@ -333,7 +329,6 @@ async def running_cluster(
             cache or CacheConfig(kv_cache_memory_bytes=256 << 20),
             schedule or ScheduleConfig(),
             policy,
-            event_faults=event_faults,
             public_prefixes=public_prefixes,
             transports=transports,
             endpoints=endpoints,

@@ -9,7 +9,9 @@ import urllib.request
 from collections.abc import Iterable
 
 import grpc.aio
+import pytest
 
+from tests.chaos.injection import event_faults, injector, plan
 from tests.cluster.processes import SHOWN, TOKEN, Client, ProcessCluster, running_cluster
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.rpc.channel import PeerChannel
@@ -25,8 +27,12 @@ PATIENCE_S = 20.0
 """Many times what it takes."""
 
 
-async def test_the_index_equals_every_workers_caches_soon_after_the_last_answer() -> None:
-    async with running_cluster(prefill=2, decode=2, model=PACED, cache=POOL, event_faults=FAULTS) as cluster:
+async def test_the_index_equals_every_workers_caches_soon_after_the_last_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(plan.ENVIRONMENT, injector.BY_CALL)
+    monkeypatch.setenv(event_faults.ENVIRONMENT, FAULTS)
+    async with running_cluster(prefill=2, decode=2, model=PACED, cache=POOL) as cluster:
         load = asyncio.create_task(ask_many(cluster, seeds=range(120)))
         await asyncio.sleep(0.5)
         await cluster.kill("decode-1")

@@ -53,8 +53,6 @@ class RouterConfig(Settings):
     )
     owns_log_file: bool = False
     """Standard error is a file for this router alone, which it begins anew when it is large."""
-    event_faults: str = ""
-    """For tests: "drop:0.01,duplicate:0.01,reorder:0.01,seed:1" spoils that share of the event batches that come in."""
 
 
 class RouterCommand(Settings):

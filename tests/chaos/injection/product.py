@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
+import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -19,6 +21,8 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import unquote
 
+from tests.chaos.injection.event_faults import ENVIRONMENT as EVENT_FAULTS
+from tests.chaos.injection.event_faults import EventFaults, FaultRates
 from tests.chaos.injection.injector import Injector
 from tests.chaos.injection.plan import Guard
 from twostroke import fault_points
@@ -130,6 +134,21 @@ def _worker(injection: Injection, module: ModuleType) -> None:
         host.address = injection.injector.links.announce(host.address)
 
     injection.wrap(module.WorkerHost, "__init__", begin)
+
+
+def _feeds(injection: Injection, module: ModuleType) -> None:
+    """Event batches come in with faults where the environment gives rates."""
+    rates = FaultRates.parse(os.environ.get(EVENT_FAULTS, ""))
+    if rates is None:
+        return
+    streams = weakref.WeakKeyDictionary[Any, EventFaults]()
+
+    def take(inner: Around, feed: Any, message: Any) -> bool:
+        if feed not in streams:
+            streams[feed] = EventFaults(rates, f"{feed._worker.worker_id} {feed._worker.epoch.incarnation}")
+        return all(inner(feed, delivered) for delivered in streams[feed].deliver(message))
+
+    injection.wrap(module.Feed, "_take", take)
 
 
 def _router(injection: Injection, module: ModuleType) -> None:
@@ -262,6 +281,7 @@ PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "cluster.routers.process": _processes,
     "cluster.supervisor.supervisor": _supervisor,
     "decode_worker.book": _attempts,
+    "router.fleet.feed": _feeds,
     "router.frontend.resume": _resume,
     "router.server": _router,
     "twostroke.rpc.channel": _channels,

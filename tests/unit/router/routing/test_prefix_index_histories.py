@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fleet.event_faults import EventFaults, FaultRates
 from router.routing.prefix_index import Applied, PrefixIndex
+from tests.chaos.injection.event_faults import EventFaults, FaultRates
 from twostroke.ids import BlockName, Epoch, WorkerId
 from twostroke.kv_cache.block import NAME_BYTES, name_blocks
 from twostroke.kv_cache.events import EventLog, digest_term

@@ -9,6 +9,9 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.serving.dispatcher import RouterCore
+from tests.chaos.injection import event_faults
+from tests.chaos.injection.injector import Injector
+from tests.chaos.injection.product import injected
 from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import ConfigError, Draining
 from twostroke.ids import BlockName
@@ -167,9 +170,15 @@ async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, 
 
 
 @pytest.mark.parametrize("faults", ["", "drop:0.1,duplicate:0.1,reorder:0.1,seed:5"])
-async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, sampled, soon, faults):
+async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, sampled, soon, faults, monkeypatch):
+    monkeypatch.setenv(event_faults.ENVIRONMENT, faults)
+    with injected(Injector()):
+        await _play_a_stormy_hour(fleet, sampled, soon, repeats=bool(faults))
+
+
+async def _play_a_stormy_hour(fleet, sampled, soon, *, repeats):
     workers = [await fleet.add(f"decode-{number}") for number in range(3)]
-    core = await fleet.core(event_faults=faults)
+    core = await fleet.core()
     names = [BlockName(bytes([number]) * 16) for number in range(200)]
     for turn in range(300):
         worker = workers[turn % 3]
@@ -192,7 +201,7 @@ async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, sam
     assert sampled(core, "index_blocks") == len(core._routing.index) > 0
     assert sampled(core, "event_lag_seconds_count") > 0
     assert sampled(core, "index_holdings") == sum(len(worker.log_names) for worker in workers)
-    if faults:
+    if repeats:
         assert sampled(core, "event_repeats_total", worker="decode-0") > 0
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twostroke.errors import ConfigError
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
 
-Deliver = Callable[[KvEventBatch], Sequence[KvEventBatch]]
-"""Returns what a reader gets when a batch comes in."""
-
-
-def undisturbed(message: KvEventBatch) -> Sequence[KvEventBatch]:
-    return (message,)
+ENVIRONMENT = "TWOSTROKE_EVENT_FAULTS"
+"""Gives the rates for routers in which faults can be armed, as in "drop:0.01,duplicate:0.01,reorder:0.01,seed:1"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
