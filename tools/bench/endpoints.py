@@ -12,9 +12,10 @@ from urllib.parse import urlsplit
 
 from cluster.clients import credentials
 from cluster.clients.credentials import ClientTls
-from cluster.flags.checks import at_least_zero, positive
 from cluster.flags.parser import add_pid
 from tools.bench.options import API_KEY_VARIABLE, DEFAULT_URL, DEFAULT_VOCAB_SIZE, Target, own_url, read_key
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 GRPC_SCHEME, TLS_GRPC_SCHEME = "grpc://", "grpcs://"
@@ -30,6 +31,27 @@ class Endpoint:
     target: Target
     twin: int
     """How many endpoints before it have the same address: those get prompts of their own, or would find them cached."""
+
+
+class EndpointSettings(Settings):
+    """What holds for every server of a comparison."""
+
+    names: str | None = setting(None, unit="A,B,...", default_text="their addresses", help="what to call them")
+    baseline: str | None = setting(None, unit="NAME", default_text="the first", help="ratios are over this one")
+    wait_s: float = setting(0.0, least=0, help="time for servers that are still starting")
+    temperature: float = setting(0.0, least=0, unit="T", help="temperature of sampling")
+    timeout_s: float = setting(600.0, above=0, help="time that one request may take")
+    seed: int | None = setting(
+        None,
+        least=0,
+        default_text="drawn and reported, so that nothing is cached",
+        help="seed of prompts and arrivals",
+    )
+    vocab_size: int = setting(DEFAULT_VOCAB_SIZE, least=16, help="token ids are drawn below this")
+
+
+class _Flags(Settings):
+    endpoints: EndpointSettings = group(EndpointSettings, "endpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +73,6 @@ class Endpoints:
             raise ConfigError(
                 f"--baseline {self.baseline} is none of the endpoints ({', '.join(names)})", field="baseline"
             )
-        at_least_zero("--seed", self.seed)
-        at_least_zero("--wait", self.wait_s)
-        if self.vocab_size < 16:
-            raise ConfigError(f"--vocab-size must be at least 16, got {self.vocab_size}", field="vocab_size")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,49 +92,26 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: this user's local server, else {DEFAULT_URL})",
     )
     add_pid(parser)
-    group = parser.add_argument_group("endpoints")
-    group.add_argument("--names", metavar="A,B,...", help="what to call them (default: their addresses)")
-    group.add_argument("--baseline", metavar="NAME", help="ratios are over this one (default: the first)")
-    group.add_argument(
-        "--wait",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="for servers that are still starting (default %(default)s)",
-    )
-    group.add_argument("--temperature", type=float, default=0.0, help="(default %(default)s)")
-    group.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="of one request (default %(default)s)"
-    )
-    group.add_argument(
-        "--seed", type=int, help="of prompts and arrivals (default: drawn and reported, so that nothing is cached)"
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=int,
-        default=DEFAULT_VOCAB_SIZE,
-        metavar="N",
-        help="token ids are drawn below this (default %(default)s)",
-    )
+    flags.add(parser, _Flags)
     credentials.add_tls_flags(parser.add_argument_group("TLS", "for https:// and grpcs://"))
 
 
 def endpoints_from(args: argparse.Namespace) -> Endpoints:
-    positive("--timeout", args.timeout)
-    tls = credentials.tls_from(args)
+    """Raises ConfigError."""
+    said, tls = flags.read(_Flags, args).endpoints, credentials.tls_from(args)
     specs = [_Spec.parse(text) for text in args.urls or [own_url(args.pid, tls)]]
-    names = _names(specs, args.names)
+    names = _names(specs, said.names)
     addresses = [spec.address for spec in specs]
     found = tuple(
-        Endpoint(name, spec.target(args.temperature, args.timeout, tls), addresses[:index].count(spec.address))
+        Endpoint(name, spec.target(said.temperature, said.timeout_s, tls), addresses[:index].count(spec.address))
         for index, (name, spec) in enumerate(zip(names, specs, strict=True))
     )
     return Endpoints(
         all=found,
-        baseline=args.baseline or found[0].name,
-        seed=secrets.randbelow(DRAWN_SEEDS) if args.seed is None else args.seed,
-        vocab_size=args.vocab_size,
-        wait_s=args.wait,
+        baseline=said.baseline or found[0].name,
+        seed=secrets.randbelow(DRAWN_SEEDS) if said.seed is None else said.seed,
+        vocab_size=said.vocab_size,
+        wait_s=said.wait_s,
     )
 
 

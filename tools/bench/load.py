@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.bench.options import Workload
+from tools.bench.options import Prompts
 from tools.simulate.traces.trace import Trace, TraceRow
 
 RESERVED_IDS = 100
@@ -104,18 +104,18 @@ def arrivals_of(kind: str, rate: float | None, count: int, seed: int) -> Sequenc
     return poisson_arrivals(rate, count, seed) if kind == "poisson" else constant_arrivals(rate, count)
 
 
-def synthetic_plan(workload: Workload, due_s: Sequence[float | None]) -> list[PlannedRequest]:
+def synthetic_plan(prompts: Prompts, due_s: Sequence[float | None]) -> list[PlannedRequest]:
     """Random prompts; those of one group (drawn per request) begin with the same shared tokens."""
-    count, shared = workload.num_requests, workload.shared_prefix_tokens
-    lengths = np.random.default_rng((workload.seed, Stream.LENGTHS)).integers(
-        workload.shortest_prompt, workload.longest_prompt, count, endpoint=True
+    count, shared = len(due_s), prompts.shared_prefix_tokens
+    lengths = np.random.default_rng((prompts.seed, Stream.LENGTHS)).integers(
+        prompts.shortest, prompts.longest, count, endpoint=True
     )
-    groups = np.random.default_rng((workload.seed, Stream.GROUPS)).integers(0, workload.prefix_groups, count)
+    groups = np.random.default_rng((prompts.seed, Stream.GROUPS)).integers(0, prompts.prefix_groups, count)
     plan = []
     for index, (length, group) in enumerate(zip(lengths.tolist(), groups.tolist(), strict=True)):
         prefix = (Segment(Stream.PREFIX, group, shared),) if shared else ()
         own = Segment(Stream.OWN, index, length - shared)
-        plan.append(PlannedRequest(index, (*prefix, own), workload.output_tokens, due_s[index]))
+        plan.append(PlannedRequest(index, (*prefix, own), prompts.output_tokens, due_s[index]))
     return plan
 
 

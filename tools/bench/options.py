@@ -6,15 +6,18 @@ import argparse
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from cluster.clients import credentials
 from cluster.clients.credentials import ClientTls
-from cluster.flags.checks import Ignored, at_least_zero, file_can_be_made, is_host_port, positive
+from cluster.flags.checks import Ignored, file_can_be_made, is_host_port
 from cluster.flags.parser import add_pid
 from cluster.launch import state_file
 from cluster.launch.state_file import the_one_for_clients
 from router.addresses import reachable
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -53,8 +56,6 @@ class Target:
             raise ConfigError(f"--grpc must look like 127.0.0.1:50051, got {self.grpc!r}", field="grpc")
         if self.grpc is not None and not self.stream:
             raise ConfigError("--no-stream does not go with --grpc: Generate always streams", field="stream")
-        at_least_zero("--temperature", self.temperature)
-        positive("--timeout", self.timeout_s)
 
     @property
     def sends_text(self) -> bool:
@@ -72,78 +73,121 @@ class Target:
         return self.url.rstrip("/").removesuffix("/v1")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
-    """Which prompts. With a trace, lengths and sharing come from its rows."""
+class RequestForm(Settings):
+    """The form of every request."""
 
-    num_requests: int
-    prompt_tokens: int
-    prompt_spread: float
-    output_tokens: int
-    shared_prefix_tokens: int
-    prefix_groups: int
-    seed: int
-    vocab_size: int | None
-    trace: Path | None
-    trace_scale: float
-    trace_length_scale: float
-    trace_jitter_s: float
-    trace_limit: int | None
+    chat: bool = setting(False, help="send chat messages (of words) instead of completions")
+    text: bool = setting(False, help="send words, about one token each, to servers that take no token ids")
+    stream: bool = setting(True, help="stream answers; without, only end-to-end times are measured")
+    ignore_eos: bool = setting(True, help="ask for exactly --output-tokens; turn off for servers that refuse the field")
+    temperature: float = setting(0.0, least=0, unit="T", help="temperature of sampling")
+    timeout_s: float = setting(600.0, above=0, help="time that one request may take")
 
-    def __post_init__(self) -> None:
-        positive("--num-requests", self.num_requests)
-        positive("--prompt-tokens", self.prompt_tokens)
-        positive("--output-tokens", self.output_tokens)
-        positive("--prefix-groups", self.prefix_groups)
-        positive("--trace-scale", self.trace_scale)
-        positive("--trace-length-scale", self.trace_length_scale)
-        positive("--trace-limit", self.trace_limit)
-        at_least_zero("--trace-jitter", self.trace_jitter_s)
-        at_least_zero("--shared-prefix-tokens", self.shared_prefix_tokens)
-        at_least_zero("--seed", self.seed)
-        if not 0 <= self.prompt_spread < 1:
+
+class Pace(Settings):
+    """How many requests are sent, and when."""
+
+    num_requests: int = setting(100, least=1, help="how many requests are measured")
+    rate: float | None = setting(
+        None, above=0, unit="PER_SECOND", help="open loop: requests start at this rate, answered or not"
+    )
+    arrivals: str = setting("poisson", choices=("poisson", "constant"), help="how the starts of --rate are spread")
+    concurrency: int | None = setting(
+        None, least=1, default_text="1, unless --rate or --trace is given", help="keep N requests open"
+    )
+    """None with no rate: the trace's own times."""
+    warmup: int = setting(0, least=0, help="requests sent first and not measured")
+    json_path: str | None = setting(
+        None, flag="--json", unit="FILE", help='also write the report as JSON ("-": to standard output)'
+    )
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.rate is not None and self.concurrency is not None:
             raise ConfigError(
-                f"--prompt-spread must be in [0, 1), got {self.prompt_spread:g}: 0.3 draws lengths within 30 %",
-                field="prompt_spread",
+                "--rate and --concurrency exclude each other: an open loop never waits for answers", field="--rate"
             )
-        if self.vocab_size is not None and self.vocab_size < 16:
-            raise ConfigError(f"--vocab-size must be at least 16, got {self.vocab_size}", field="vocab_size")
-        if self.trace is None and self.shared_prefix_tokens >= self.shortest_prompt:
-            raise ConfigError(
-                f"--shared-prefix-tokens {self.shared_prefix_tokens} leaves no token of its own to the shortest prompt "
-                f"({self.shortest_prompt} tokens); raise --prompt-tokens, which counts the prefix too",
-                field="shared_prefix_tokens",
-            )
+        file_can_be_made("--json", self.json_path)
+
+
+class Prompts(Settings):
+    """Which prompts are sent. With a trace, lengths and sharing come from its rows."""
+
+    prompt_tokens: int = setting(256, least=1, help="length of prompts, with the shared prefix")
+    prompt_spread: float = setting(
+        0.0,
+        least=0,
+        most=0.99,
+        unit="FRACTION",
+        help="draw lengths uniformly within this fraction of --prompt-tokens",
+    )
+    output_tokens: int = setting(64, least=1, help="length of outputs")
+    shared_prefix_tokens: int = setting(0, least=0, help="tokens that prompts of a group have in common")
+    prefix_groups: int = setting(1, least=1, help="distinct shared prefixes")
+    seed: int = setting(
+        0, least=0, help="seed of prompts and arrivals; a server that has seen a seed may have its prompts cached"
+    )
+    vocab_size: int | None = setting(
+        None,
+        least=16,
+        default_text=f"what a --grpc server says, else {DEFAULT_VOCAB_SIZE}",
+        help="token ids are drawn below this",
+    )
 
     @property
-    def shortest_prompt(self) -> int:
+    def shortest(self) -> int:
         return max(1, round(self.prompt_tokens * (1 - self.prompt_spread)))
 
     @property
-    def longest_prompt(self) -> int:
+    def longest(self) -> int:
         return max(1, round(self.prompt_tokens * (1 + self.prompt_spread)))
+
+
+class TraceReplay(Settings):
+    """Which recorded requests are sent."""
+
+    trace: str | None = setting(
+        None,
+        is_path=True,
+        unit="FILE",
+        help="requests to replay: Mooncake's JSON lines {timestamp (ms), input_length, output_length, hash_ids} (equal "
+        "ids are equal blocks of 512 tokens), Azure's CSV (TIMESTAMP,ContextTokens,GeneratedTokens), or a log written "
+        "by `serve --request-log`. Replaces the prompt flags; its times hold unless --rate or --concurrency is given",
+    )
+    trace_scale: float = setting(1.0, above=0, unit="FACTOR", help="stretch its times; 0.5 replays twice as fast")
+    trace_length_scale: float = setting(1.0, above=0, unit="FACTOR", help="shrink its lengths and blocks alike")
+    trace_jitter_s: float = setting(
+        0.0,
+        least=0,
+        zero="raw",
+        help="spread recorded times by a seeded uniform delay: some traces stamp in buckets of 3 s",
+    )
+    trace_limit: int | None = setting(None, least=1, help="only its first N rows")
+
+
+class Load(Settings):
+    """What is sent."""
+
+    form: RequestForm = group(RequestForm, "form", "form of requests")
+    pace: Pace = group(Pace, "pace", "how many, how fast")
+    prompts: Prompts = group(Prompts, "prompts", "which prompts")
+    replay: TraceReplay = group(TraceReplay, "replay", "trace replay")
+
+    def model_post_init(self, _context: Any) -> None:
+        prompts = self.prompts
+        if self.replay.trace is None and prompts.shared_prefix_tokens >= prompts.shortest:
+            raise ConfigError(
+                f"--shared-prefix-tokens {prompts.shared_prefix_tokens} leaves no token of its own to the shortest "
+                f"prompt ({prompts.shortest} tokens); raise --prompt-tokens, which counts the prefix too",
+                field="--shared-prefix-tokens",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     target: Target
-    workload: Workload
-    rate: float | None
-    """Requests per second of an open loop. None with no concurrency: the trace's own times."""
-    arrivals: str
-    concurrency: int | None
-    warmup: int
-    json_path: str | None
-
-    def __post_init__(self) -> None:
-        positive("--rate", self.rate)
-        positive("--concurrency", self.concurrency)
-        at_least_zero("--warmup", self.warmup)
-        if self.rate is not None and self.concurrency is not None:
-            raise ConfigError(
-                "--rate and --concurrency exclude each other: an open loop never waits for answers", field="rate"
-            )
-        file_can_be_made("--json", self.json_path)
+    pace: Pace
+    prompts: Prompts
+    replay: TraceReplay
 
 
 IGNORED = (
@@ -176,50 +220,19 @@ IGNORED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_target(parser.add_argument_group("where to"))
-    _add_load(parser.add_argument_group("how many, how fast"))
-    _add_prompts(parser.add_argument_group("which prompts"))
-    _add_trace(parser.add_argument_group("trace replay"))
+    flags.add(parser, Load)
 
 
 def options_from(args: argparse.Namespace) -> Options:
+    """Raises ConfigError or NotFound."""
+    load = flags.read(Load, args)
     tls = credentials.tls_from(args)
     url, grpc = _address(args, tls)
-    has_no_pace = args.concurrency is None and args.rate is None and args.trace is None
-    return Options(
-        target=Target(
-            url=url,
-            grpc=grpc,
-            model=args.model,
-            chat=args.chat,
-            text=args.text,
-            stream=args.stream,
-            ignore_eos=args.ignore_eos,
-            temperature=args.temperature,
-            timeout_s=args.timeout,
-            api_key=_api_key(args),
-            tls=tls,
-        ),
-        workload=Workload(
-            num_requests=args.num_requests,
-            prompt_tokens=args.prompt_tokens,
-            prompt_spread=args.prompt_spread,
-            output_tokens=args.output_tokens,
-            shared_prefix_tokens=args.shared_prefix_tokens,
-            prefix_groups=args.prefix_groups,
-            seed=args.seed,
-            vocab_size=args.vocab_size,
-            trace=args.trace,
-            trace_scale=args.trace_scale,
-            trace_length_scale=args.trace_length_scale,
-            trace_jitter_s=args.trace_jitter,
-            trace_limit=args.trace_limit,
-        ),
-        rate=args.rate,
-        arrivals=args.arrivals,
-        concurrency=1 if has_no_pace else args.concurrency,
-        warmup=args.warmup,
-        json_path=args.json,
-    )
+    pace = load.pace
+    if pace.concurrency is None and pace.rate is None and load.replay.trace is None:
+        pace = pace.replace(concurrency=1)
+    target = Target(url=url, grpc=grpc, model=args.model, **dict(load.form), api_key=_api_key(args), tls=tls)
+    return Options(target=target, pace=pace, prompts=load.prompts, replay=load.replay)
 
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
@@ -235,26 +248,6 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
     )
     add_pid(group)
     group.add_argument("--model", help="model name to ask for (default: the first that the server lists)")
-    group.add_argument("--chat", action="store_true", help="send chat messages (of words) instead of completions")
-    group.add_argument(
-        "--text", action="store_true", help="send words, about one token each, to servers that take no token ids"
-    )
-    group.add_argument(
-        "--stream",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="stream answers (default); without, only end-to-end times are measured",
-    )
-    group.add_argument(
-        "--ignore-eos",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="ask for exactly --output-tokens (default); turn off for servers that refuse the field",
-    )
-    group.add_argument("--temperature", type=float, default=0.0, help="(default %(default)s)")
-    group.add_argument(
-        "--timeout", type=float, default=600.0, metavar="SECONDS", help="of one request (default %(default)s)"
-    )
     key = group.add_mutually_exclusive_group()
     key.add_argument("--api-key-file", type=Path, metavar="FILE", help="with the bearer token")
     key.add_argument(
@@ -300,80 +293,3 @@ def read_key(flag: str, path: Path) -> str:
     if not key or len(key.split()) > 1:
         raise ConfigError(f"{flag} {path} must hold one word, the key", field="api_key_file")
     return key
-
-
-def _add_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--num-requests", type=int, default=100, metavar="N", help="(default %(default)s)")
-    group.add_argument(
-        "--rate", type=float, metavar="PER_SECOND", help="open loop: requests start at this rate, answered or not"
-    )
-    group.add_argument(
-        "--arrivals", choices=("poisson", "constant"), default="poisson", help="of --rate (default %(default)s)"
-    )
-    group.add_argument(
-        "--concurrency",
-        type=int,
-        metavar="N",
-        help="keep N requests open (default: 1, unless --rate or --trace is given)",
-    )
-    group.add_argument(
-        "--warmup", type=int, default=0, metavar="N", help="requests sent first and not measured (default %(default)s)"
-    )
-    group.add_argument("--json", metavar="FILE", help='also write the report as JSON ("-": to standard output)')
-
-
-def _add_prompts(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--prompt-tokens", type=int, default=256, metavar="N", help="with the shared prefix (default %(default)s)"
-    )
-    group.add_argument(
-        "--prompt-spread",
-        type=float,
-        default=0.0,
-        metavar="FRACTION",
-        help="draw lengths uniformly within this fraction of --prompt-tokens (default %(default)s)",
-    )
-    group.add_argument("--output-tokens", type=int, default=64, metavar="N", help="(default %(default)s)")
-    group.add_argument(
-        "--shared-prefix-tokens", type=int, default=0, metavar="N", help="that prompts of a group have in common"
-    )
-    group.add_argument(
-        "--prefix-groups", type=int, default=1, metavar="N", help="distinct shared prefixes (default %(default)s)"
-    )
-    group.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of prompts and arrivals; a server that has seen a seed may have its prompts cached (default %(default)s)",
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=int,
-        metavar="N",
-        help=f"token ids are drawn below this (default: what a --grpc server says, else {DEFAULT_VOCAB_SIZE})",
-    )
-
-
-def _add_trace(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="requests to replay: Mooncake's JSON lines {timestamp (ms), input_length, output_length, hash_ids} (equal "
-        "ids are equal blocks of 512 tokens), Azure's CSV (TIMESTAMP,ContextTokens,GeneratedTokens), or a log written "
-        "by `serve --request-log`. Replaces the prompt flags; its times hold unless --rate or --concurrency is given",
-    )
-    group.add_argument(
-        "--trace-scale", type=float, default=1.0, metavar="FACTOR", help="stretch its times; 0.5 replays twice as fast"
-    )
-    group.add_argument(
-        "--trace-length-scale", type=float, default=1.0, metavar="FACTOR", help="shrink its lengths and blocks alike"
-    )
-    group.add_argument(
-        "--trace-jitter",
-        type=float,
-        default=0.0,
-        metavar="SECONDS",
-        help="spread recorded times by a seeded uniform delay: some traces stamp in buckets of 3 s (default: raw)",
-    )
-    group.add_argument("--trace-limit", type=int, metavar="N", help="only its first N rows")

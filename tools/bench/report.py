@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -33,16 +34,16 @@ def print_report(report: Report, title: str, console: Console) -> None:
 
 def describe(options: Options) -> str:
     """What was sent where, in a line."""
-    work = options.workload
-    if options.concurrency is not None:
-        pace = f"{options.concurrency} open at once"
-    elif options.rate is not None:
-        pace = f"{options.rate:g} requests/s, {options.arrivals}"
+    work, replay = options.prompts, options.replay
+    if options.pace.concurrency is not None:
+        pace = f"{options.pace.concurrency} open at once"
+    elif options.pace.rate is not None:
+        pace = f"{options.pace.rate:g} requests/s, {options.pace.arrivals}"
     else:
-        jitter = f"jitter {work.trace_jitter_s:g} s" if work.trace_jitter_s else "raw bursts"
-        pace = f"recorded times x {work.trace_scale:g}, {jitter}"
-    if work.trace is not None:
-        return f"{options.target.name}: {work.trace.name}, lengths x {work.trace_length_scale:g}; {pace}"
+        jitter = f"jitter {replay.trace_jitter_s:g} s" if replay.trace_jitter_s else "raw bursts"
+        pace = f"recorded times x {replay.trace_scale:g}, {jitter}"
+    if replay.trace is not None:
+        return f"{options.target.name}: {Path(replay.trace).name}, lengths x {replay.trace_length_scale:g}; {pace}"
     shared = (
         f" ({work.shared_prefix_tokens} shared by {_plural(work.prefix_groups)})" if work.shared_prefix_tokens else ""
     )
@@ -65,19 +66,15 @@ def form_is_refused(failures: set[str], target: Target) -> bool:
 def as_json(report: Report, options: Options) -> dict[str, Any]:
     """Everything in the report and all flags but the key and certificates."""
     target = {key: value for key, value in dataclasses.asdict(options.target).items() if key not in ("api_key", "tls")}
-    workload = dataclasses.asdict(options.workload)
-    workload["trace"] = None if options.workload.trace is None else str(options.workload.trace)
     return {
         "schema_version": SCHEMA_VERSION,
         "endpoint": options.target.name,
         "load": describe(options),
         "options": {
             **target,
-            **workload,
-            "rate": options.rate,
-            "arrivals": options.arrivals,
-            "concurrency": options.concurrency,
-            "warmup": options.warmup,
+            **options.prompts.model_dump(),
+            **options.replay.model_dump(),
+            **options.pace.model_dump(exclude={"json_path"}),
         },
         **dataclasses.asdict(report),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
@@ -30,38 +31,38 @@ def run_session(options: Options) -> int:
     """Exit code: 1 if every request failed."""
     plan = plan_of(options)
     report = asyncio.run(measure(options, plan))
-    console = Console(stderr=options.json_path == STDOUT)
+    console = Console(stderr=options.pace.json_path == STDOUT)
     print_report(report, describe(options), console)
     if hint := advice(report, options):
         console.print(f"hint: {hint}")
-    write_json(as_json(report, options), options.json_path)
+    write_json(as_json(report, options), options.pace.json_path)
     return 0 if report.completed else 1
 
 
 def plan_of(options: Options) -> list[PlannedRequest]:
-    work = options.workload
-    if work.trace is None:
-        return synthetic_plan(work, arrivals_of(options.arrivals, options.rate, work.num_requests, work.seed))
+    pace, said, seed = options.pace, options.replay, options.prompts.seed
+    if said.trace is None:
+        return synthetic_plan(options.prompts, arrivals_of(pace.arrivals, pace.rate, pace.num_requests, seed))
     replay = Replay(
-        jitter_s=work.trace_jitter_s,
-        time_scale=work.trace_scale,
-        length_scale=work.trace_length_scale,
-        seed=work.seed,
+        jitter_s=said.trace_jitter_s,
+        time_scale=said.trace_scale,
+        length_scale=said.trace_length_scale,
+        seed=seed,
     )
-    trace = replayed(read_trace(work.trace, work.trace_limit), replay)
-    if options.rate is None and options.concurrency is None:
+    trace = replayed(read_trace(Path(said.trace), said.trace_limit), replay)
+    if pace.rate is None and pace.concurrency is None:
         return trace_plan(trace, [row.timestamp_s for row in trace.rows])
-    return trace_plan(trace, arrivals_of(options.arrivals, options.rate, len(trace.rows), work.seed))
+    return trace_plan(trace, arrivals_of(pace.arrivals, pace.rate, len(trace.rows), seed))
 
 
 async def measure(options: Options, plan: Sequence[PlannedRequest]) -> Report:
     allow_many_sockets()
-    client = await connect(options.target, options.workload.seed, options.workload.vocab_size)
+    client = await connect(options.target, options.prompts.seed, options.prompts.vocab_size)
     try:
-        lanes = options.concurrency or 1
-        await fixed_concurrency(client, warmup_plan(plan, options.warmup), lanes, lambda record: None)
+        lanes = options.pace.concurrency or 1
+        await fixed_concurrency(client, warmup_plan(plan, options.pace.warmup), lanes, lambda record: None)
         with progress(len(plan), time.perf_counter) as on_record:
-            measured = await run_plan(client, plan, options.concurrency, on_record)
+            measured = await run_plan(client, plan, options.pace.concurrency, on_record)
     finally:
         await client.close()
     return summarise(measured.records, measured.client_cpu_s)

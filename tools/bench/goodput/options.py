@@ -4,120 +4,95 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from typing import Any
 
-from cluster.flags.checks import file_can_be_made, positive
+from cluster.flags.checks import file_can_be_made
 from tools.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
 from tools.rate_search import Limits
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class Promise(Settings):
     """What a request must meet to count."""
 
-    ttft_s: float
-    inter_token_s: float
-    """Bound on the request's own 99th percentile."""
-    share: float
-    """Share of a run's requests that must meet both."""
+    ttft_s: float = setting(3.0, above=0, flag="--slo-ttft", help="time to the first token")
+    inter_token_ms: float = setting(
+        80.0, above=0, flag="--slo-itl", unit="MILLISECONDS", help="a request's own inter-token p99"
+    )
+    share: float = setting(0.9, above=0, most=1, unit="FRACTION", help="share of the requests that must meet both")
 
-    def __post_init__(self) -> None:
-        positive("--slo-ttft", self.ttft_s)
-        positive("--slo-itl", self.inter_token_s)
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"--share must be above 0 and at most 1, got {self.share:g}", field="share")
+    @property
+    def inter_token_s(self) -> float:
+        return self.inter_token_ms / 1e3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GoodputOptions:
-    endpoints: Endpoints
-    promise: Promise
-    limits: Limits
-    prompt_tokens: int
-    output_tokens: int
-    arrivals: str
-    duration_s: float
-    min_requests: int
-    votes: int
-    json_path: str | None
+class Requests(Settings):
+    """What is asked."""
 
-    def __post_init__(self) -> None:
-        positive("--prompt-tokens", self.prompt_tokens)
-        positive("--output-tokens", self.output_tokens)
-        positive("--duration", self.duration_s)
-        positive("--min-requests", self.min_requests)
-        if self.votes < 1 or self.votes % 2 == 0:
-            raise ConfigError(f"--votes must be odd, so that one side wins, got {self.votes}", field="votes")
+    prompt_tokens: int = setting(1024, least=1, help="length of prompts")
+    output_tokens: int = setting(128, least=1, help="length of outputs")
+    arrivals: str = setting("poisson", choices=("poisson", "constant"), help="how starts are spread")
+
+
+class Search(Settings):
+    """How the highest rate is searched."""
+
+    duration_s: float = setting(
+        60.0, above=0, help="time of arrivals at one rate; a run ends as soon as its verdict is certain"
+    )
+    min_requests: int = setting(20, least=1, help="requests of a run, at any rate")
+    votes: int = setting(
+        1,
+        least=1,
+        help="runs per rate, with other arrivals, of which the majority counts: 3 on a machine that is not quiet",
+    )
+    start_rate: float = setting(0.5, above=0, unit="PER_SECOND", help="rate that is tried first")
+    min_rate: float = setting(0.02, above=0, unit="PER_SECOND", help="lowest rate")
+    max_rate: float = setting(1000.0, above=0, unit="PER_SECOND", help="highest rate")
+    precision: float = setting(
+        0.1,
+        above=0,
+        unit="FRACTION",
+        help="end when the lowest failing rate is this little above the highest passing one",
+    )
+    json_path: str | None = setting(None, flag="--json", unit="FILE", help='report; "-": to standard output')
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.votes % 2 == 0:
+            raise ConfigError(f"--votes must be odd, so that one side wins, got {self.votes}", field="--votes")
         file_can_be_made("--json", self.json_path)
 
     def requests_at(self, rate: float) -> int:
         return max(self.min_requests, round(rate * self.duration_s))
 
 
+class _Flags(Settings):
+    promise: Promise = group(Promise, "promise", "the promise")
+    requests: Requests = group(Requests, "requests")
+    search: Search = group(Search, "search")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoodputOptions:
+    endpoints: Endpoints
+    promise: Promise
+    requests: Requests
+    search: Search
+    limits: Limits
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint_arguments(parser)
-    group = parser.add_argument_group("the promise")
-    group.add_argument(
-        "--slo-ttft", type=float, default=3.0, metavar="SECONDS", help="to the first token (default %(default)s)"
-    )
-    group.add_argument(
-        "--slo-itl",
-        type=float,
-        default=80.0,
-        metavar="MILLISECONDS",
-        help="for a request's own inter-token p99 (default %(default)s)",
-    )
-    group.add_argument(
-        "--share", type=float, default=0.9, help="of the requests that must meet both (default %(default)s)"
-    )
-    group = parser.add_argument_group("requests")
-    group.add_argument("--prompt-tokens", type=int, default=1024, metavar="N", help="(default %(default)s)")
-    group.add_argument("--output-tokens", type=int, default=128, metavar="N", help="(default %(default)s)")
-    group.add_argument("--arrivals", choices=("poisson", "constant"), default="poisson", help="(default %(default)s)")
-    group = parser.add_argument_group("search")
-    group.add_argument(
-        "--duration",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="of arrivals at one rate; a run ends as soon as its verdict is certain (default %(default)s)",
-    )
-    group.add_argument(
-        "--min-requests", type=int, default=20, metavar="N", help="of a run, at any rate (default %(default)s)"
-    )
-    group.add_argument(
-        "--votes",
-        type=int,
-        default=1,
-        metavar="N",
-        help="runs per rate, with other arrivals, of which the majority counts: 3 on a machine that is not quiet "
-        "(default %(default)s)",
-    )
-    group.add_argument(
-        "--start-rate", type=float, default=0.5, metavar="PER_SECOND", help="tried first (default %(default)s)"
-    )
-    group.add_argument("--min-rate", type=float, default=0.02, metavar="PER_SECOND", help="(default %(default)s)")
-    group.add_argument("--max-rate", type=float, default=1000.0, metavar="PER_SECOND", help="(default %(default)s)")
-    group.add_argument(
-        "--precision",
-        type=float,
-        default=0.1,
-        metavar="FRACTION",
-        help="end when the lowest failing rate is this little above the highest passing one (default %(default)s)",
-    )
-    group.add_argument("--json", metavar="FILE", help='"-": to standard output')
+    flags.add(parser, _Flags)
 
 
 def options_from(args: argparse.Namespace) -> GoodputOptions:
-    return GoodputOptions(
-        endpoints=endpoints_from(args),
-        promise=Promise(ttft_s=args.slo_ttft, inter_token_s=args.slo_itl / 1e3, share=args.share),
-        limits=Limits(start=args.start_rate, lowest=args.min_rate, highest=args.max_rate, precision=args.precision),
-        prompt_tokens=args.prompt_tokens,
-        output_tokens=args.output_tokens,
-        arrivals=args.arrivals,
-        duration_s=args.duration,
-        min_requests=args.min_requests,
-        votes=args.votes,
-        json_path=args.json,
+    """Raises ConfigError."""
+    said = flags.read(_Flags, args)
+    search = said.search
+    limits = Limits(
+        start=search.start_rate, lowest=search.min_rate, highest=search.max_rate, precision=search.precision
     )
+    return GoodputOptions(endpoints=endpoints_from(args), **dict(said), limits=limits)

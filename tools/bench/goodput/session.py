@@ -29,11 +29,11 @@ Trials = dict[str, list[Trial]]
 def run_session(options: GoodputOptions) -> int:
     """Exit code: 1 if some endpoint keeps the promise at no rate that was tried."""
     trials = asyncio.run(find(options))
-    console = Console(stderr=options.json_path == STDOUT)
+    console = Console(stderr=options.search.json_path == STDOUT)
     console.print(_table(trials, options))
     console.print(f"[dim]{_explanation(options)}[/dim]", highlight=False)
-    write_json(as_json(trials, options), options.json_path)
-    return 0 if all(found(made, options.votes).passing is not None for made in trials.values()) else 1
+    write_json(as_json(trials, options), options.search.json_path)
+    return 0 if all(found(made, options.search.votes).passing is not None for made in trials.values()) else 1
 
 
 async def find(options: GoodputOptions) -> Trials:
@@ -48,7 +48,7 @@ async def find(options: GoodputOptions) -> Trials:
     while searching:
         for endpoint in tuple(searching):
             made = trials[endpoint.name]
-            rate = next_rate(_tried(made, options.votes), options.limits)
+            rate = next_rate(_tried(made, options.search.votes), options.limits)
             if rate is None:
                 searching.remove(endpoint)
                 continue
@@ -76,15 +76,15 @@ def ratio_of(own: Bracket, base: Bracket) -> dict[str, float | None] | None:
 
 
 def as_json(trials: Trials, options: GoodputOptions) -> dict[str, Any]:
-    base = found(trials[options.endpoints.baseline], options.votes)
+    base, promise = found(trials[options.endpoints.baseline], options.search.votes), options.promise
     return {
         "schema_version": SCHEMA_VERSION,
-        "promise": dataclasses.asdict(options.promise),
-        "prompt_tokens": options.prompt_tokens,
-        "output_tokens": options.output_tokens,
-        "arrivals": options.arrivals,
-        "duration_s": options.duration_s,
-        "votes": options.votes,
+        "promise": {"ttft_s": promise.ttft_s, "inter_token_s": promise.inter_token_s, "share": promise.share},
+        "prompt_tokens": options.requests.prompt_tokens,
+        "output_tokens": options.requests.output_tokens,
+        "arrivals": options.requests.arrivals,
+        "duration_s": options.search.duration_s,
+        "votes": options.search.votes,
         "seed": options.endpoints.seed,
         "baseline": options.endpoints.baseline,
         "endpoints": {
@@ -96,7 +96,7 @@ def as_json(trials: Trials, options: GoodputOptions) -> dict[str, Any]:
                 "trials": [dataclasses.asdict(trial) for trial in trials[endpoint.name]],
             }
             for endpoint in options.endpoints.all
-            for own in [found(trials[endpoint.name], options.votes)]
+            for own in [found(trials[endpoint.name], options.search.votes)]
         },
     }
 
@@ -117,11 +117,11 @@ def _say(endpoint: Endpoint, trial: Trial) -> None:
 
 def _table(trials: Trials, options: GoodputOptions) -> Table:
     table = Table(title="goodput, requests/s", title_justify="left")
-    base = found(trials[options.endpoints.baseline], options.votes)
+    base = found(trials[options.endpoints.baseline], options.search.votes)
     for column in ("", "passes at", "fails at", f"over {escape(options.endpoints.baseline)}", "trials"):
         table.add_column(column, justify="right" if column else "left")
     for name, made in trials.items():
-        own = found(made, options.votes)
+        own = found(made, options.search.votes)
         over = None if name == options.endpoints.baseline else ratio_of(own, base)
         table.add_row(
             escape(name),
@@ -139,9 +139,9 @@ def _shown(over: dict[str, float | None]) -> str:
 
 
 def _explanation(options: GoodputOptions) -> str:
-    promise = options.promise
+    promise, asked = options.promise, options.requests
     return (
-        f"Highest rate ({options.arrivals}, {options.prompt_tokens} -> {options.output_tokens} tokens) at which "
+        f"Highest rate ({asked.arrivals}, {asked.prompt_tokens} -> {asked.output_tokens} tokens) at which "
         f"{promise.share:.0%} of requests have their first token within {promise.ttft_s:g} s and an inter-token p99 "
-        f"within {promise.inter_token_s * 1e3:g} ms. Seed {options.endpoints.seed}."
+        f"within {promise.inter_token_ms:g} ms. Seed {options.endpoints.seed}."
     )

@@ -47,11 +47,14 @@ def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
 async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> Trial:
     """`number` keeps the prompts of this trial apart from all others of the session; `vote` draws the arrivals."""
     endpoints = options.endpoints
-    count = options.requests_at(rate)
-    arrivals = arrivals_at(rate, count, options.arrivals, endpoints.seed + vote)
+    count = options.search.requests_at(rate)
+    arrivals = arrivals_at(rate, count, options.requests.arrivals, endpoints.seed + vote)
     plan = [
         PlannedRequest(
-            index, (Segment(Stream.OWN, index, options.prompt_tokens),), options.output_tokens, arrivals[index]
+            index,
+            (Segment(Stream.OWN, index, options.requests.prompt_tokens),),
+            options.requests.output_tokens,
+            arrivals[index],
         )
         for index in range(count)
     ]

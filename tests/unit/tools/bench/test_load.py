@@ -32,7 +32,7 @@ def shared_tokens(one: list[int], other: list[int]) -> int:
 
 
 def plan_for(options: Options) -> list[PlannedRequest]:
-    return synthetic_plan(options.workload, [None] * options.workload.num_requests)
+    return synthetic_plan(options.prompts, [None] * options.pace.num_requests)
 
 
 def test_poisson_gaps_have_mean_and_spread_of_the_rate() -> None:
