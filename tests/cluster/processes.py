@@ -295,7 +295,8 @@ class ProcessCluster:
                     try:
                         loads = await stub.GetLoad(control_pb2.GetLoadRequest(), metadata=SHOWN)
                         ready = await health.Check(health_pb2.HealthCheckRequest(service="ready"))
-                        if len(loads.workers) == len(self.workers) and ready.status == ready.SERVING:
+                        have_reported = [bool(each.load.state) for each in loads.workers]
+                        if have_reported == [True] * len(self.workers) and ready.status == ready.SERVING:
                             return
                     except grpc.aio.AioRpcError:
                         pass

@@ -17,7 +17,8 @@ from tests.chaos.hosts.result import Result
 from tests.chaos.hosts.sightings import Sightings
 
 CHECKOUT = Path(__file__).parents[3]
-LIMIT_S = 280
+LIMIT_S = 570
+"""Several times what it takes on a machine that does nothing else."""
 
 
 def test_two_lives_of_one_worker_and_one_that_comes_back_are_noticed() -> None:
@@ -47,6 +48,7 @@ def test_a_wait_beyond_its_bound_and_a_client_that_had_to_turn_are_problems_and_
     assert "18 of 18 streams identical, 1 clients had to turn" in told
 
 
+@pytest.mark.timeout(LIMIT_S + 30)
 def test_three_hosts_serve_across_and_neither_a_pulled_cable_nor_rays_heads_death_loses_anything(
     tmp_path: Path,
 ) -> None:
