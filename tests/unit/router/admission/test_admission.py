@@ -8,6 +8,7 @@ import pytest
 
 from router.admission.active_tenants import ActiveTenants, Claim
 from router.admission.admission import HEADS, MOST_DECIDED
+from router.admission.capacity import MOST_ENDING
 from router.admission.queued_request import Placement, Refused, Rules
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced
@@ -149,6 +150,23 @@ def test_one_claimants_long_answers_leave_slots_to_others_until_they_end():
     fleet.leave("a0")
     fleet.run(until_s=5.0)
     assert fleet.released[-1] == "a6"
+
+
+@pytest.mark.parametrize("rival", [False, True])
+def test_only_one_tenant_alone_waits_at_a_full_worker_for_slots_that_short_outputs_may_free(rival):
+    """Outputs were short so far, so that every slot is expected to be free soon; these may be longer."""
+    fleet = VirtualFleet(prefill=4)
+    fleet.admission._selector.ended(2)
+    load = fleet.decode[0].load
+    load.seats = load.running = 8
+    fleet.decode[0].report(load, 0.0)
+    if rival:
+        fleet.admission.enter(fleet.queued("b", tenant="b", tokens=17), fleet.serving, 0.0)
+        fleet.admission.leave(RequestId("b"), 0.0)
+    for number in range(40):
+        fleet.ask(f"r{number}", tenant="a", tokens=17)
+    fleet.run(until_s=0.0)
+    assert (len(fleet.released) <= 2 + MOST_ENDING * 8) == rival
 
 
 def test_many_answers_of_one_request_are_a_claimant_of_their_own_and_a_lower_class_is_no_rival():
