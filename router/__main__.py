@@ -40,17 +40,15 @@ async def serve(config: RouterConfig) -> None:
     metrics = RouterMetrics()
     core = RouterCore(config, metrics)
     configure_logging(core.router_id, owns_files=config.owns_log_file)
-    text = load_text(config.model_dir)
     server = RouterServer(
         config,
         core,
-        text,
+        ProcessPreparer(load_text(config.model_dir), config.model_dir),
         metrics,
         router_id=core.router_id,
         recorder=core.recorder,
-        preparer=ProcessPreparer(text, config.model_dir),
+        reservations=core.reservations,
     )
-    server.share(core.reservations)
     signals = _signals()
     await core.start(server.peer_address)
     try:

@@ -12,7 +12,6 @@ from twostroke.errors import ConfigError
 class Addresses:
     http: str
     grpc: str
-    """The gRPC address for clients."""
     admin: str
     metrics: str
     """The address of /metrics: that of `http` where metrics have no port of their own."""

@@ -27,9 +27,9 @@ MOST_MESSAGE_BYTES = 1 << 20
 class AdminServer:
     """Its ports are bound when it is constructed."""
 
-    def __init__(self, config: RouterConfig, handler: RequestHandler) -> None:
+    def __init__(self, config: RouterConfig, handler: RequestHandler, reservations: Reservations) -> None:
         endpoints, shares_port = config.endpoints, config.http_fd is not None
-        self._routing: RoutingService | None = None
+        self._routing = RoutingService(reservations)
         self._pages: HttpServer | None = None
         self._serving_pages: asyncio.Task[None] | None = None
         self.metrics_address: str | None = None
@@ -54,13 +54,9 @@ class AdminServer:
         self.address = self._rpc.address
 
     def serve(self, control: ControlService) -> None:
-        """Before serving."""
+        """Adds the services. Call it before `start`."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)
-
-    def share(self, reservations: Reservations) -> None:
-        """Lets other routers of the cluster watch the reservations. Call it before serving."""
-        self._routing = RoutingService(reservations)
         routing_pb2_grpc.add_RoutingServicer_to_server(self._routing, self._rpc.server)
         self._rpc.offer("twostroke.v1.Routing", waits_for_ready=False)
 
@@ -81,7 +77,7 @@ class AdminServer:
             await self._pages.is_up.wait()
 
     async def stop(self, grace_s: float) -> None:
-        self._end_watches()
+        self._routing.close()
         if self._pages is not None:
             self._pages.should_exit = True
         await self._rpc.stop(grace_s)
@@ -90,11 +86,7 @@ class AdminServer:
 
     async def hand_over(self, grace_s: float) -> None:
         """Takes no new connections: a new process has the ports."""
-        self._end_watches()
+        self._routing.close()
         if self._pages is not None:
             await self._pages.leave(0)
         await self._rpc.stop(grace_s)
-
-    def _end_watches(self) -> None:
-        if self._routing is not None:
-            self._routing.close()

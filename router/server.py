@@ -16,11 +16,10 @@ from router.frontend.grpc.service import SERVICE_NAME, InferenceService, OpenCal
 from router.frontend.http.app import build_http_app
 from router.frontend.http.middleware import browser_middleware
 from router.frontend.http.server import HttpServer, http_config
-from router.frontend.preparation.preparer import InlinePreparer, Preparer
+from router.frontend.preparation.preparer import Preparer
 from router.frontend.public_prefixes import read_public_prefixes
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Seeds
-from router.frontend.text.tokenizer import Text
 from router.metrics import RouterMetrics
 from router.routing.reservations import Reservations
 from router.serving.generate_request import Dispatcher
@@ -59,17 +58,18 @@ class RouterServer:
         self,
         config: RouterConfig,
         dispatcher: Dispatcher,
-        text: Text,
+        preparer: Preparer,
         metrics: RouterMetrics,
         *,
         router_id: str,
         recorder: Recorder | None = None,
-        preparer: Preparer | None = None,
+        reservations: Reservations | None = None,
     ) -> None:
+        """Other routers of the cluster may watch the reservations."""
         self._dispatcher = dispatcher
         self._authenticator = _authenticator(config, metrics)
-        self._preparer = preparer or InlinePreparer(text)
-        handler = _handler(config, dispatcher, self._preparer, metrics, recorder)
+        self._preparer = preparer
+        handler = _handler(config, dispatcher, preparer, metrics, recorder)
         certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
         metrics.expiries.watch("clients", certificates)
         listen, shares_port = config.listen, config.http_fd is not None
@@ -79,7 +79,7 @@ class RouterServer:
         calls = OpenCalls(self._authenticator)
         try:
             check_can_listen(listen.host, listen.grpc_port, shares_port)
-            self._admin = AdminServer(config, handler)
+            self._admin = AdminServer(config, handler, Reservations() if reservations is None else reservations)
             self._rpc = _clients_rpc(config, calls, certificates)
         except ConfigError:
             self._listener.close()
@@ -111,10 +111,6 @@ class RouterServer:
         """Address at which other routers reach this one."""
         return self._admin.peer_address
 
-    def share(self, reservations: Reservations) -> None:
-        """Lets other routers of the cluster watch the reservations. Call it before serving."""
-        self._admin.share(reservations)
-
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Opens all endpoints; at the end they close, and what is still open is cancelled."""
@@ -129,7 +125,8 @@ class RouterServer:
                 group.create_task(self._preparer.run()),
             ]
             await self._http.is_up.wait()
-            log.info("router is up http=%s grpc=%s admin=%s", *self._named())
+            named = self.addresses
+            log.info("router is up http=%s grpc=%s admin=%s", named.http, named.grpc, named.admin)
             try:
                 yield
             finally:
@@ -161,9 +158,6 @@ class RouterServer:
     async def drain(self, grace_s: float) -> int:
         """Takes nothing new and gives open requests `grace_s`. Returns how many were left."""
         return await self._dispatcher.drain(time.time() + grace_s)
-
-    def _named(self) -> tuple[str, str, str]:
-        return self.addresses.http, self.addresses.grpc, self.addresses.admin
 
     async def _show_health(self) -> None:
         while True:

@@ -5,11 +5,12 @@ Logs: one line per event, constant message, facts as key=value. Metrics: Prometh
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import platform
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
@@ -104,23 +105,37 @@ RENDERING_SHARE = 0.1
 """Part of the time in which the page may be rendered, which holds Python's lock: tokens need that as well."""
 
 
+class RenderingShare:
+    """Says when the metrics page may be rendered again, so that rendering takes its share of the time and no more."""
+
+    def __init__(self) -> None:
+        self._free_s = 0.0
+
+    def wait_s(self) -> float:
+        """Returns the seconds until the next rendering may begin."""
+        return max(0.0, self._free_s - time.monotonic())
+
+    @contextlib.contextmanager
+    def rendering(self) -> Iterator[None]:
+        begun_s = time.monotonic()
+        yield
+        ended_s = time.monotonic()
+        self._free_s = ended_s + (1 / RENDERING_SHARE - 1) * (ended_s - begun_s)
+
+
 class Scrapes:
     """A WSGI application whose pages are made one at a time, in a share of the time."""
 
     def __init__(self, page: WSGIApplication) -> None:
         self._page = page
         self._turn = threading.Lock()
-        self._free_s = 0.0
-        """When the next page may be made."""
+        self._share = RenderingShare()
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         with self._turn:
-            time.sleep(max(0.0, self._free_s - time.monotonic()))
-            begun_s = time.monotonic()
-            body = self._page(environ, start_response)
-            ended_s = time.monotonic()
-            self._free_s = ended_s + (1 / RENDERING_SHARE - 1) * (ended_s - begun_s)
-        return body
+            time.sleep(self._share.wait_s())
+            with self._share.rendering():
+                return self._page(environ, start_response)
 
 
 class MetricsServer:

@@ -57,8 +57,6 @@ class Admission:
         self._queue = FairQueue()
         self._fairness = Fairness()
         self._queued: dict[RequestId, Placement] = {}
-        self._sent: dict[RequestId, Placement] = {}
-        """Placements without a first token."""
         self._reserved_s: dict[int, dict[WorkerId, float]] = {}
         """Reserved for queued requests, by class and worker."""
         self._computed_by: Counter[WorkerId] = Counter()
@@ -126,9 +124,9 @@ class Admission:
 
     def first_token(self, request_id: RequestId, now_s: float) -> bool:
         """Its prompt is computed. Returns False where that was known."""
-        if not self.capacity.done(request_id):
+        sent = self.capacity.done(request_id)
+        if sent is None:
             return False
-        sent = self._sent.pop(request_id)
         self._selector.had_first_token(sent.decision, now_s - sent.decided_at_s, now_s)
         self._reservations.end(request_id)
         self.false_rejections.gone(request_id, now_s)
@@ -140,7 +138,6 @@ class Admission:
             self._drop(self._queued[request_id])
             self._queue.remove(request_id)
         self.capacity.ended(request_id)
-        self._sent.pop(request_id, None)
         self._reservations.end(request_id)
         self.false_rejections.gone(request_id, now_s)
 
@@ -338,8 +335,7 @@ class Admission:
         if request_id in self._queued:
             self._drop(placement)
             self._queue.serve(request_id)
-        self.capacity.sent(placement.request, placement.decision)
-        self._sent[request_id] = placement
+        self.capacity.sent(placement)
         self._selector.dispatched(placement.decision, workers, now_s)
         self._fairness.served(placement.request.tenant, placement.decision.forecast.prefill_s, now_s)
         return placement

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 
@@ -65,11 +66,9 @@ class AdmissionQueue:
         while True:
             wake_at_s = self._admission.wake_at_s
             left_s = None if wake_at_s is None else wake_at_s - time.monotonic()
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
             self._changed.clear()
             for verdict in self._admission.wake(self._workers(), time.monotonic()):
                 future = self._waiting.pop(verdict.request_id, None)

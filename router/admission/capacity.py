@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from router.admission.active_tenants import ActiveTenants, Claim, Slots
-from router.admission.queued_request import QueuedRequest
+from router.admission.queued_request import Placement, QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.policy import Decision
 from router.routing.reservations import REPORT_LAG_S, Reservations
@@ -56,29 +56,30 @@ class Capacity:
         self._selector = selector
         self._reservations = reservations
         self._lone_ahead_s = lone_ahead_s
-        self._sent: dict[RequestId, tuple[WorkerId, ...]] = {}
+        self._sent: dict[RequestId, Placement] = {}
+        """Placements without a first token."""
         self._sent_to: dict[WorkerId, dict[RequestId, None]] = {}
         self._open_s = USUAL_OPEN_S
         self._slots = Slots()
         self.tenants = ActiveTenants()
 
-    def sent(self, request: QueuedRequest, decision: Decision) -> None:
-        request_id, workers = request.request_id, {decision.computed_by, decision.decode}
+    def sent(self, placement: Placement) -> None:
+        request_id, decode = placement.request_id, placement.decision.decode
         self.done(request_id)
-        self._slots.take(request_id, decision.decode, Claim.of(request))
-        self._sent[request_id] = tuple(workers)
-        for worker in workers:
+        self._slots.take(request_id, decode, Claim.of(placement.request))
+        self._sent[request_id] = placement
+        for worker in {placement.computed_by, decode}:
             self._sent_to.setdefault(worker, {})[request_id] = None
 
-    def done(self, request_id: RequestId) -> bool:
-        """No worker computes its prompt any more. Returns False where that was known."""
-        workers = self._sent.pop(request_id, ())
-        for worker in workers:
+    def done(self, request_id: RequestId) -> Placement | None:
+        """No worker computes its prompt any more. Returns its placement; None where that was known."""
+        placement = self._sent.pop(request_id, None)
+        for worker in () if placement is None else {placement.computed_by, placement.decision.decode}:
             ahead = self._sent_to[worker]
             del ahead[request_id]
             if not ahead:
                 del self._sent_to[worker]
-        return bool(workers)
+        return placement
 
     def ended(self, request_id: RequestId) -> None:
         """The whole request is over."""

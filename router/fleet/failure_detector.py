@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class FailureDetector:
-    """Signals of epochs that it does not watch are ignored: those have just ended."""
+    """Keeps a `LivenessTracker`, whose methods say what each signal means, for every epoch that it watches.
+
+    Signals of other epochs are ignored: those have just ended.
+    """
 
     def __init__(
         self, patience: PatienceConfig, metrics: RouterMetrics, on_change: Callable[[Worker, Change], None]
@@ -63,15 +66,12 @@ class FailureDetector:
         self._judge(worker, lambda tracker: tracker.hear(signal, self.awake_s))
 
     def broke(self, worker: Worker) -> None:
-        """Its event stream broke."""
         self._judge(worker, lambda tracker: tracker.break_off(self.awake_s))
 
     def refused(self, worker: Worker) -> None:
-        """A connection to its address was refused."""
         self._judge(worker, lambda tracker: tracker.refuse(self.awake_s))
 
     def replaced(self, worker: Worker) -> None:
-        """Another epoch answers at its address."""
         self._judge(worker, lambda tracker: tracker.replace(self.awake_s))
 
     def _judge(self, worker: Worker, signal: Callable[[LivenessTracker], Change | None]) -> None:

@@ -39,7 +39,7 @@ class EventSink(Protocol):
     """Takes the events of workers, and keeps what they say about blocks."""
 
     def next_sequence(self, worker: WorkerId, epoch: Epoch) -> int | None:
-        """The batch that would follow; None where only a snapshot helps."""
+        """Returns the batch that would follow; None where only a snapshot helps."""
 
     def apply(self, worker: WorkerId, epoch: Epoch, message: control_pb2.KvEventBatch) -> bool:
         """Returns False where the worker's log has to be asked for again."""
@@ -48,13 +48,13 @@ class EventSink(Protocol):
         """A load report of the worker came in."""
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is gone, and with it all of its blocks."""
+        """Forgets a worker that is gone, and all of its blocks."""
 
     def block_count(self, worker: WorkerId) -> int:
-        """Blocks that the worker holds, counted once per tier."""
+        """Counts the worker's blocks, once per tier."""
 
     def follow_routers(self, listed: Iterable[RouterMember], tasks: asyncio.TaskGroup) -> None:
-        """The supervisor lists these routers."""
+        """Follows the reservations of the routers that the supervisor lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +67,8 @@ class FeedDependencies:
     detector: FailureDetector
     on_introduced: Callable[[Worker], None]
     """Called when the worker has said what it is; may refuse it."""
-    on_status: Callable[[], None]
-    """Called when the worker's status has changed."""
-    on_report: Callable[[], None]
-    """Called when the worker has reported its load."""
+    on_status_change: Callable[[], None]
+    on_load_report: Callable[[], None]
 
 
 class Feed:
@@ -158,8 +156,8 @@ class Feed:
             if load.state == control_pb2.WORKER_STATE_DEAD:
                 self._with.metrics.engines_lost_total.inc()
             log.info("worker status worker=%s epoch=%s status=%s", worker.worker_id, worker.epoch, worker.status)
-            self._with.on_status()
-        self._with.on_report()
+            self._with.on_status_change()
+        self._with.on_load_report()
 
     def _broke(self, error: ServeError) -> None:
         worker, detector = self._worker, self._with.detector

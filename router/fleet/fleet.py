@@ -7,16 +7,16 @@ the supervisor is away its last view stays in force, and broken event streams sh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import grpc.aio
 
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.feed import EventSink, Feed, FeedDependencies
 from router.fleet.liveness import Change, Liveness
-from router.fleet.metrics import FleetMetrics, ScalingMetrics, WorkerReading
+from router.fleet.metrics import FleetMetrics, ScalingMetrics
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker import Worker, WorkerStatus
 from router.metrics import RouterMetrics
@@ -82,10 +82,10 @@ class Fleet:
             metrics=metrics,
             detector=self.detector,
             on_introduced=self._accept,
-            on_status=self._note_change,
-            on_report=self._call_listeners,
+            on_status_change=self._note_change,
+            on_load_report=self._call_listeners,
         )
-        FleetMetrics(metrics.registry, self._readings)
+        FleetMetrics(metrics.registry, self._workers, events.block_count)
         self._scaling = ScalingMetrics(metrics.registry)
 
     async def run(self, address: str) -> None:
@@ -137,11 +137,9 @@ class Fleet:
 
     async def wait_for_change(self, timeout_s: float) -> None:
         """Returns when a worker's status changes, or when the time is over."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
-        except TimeoutError:
-            return
 
     async def _watch(self, request: fleet_pb2.WatchRequest, tasks: asyncio.TaskGroup) -> None:
         channel = PeerChannel(self._config.fleet_address, self._membership)
@@ -276,13 +274,6 @@ class Fleet:
             dtype=model.dtype,
             fingerprint=self.fingerprint,
         )
-
-    def _readings(self) -> Iterable[WorkerReading]:
-        now_s = time.monotonic()
-        for w in self.workers:
-            age_s = None if w.reported_at_s is None else now_s - w.reported_at_s
-            blocks = self._events.block_count(w.worker_id)
-            yield WorkerReading(w.worker_id, w.role.value, w.status.value, w.load, age_s, blocks)
 
 
 def _usable_epoch(entry: fleet_pb2.Member) -> Epoch | None:

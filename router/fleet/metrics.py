@@ -3,46 +3,42 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from router.fleet.worker import Worker
 from router.metrics import ROLE
-from twostroke.rpc.v1.control_pb2 import Load
+from twostroke.ids import WorkerId
 from twostroke.rpc.v1.fleet_pb2 import Scaling
 
-_WORKER_GAUGES = {
+_LOAD_GAUGES = {
     "running": "Sequences that hold pages.",
     "waiting": "Requests or pulls that hold nothing yet.",
     "queued_tokens": "Known but not yet computed tokens.",
     "seconds_per_token": "Seconds of prefill per token, smoothed.",
     "seconds_per_step": "Seconds per decode step, smoothed.",
+}
+"""Gauges that show a field of the worker's load report."""
+_WORKER_GAUGES = {
+    **_LOAD_GAUGES,
     "event_age_seconds": "Seconds since the last event batch came in.",
     "index_blocks": "Blocks that the prefix index knows it to hold, on all tiers.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReading:
-    """One worker at the moment of a scrape."""
-
-    worker: str
-    role: str
-    status: str
-    load: Load
-    event_age_s: float | None
-    """Seconds since its last event batch; None before the first."""
-    index_blocks: int
+_PAGE_STATES = ("free", "cached", "arriving", "active", "quarantined")
 
 
 class FleetMetrics(Collector):
     """Makes the gauges of workers at each scrape: workers come and go, and report many times a second."""
 
-    def __init__(self, registry: CollectorRegistry, read: Callable[[], Iterable[WorkerReading]]) -> None:
-        self._read = read
+    def __init__(
+        self, registry: CollectorRegistry, workers: Mapping[WorkerId, Worker], block_count: Callable[[WorkerId], int]
+    ) -> None:
+        self._workers = workers
+        self._block_count = block_count
         registry.register(self)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
@@ -50,49 +46,26 @@ class FleetMetrics(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         of_worker = ("role", "worker_role", "worker")
-        workers = GaugeMetricFamily(
-            "twostroke_fleet_workers", "Workers by status.", labels=("role", "worker_role", "state")
-        )
+        states = ("role", "worker_role", "state")
+        workers = GaugeMetricFamily("twostroke_fleet_workers", "Workers by status.", labels=states)
         pages = GaugeMetricFamily("twostroke_worker_pages", "Pages by state.", labels=(*of_worker, "state"))
         gauges = {
             name: GaugeMetricFamily(f"twostroke_worker_{name}", help_text, labels=of_worker)
             for name, help_text in _WORKER_GAUGES.items()
         }
-        readings = list(self._read())
-        for (role, status), count in collections.Counter((r.role, r.status) for r in readings).items():
+        by_status = collections.Counter((each.role.value, each.status.value) for each in self._workers.values())
+        for (role, status), count in by_status.items():
             workers.add_metric((ROLE, role, status), count)
-        for reading in readings:
-            labels = (ROLE, reading.role, reading.worker)
-            for name, value in _values(reading).items():
-                gauges[name].add_metric(labels, value)
-            for state, count in _pages(reading.load).items():
-                pages.add_metric((*labels, state), count)
+        for worker in self._workers.values():
+            labels = (ROLE, worker.role.value, worker.worker_id)
+            for name in _LOAD_GAUGES:
+                gauges[name].add_metric(labels, getattr(worker.load, name))
+            gauges["index_blocks"].add_metric(labels, self._block_count(worker.worker_id))
+            if worker.reported_at_s is not None:
+                gauges["event_age_seconds"].add_metric(labels, time.monotonic() - worker.reported_at_s)
+            for state in _PAGE_STATES:
+                pages.add_metric((*labels, state), getattr(worker.load, f"pages_{state}"))
         return [workers, pages, *gauges.values()]
-
-
-def _values(reading: WorkerReading) -> dict[str, float]:
-    load = reading.load
-    values = {
-        "running": load.running,
-        "waiting": load.waiting,
-        "queued_tokens": load.queued_tokens,
-        "seconds_per_token": load.seconds_per_token,
-        "seconds_per_step": load.seconds_per_step,
-        "index_blocks": reading.index_blocks,
-    }
-    if reading.event_age_s is not None:
-        values["event_age_seconds"] = reading.event_age_s
-    return values
-
-
-def _pages(load: Load) -> dict[str, int]:
-    return {
-        "free": load.pages_free,
-        "cached": load.pages_cached,
-        "arriving": load.pages_arriving,
-        "active": load.pages_active,
-        "quarantined": load.pages_quarantined,
-    }
 
 
 class ScalingMetrics(Collector):

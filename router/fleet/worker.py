@@ -112,7 +112,7 @@ class Worker:
         self.links = {WorkerId(link.worker_id): LinkRate(link.latency_s, link.bytes_per_s) for link in load.links}
 
     def queue_s(self, now_s: float) -> float:
-        """What is left of the queue that it reported."""
+        """Returns what is left of the queue that it reported."""
         age_s = 0.0 if self.reported_at_s is None else now_s - self.reported_at_s
         return max(0.0, self.load.queued_s - age_s)
 

@@ -22,7 +22,7 @@ from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Signal
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
-from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
+from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.ids import RequestId
 from twostroke.request import FinishReason, SampledToken
@@ -258,8 +258,11 @@ class WorkerLink:
 
     async def _reach(self) -> bool:
         """Returns True once the expected epoch has answered; False where it is to be tried again, or is lost."""
+        call = ControlStub(self._channel.channel).GetServerInfo(
+            control_pb2.GetServerInfoRequest(), metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S
+        )
         try:
-            await self._check_epoch()
+            info = await self._response(call)
         except PeerLost as error:
             log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker_id, self.epoch, error)
             if is_refusal(error):
@@ -268,21 +271,16 @@ class WorkerLink:
         except ServeError as error:
             self.lose(f"{type(error).__name__}: {error}")
             return False
+        if info.epoch != str(self.epoch):
+            self._metrics.stale_epochs_refused_total.inc()
+            self.lose(f"{self._channel.address} is now epoch {info.epoch}")
+            return False
         return True
 
     def _lose_if_down_for_long(self) -> None:
         patience_s = self._detector.patience.dead_after_s
         if not self._up.is_set() and self._detector.awake_s - self._down_since_s >= patience_s:
             self.lose(f"it has had no token stream for {patience_s:g} s")
-
-    async def _check_epoch(self) -> None:
-        call = ControlStub(self._channel.channel).GetServerInfo(
-            control_pb2.GetServerInfoRequest(), metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S
-        )
-        info = await self._response(call)
-        if info.epoch != str(self.epoch):
-            self._metrics.stale_epochs_refused_total.inc()
-            raise StaleEpoch(f"{self._channel.address} is now epoch {info.epoch}")
 
     async def _stream(self, tasks: asyncio.TaskGroup) -> None:
         """Reads one connection of the token stream until it breaks."""

@@ -31,7 +31,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object that `body` holds."""
+    """Returns the object that `body` holds."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -101,8 +101,8 @@ _WANTED = {
 def _in_words(kind: type[Body], error: ErrorDetails) -> InvalidRequest:
     parts = error["loc"]
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
-    declared = kind.model_fields[str(parts[0])].description if len(parts) == 1 else None
-    wanted = declared or _WANTED.get(error["type"])
+    field = kind.model_fields.get(str(parts[0])) if len(parts) == 1 else None
+    wanted = (field and field.description) or _WANTED.get(error["type"])
     if error["type"] == "missing":
         return InvalidRequest(f"{name} must be {wanted}" if wanted else f"{name} is needed", field=name)
     what = f"must be {wanted}, got {_kind(error['input'])}" if wanted else error["msg"]

@@ -48,16 +48,16 @@ class TextEvent:
     choice: int
     """Counted over all prompts: prompt i of n choices each has choices i*n to i*n + n - 1."""
     text: str
+    prompt_tokens: int = 0
+    """Tokens of this choice's prompt."""
+    choice_tokens: int = 0
+    """Tokens of this choice so far, this one included."""
     token: SampledToken | None = None
     finish: FinishReason | None = None
     usage: Usage | None = None
     """Usage of the whole request, in its very last event."""
     is_sent: bool = False
     """The client has it (but for the usage): the stream is resumed."""
-    prompt_tokens: int = 0
-    """Tokens of this choice's prompt."""
-    choice_tokens: int = 0
-    """Tokens of this choice so far, this one included."""
 
 
 Sink = Callable[[TextEvent], Awaitable[None]]
@@ -303,15 +303,16 @@ class _Output:
                 for position, token in enumerate(delta.tokens, delta.position):
                     if share.is_over:
                         await share.turn(client)
-                    if await self._take_token(choice, token, position, request):
+                    if await self._take_token(choice, token, position):
                         await handler.dispatcher.finish_early(request, number)
                 if delta.finish is not None and not choice.is_finished:
                     if share.is_over:
                         await share.turn(client)
                     cached[number] = delta.cached_tokens
-                    if len(cached) == len(choices):
-                        self._count_cached(min(cached.values()))
-                    await self._finish(choice, delta.finish, request)
+                    if len(cached) == len(choices):  # the later choices of a prompt always reuse the first
+                        self._cached_tokens += min(cached.values())
+                        handler.metrics.cached_tokens_total.inc(min(cached.values()))
+                    await self._finish(choice, delta.finish)
         if not all(choice.is_finished for choice in choices.values()):
             raise InternalError(f"the output of {request.request_id} ended without a finish reason")
 
@@ -326,53 +327,40 @@ class _Output:
             text = OutputText(
                 self._handler.text.decoder(request.prompt, skip_special_tokens=options.skip_special_tokens),
                 StopScanner(self._stops, include_stop=options.include_stop_str_in_output),
-                unscanned_tokens=options.min_tokens,
+                mute=frozenset() if options.include_stop_str_in_output else ends,
+                min_tokens=options.min_tokens,
             )
-            mute = frozenset[int]() if options.include_stop_str_in_output else ends
             index = rank * options.n + number
-            choices[number] = _Choice(index, text, mute, options.min_tokens, self._point.sent[index].tokens or 0)
+            choices[number] = _Choice(index, len(request.prompt), text, self._point.sent[index].tokens or 0)
         return choices
 
-    async def _take_token(self, choice: _Choice, token: SampledToken, position: int, request: GenerateRequest) -> bool:
+    async def _take_token(self, choice: _Choice, token: SampledToken, position: int) -> bool:
         """Sends one token. Returns True where a stop string ends the choice with it."""
-        if choice.is_stopped:
+        if choice.text.is_stopped:
             return False
         self._completion_tokens += 1
-        text = choice.feed(token.token, position)
+        text = choice.text.feed(token.token)
         is_sent = position < choice.sent_tokens
         if not is_sent:
             self._client_request.auth.spend(1)
             self._observe(choice)
-        event = TextEvent(
-            choice.index,
-            text,
-            token=token,
-            is_sent=is_sent,
-            prompt_tokens=len(request.prompt),
-            choice_tokens=choice.tokens,
-        )
-        await self._sink(event)
-        return choice.is_stopped
+        counts = choice.prompt_tokens, choice.text.tokens
+        await self._sink(TextEvent(choice.index, text, *counts, token=token, is_sent=is_sent))
+        return choice.text.is_stopped
 
-    async def _finish(self, choice: _Choice, reason: FinishReason, request: GenerateRequest) -> None:
-        rest = choice.finish()
-        if choice.is_stopped:
+    async def _finish(self, choice: _Choice, reason: FinishReason) -> None:
+        choice.is_finished = True
+        rest = choice.text.flush()
+        if choice.text.is_stopped:
             reason = FinishReason.STOP
         if reason is FinishReason.ERROR:
             raise InternalError("a worker ended the answer with an error it did not name")
-        if choice.tokens < choice.sent_tokens:
+        if choice.text.tokens < choice.sent_tokens:
             raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")
         self._choices_left -= 1
         usage = self._usage() if self._choices_left == 0 else None
-        event = TextEvent(
-            choice.index,
-            rest,
-            finish=reason,
-            usage=usage,
-            prompt_tokens=len(request.prompt),
-            choice_tokens=choice.tokens,
-        )
-        await self._sink(event)
+        counts = choice.prompt_tokens, choice.text.tokens
+        await self._sink(TextEvent(choice.index, rest, *counts, finish=reason, usage=usage))
         if usage is not None:
             log.info(
                 "request done request=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d ms=%.1f",
@@ -387,11 +375,6 @@ class _Output:
         prompt_tokens = sum(len(request.prompt) for request in self._requests)
         return Usage(prompt_tokens, self._completion_tokens, self._cached_tokens)
 
-    def _count_cached(self, tokens: int) -> None:
-        """Counts the least of a prompt's choices: the later ones always reuse the first."""
-        self._cached_tokens += tokens
-        self._handler.metrics.cached_tokens_total.inc(tokens)
-
     def _observe(self, choice: _Choice) -> None:
         now, metrics = time.monotonic(), self._handler.metrics
         metrics.generation_tokens_total.inc()
@@ -403,34 +386,17 @@ class _Output:
         choice.last_token_s = now
 
 
+@dataclass(slots=True)
 class _Choice:
-    """The text of one choice and whether it has come to its end."""
+    """One choice that has something left to say."""
 
-    def __init__(self, index: int, text: OutputText, mute: frozenset[int], min_tokens: int, sent_tokens: int) -> None:
-        self.index = index
-        self.sent_tokens = sent_tokens
-        """Tokens that the client has already."""
-        self.tokens = 0
-        self._text = text
-        self._min_tokens = min_tokens
-        self._mute = mute
-        """Tokens that end the output: counted, but not part of its text."""
-        self.is_finished = False
-        self.last_token_s: float | None = None
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._text.is_stopped
-
-    def feed(self, token: int, position: int) -> str:
-        self.tokens += 1
-        if token in self._mute and position + 1 >= self._min_tokens:
-            return ""
-        return self._text.feed(token)
-
-    def finish(self) -> str:
-        self.is_finished = True
-        return "" if self.is_stopped else self._text.flush()
+    index: int
+    prompt_tokens: int
+    text: OutputText
+    sent_tokens: int
+    """Tokens that the client has already."""
+    is_finished: bool = False
+    last_token_s: float | None = None
 
 
 def _log_failure(request_id: str, error: ServeError) -> None:

@@ -98,7 +98,9 @@ class StreamPoint:
 class Progress:
     """Keeps what has been sent. A message costs the writing of one block of choices, however many there are."""
 
-    def __init__(self, point: StreamPoint) -> None:
+    def __init__(self, point: StreamPoint, *, is_told: bool = True) -> None:
+        """`is_told`: the client has asked for tokens. Otherwise all are empty."""
+        self._is_told = is_told
         self._begins = f"{quote(point.stream, safe='~')}:{point.resumptions}:"
         self._tokens = [sent.tokens or 0 for sent in point.sent]
         self._sent = [_one(sent) for sent in point.sent]
@@ -116,9 +118,11 @@ class Progress:
         return self._token(choice, f"{self._tokens[choice]}e")
 
     def ended(self) -> str:
-        return self._begins + _END
+        return self._begins + _END if self._is_told else ""
 
     def _token(self, choice: int, sent: str) -> str:
+        if not self._is_told:
+            return ""
         self._sent[choice] = sent
         rank = choice // BLOCK_CHOICES
         self._blocks[rank] = self._block(rank * BLOCK_CHOICES)
@@ -127,25 +131,6 @@ class Progress:
     def _block(self, first: int) -> str:
         runs = itertools.groupby(self._sent[first : first + BLOCK_CHOICES])
         return ",".join(_run(sent, len(list(alike))) for sent, alike in runs)
-
-
-class NoProgress:
-    """Stands for the progress of a stream whose client has not asked for tokens."""
-
-    def opened(self, choice: int) -> str:
-        del choice
-        return ""
-
-    def sent_token(self, choice: int) -> str:
-        del choice
-        return ""
-
-    def finished(self, choice: int) -> str:
-        del choice
-        return ""
-
-    def ended(self) -> str:
-        return ""
 
 
 class Pulse:

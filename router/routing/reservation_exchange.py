@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc.aio
 
@@ -60,7 +61,7 @@ class ReservationFeed:
         has_failed = False
         try:
             while router in self._listed:
-                error = await self._until_it_breaks(router, address)
+                error = await self._apply_all(router, address)
                 if router in self._flowing or not has_failed:
                     log.warning("router lost router=%s address=%s error=%s", router, address, error)
                 has_failed = True
@@ -70,19 +71,8 @@ class ReservationFeed:
         finally:
             del self._followed[router]
 
-    async def _until_it_breaks(self, router: RouterId, address: str) -> ServeError:
-        try:
-            await self._apply_all(router, address)
-        except grpc.aio.AioRpcError as error:
-            return error_of(error, address)
-        except ServeError as error:
-            return error
-        except Exception as error:
-            log.exception("reservation feed failed router=%s", router)
-            return InternalError(f"{type(error).__name__}: {error}")
-
-    async def _apply_all(self, router: RouterId, address: str) -> NoReturn:
-        """Applies what it sends until the stream breaks; that raises."""
+    async def _apply_all(self, router: RouterId, address: str) -> ServeError:
+        """Applies what it sends, and returns why its stream broke."""
         channel = PeerChannel(address, self._us)
         try:
             call = RoutingStub(channel.channel).WatchReservations(
@@ -97,9 +87,14 @@ class ReservationFeed:
                     if router not in self._flowing:
                         self._flowing.add(router)
                         log.info("router joins router=%s address=%s", router, address)
-            raise PeerLost(f"{address} ended its stream of reservations")
+            return PeerLost(f"{address} ended its stream of reservations")
         except TimeoutError:
-            raise PeerLost(f"{address} said nothing of its reservations for {SILENCE_S} s") from None
+            return PeerLost(f"{address} said nothing of its reservations for {SILENCE_S} s")
+        except grpc.aio.AioRpcError as error:
+            return error_of(error, address)
+        except Exception as error:
+            log.exception("reservation feed failed router=%s", router)
+            return InternalError(f"{type(error).__name__}: {error}")
         finally:
             await channel.close()
 
@@ -191,17 +186,11 @@ class RoutingService(routing_pb2_grpc.RoutingServicer):
                 for message in messages_of(self._reservations.take(watch)):
                     yield message
                 await asyncio.sleep(COALESCE_S)
-                await _wait(has_changed)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await has_changed.wait()
                 has_changed.clear()
         finally:
             self._reservations.unwatch(watch)
             self._wakers.discard(has_changed)
             log.info("reservations no longer watched router=%s", request.router_id)
-
-
-async def _wait(has_changed: asyncio.Event) -> None:
-    try:
-        async with asyncio.timeout(HEARTBEAT_S):
-            await has_changed.wait()
-    except TimeoutError:
-        return

@@ -286,12 +286,7 @@ class Reservations:
 
     def _own(self, request_id: RequestId, placed: _Placed) -> Reservation:
         """Returns the reservation as other routers are told, with what still counts."""
-        counted = {
-            worker: self._reserved[worker].shares.get((OWN, request_id), NOTHING)
-            if worker in self._reserved
-            else NOTHING
-            for worker in placed.shares
-        }
+        counted = {worker: self.own_share(request_id, worker) for worker in placed.shares}
         is_opened = placed.opened_at_s is not None
         return Reservation(request_id=request_id, shares=counted, names=placed.names, is_opened=is_opened)
 

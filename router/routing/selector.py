@@ -280,7 +280,7 @@ def _usual_link(workers: Sequence[Worker]) -> LinkRate:
 
 
 def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:
-    """What the decision puts on each worker: tokens to compute, predicted seconds of that, pages to claim."""
+    """Returns what the decision puts on each worker: tokens to compute, their predicted seconds, pages to claim."""
     decode = next(view for view in snapshot.decode if view.worker == decision.decode)
     missing = max(0, snapshot.full_blocks - decode.cached_blocks)
     forecast = decision.forecast

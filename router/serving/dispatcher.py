@@ -63,10 +63,8 @@ class RouterCore:
         )
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
         self._demand = Demand(self.router_id, self._fleet)
-        self._tasks: asyncio.TaskGroup | None = None
-        self._links: LinkPool | None = None
-        self._placer: Placer | None = None
-        self._migration: Migration | None = None
+        self._with: Dependencies | None = None
+        """None until it is started."""
         self._running: asyncio.Task[None] | None = None
         self._open: dict[str, _OpenChoices] = {}
         self._is_draining = False
@@ -99,8 +97,8 @@ class RouterCore:
         for opened in list(self._open.values()):
             opened.leave(Draining("the router is shutting down; another one can go on with this stream"))
             await opened.stop()
-        if self._links is not None:
-            await self._links.flush()
+        if self._with is not None:
+            await self._with.links.flush()
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -194,15 +192,25 @@ class RouterCore:
 
     async def _serve(self, started: asyncio.Event, address: str) -> None:
         async with asyncio.TaskGroup() as tasks:
-            self._tasks = tasks
-            self._links = LinkPool(self.router_id, self.membership, self._metrics, self._fleet.detector, tasks)
-            self._placer = Placer(self._config, self._fleet, self._routing, self._links, self._metrics)
-            self._migration = Migration(self._fleet, self._links, self._placer, self._metrics, tasks)
+            links = LinkPool(self.router_id, self.membership, self._metrics, self._fleet.detector, tasks)
+            placer = Placer(self._config, self._fleet, self._routing, links, self._metrics)
+            self._with = Dependencies(
+                router_id=self.router_id,
+                tasks=tasks,
+                fleet=self._fleet,
+                placer=placer,
+                links=links,
+                migration=Migration(self._fleet, links, placer, self._metrics, tasks),
+                metrics=self._metrics,
+                request_log=self._request_log,
+                demand=self._demand,
+                recorder=self.recorder,
+            )
             reports = self._demand.run(self._config.fleet_address, self.membership)
             side_tasks = (
                 tasks.create_task(reports, name="demand reports"),
                 tasks.create_task(self._record_workers(), name="worker records"),
-                tasks.create_task(self._placer.run(), name="admission queue"),
+                tasks.create_task(placer.queue.run(), name="admission queue"),
             )
             started.set()
             try:
@@ -210,7 +218,7 @@ class RouterCore:
             finally:
                 for task in side_tasks:
                     task.cancel()
-                self._links.close()
+                links.close()
 
     async def _record_workers(self) -> None:
         """Writes a record of every worker each few seconds, and once more at the end."""
@@ -232,16 +240,15 @@ class RouterCore:
 
         Where this router still serves it, over a connection that its client has given up, that ends first.
         """
-        if self._links is None:
+        if self._with is None:
             return {}
-        links = [self._links.to(worker) for worker in self._fleet.decode_workers()]
-        recovered = await recover(links, request)
+        links = self._with.links
+        recovered = await recover(map(links.to, self._fleet.decode_workers()), request)
         earlier = self._open.pop(request.request_id, None)
         if earlier is not None:
             earlier.leave(Cancelled("the client goes on with this stream over another connection"), always=True)
-            await earlier.stop()
-            links = [self._links.to(worker) for worker in self._fleet.decode_workers()]
-            recovered = await recover(links, request)  # it may have migrated meanwhile
+            await earlier.stop()  # it may have migrated meanwhile
+            recovered = await recover(map(links.to, self._fleet.decode_workers()), request)
         wanted = len(request.sampling) - len(request.ended_choices)
         self._metrics.recovered_requests_total.inc(len(recovered))
         self._metrics.replayed_requests_total.inc(wanted - len(recovered))
@@ -255,24 +262,8 @@ class RouterCore:
             raise Draining("the router takes no new requests; try another one")
         if request.request_id in self._open:
             raise InvalidRequest(f"a request with id {request.request_id!r} is open already", field="request_id")
-        facts = self._fleet.facts
-        assert self._tasks is not None, "generate() before start()"
-        assert self._links is not None
-        assert self._placer is not None
-        assert self._migration is not None
-        dependencies = Dependencies(
-            router_id=self.router_id,
-            block_size=facts.block_size,
-            policy=self._config.routing.policy,
-            placer=self._placer,
-            links=self._links,
-            migration=self._migration,
-            metrics=self._metrics,
-            request_log=self._request_log,
-            demand=self._demand,
-            recorder=self.recorder,
-        )
-        opened = _OpenChoices(request, hashes, dependencies, self._tasks, recovered)
+        assert self._with is not None, "generate() before start()"
+        opened = _OpenChoices(request, hashes, self._with, recovered)
         self._open[request.request_id] = opened
         self._idle.clear()
         return opened
@@ -288,13 +279,13 @@ class RouterCore:
                 self._idle.set()
 
     def _worker_gone(self, worker: Worker, reason: str) -> None:
-        if self._links is not None:
+        if self._with is not None:
             has_left = self._fleet.worker(worker.worker_id) is not worker  # otherwise it may be heard again
-            self._links.drop(worker, reason, for_good=has_left)
+            self._with.links.drop(worker, reason, for_good=has_left)
 
     def _worker_back(self, worker: Worker) -> None:
-        if self._links is not None:
-            self._links.close_unclosed(worker)
+        if self._with is not None:
+            self._with.links.close_unclosed(worker)
 
 
 async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockName, ...]:
@@ -315,7 +306,6 @@ class _OpenChoices:
         request: GenerateRequest,
         hashes: tuple[BlockName, ...],
         dependencies: Dependencies,
-        tasks: asyncio.TaskGroup,
         recovered: Mapping[int, Recovered],
     ) -> None:
         self.request = request
@@ -326,7 +316,7 @@ class _OpenChoices:
             if choice not in request.ended_choices
         }
         self._tasks = {
-            choice: tasks.create_task(state.run(), name=f"request {state.request_id}")
+            choice: dependencies.tasks.create_task(state.run(), name=f"request {state.request_id}")
             for choice, state in self._choices.items()
         }
 

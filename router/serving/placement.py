@@ -46,27 +46,23 @@ class Placer:
         self, config: RouterConfig, fleet: Fleet, routing: RoutingState, links: LinkPool, metrics: RouterMetrics
     ) -> None:
         settings = config.routing
-        self._policy_name = settings.policy
+        self.policy = settings.policy
         self._reservations = routing.reservations
         seed = None if settings.seed is None else settings.seed + config.rank
-        self._selector = Selector(policy_named(settings.policy), routing.index, routing.reservations, seed=seed)
+        self.selector = Selector(policy_named(settings.policy), routing.index, routing.reservations, seed=seed)
         rules = Rules(
             reconsiders=settings.policy in RECONSIDERING,
             slo_ttft_s=settings.slo_ttft_s,
             most_queued=settings.max_queued_requests,
         )
-        admission = Admission(rules, self._selector, routing.reservations)
-        self._queue = AdmissionQueue(admission, self._workers, AdmissionMetrics(metrics))
-        fleet.listen(self._queue.notice)
+        admission = Admission(rules, self.selector, routing.reservations)
+        self.queue = AdmissionQueue(admission, self._workers, AdmissionMetrics(metrics))
+        fleet.listen(self.queue.notice)
         self._worker_wait_s = config.worker_wait_s
         self.attempts = Attempts()
         self._fleet = fleet
         self._links = links
         self._metrics = metrics
-
-    async def run(self) -> None:
-        """Lets queued requests go as their turns come, until it is cancelled."""
-        await self._queue.run()
 
     async def place(
         self,
@@ -86,7 +82,7 @@ class Placer:
 
         Raises Overloaded where every worker that could be asked is full or would be too late, Draining where all of
         them are leaving, PeerLost where none came in time, and what a worker says about the request itself.
-        `first_token` and `left` have to be called for what was placed.
+        The queue's `first_token` and `left` have to be called for what was placed.
         """
         queued = dataclasses.replace(_queued(request), is_urgent=is_urgent)
         give_up_s = time.monotonic() + self._worker_wait_s
@@ -105,19 +101,19 @@ class Placer:
             prepared = [w for w in free if w.worker_id == at]
             workers = dataclasses.replace(self._workers(prepared), prefill=()) if prepared else self._workers(free)
             asked_s = time.monotonic()
-            placement = await self._queue.admit(queued, workers)
+            placement = await self.queue.admit(queued, workers)
             queued_s = time.monotonic() - asked_s
             give_up_s += queued_s  # a queued request has workers
             if placement is None:
                 continue
             queued = dataclasses.replace(queued, is_urgent=True)
             if not self._workers().can_serve(placement.decision):  # a worker left between the verdict and this task
-                self._queue.left(request.request_id)
+                self.queue.left(request.request_id)
                 continue
             attempt = dataclasses.replace(request, attempt=self.attempts.next(request.attempt))
             opened = await self._open(attempt, placement, stats)
             if isinstance(opened, TokenStream):
-                span.set(held_s=queued_s, attempt=attempt.attempt, **described(self._policy_name, placement.decision))
+                span.set(held_s=queued_s, attempt=attempt.attempt, **described(self.policy, placement.decision))
                 return opened
             worker = placement.decision.decode
             span.event("refused", worker=worker, error=repr(opened))
@@ -128,26 +124,11 @@ class Placer:
         """Gives the worker at which an open request would best go on. Inside, its room there is reserved."""
         queued = dataclasses.replace(_queued(request), request_id=RequestId(f"{request.request_id} moves"))
         workers = dataclasses.replace(self._workers(others), prefill=())
-        decision = self._selector.select(queued, workers, time.monotonic())
+        decision = self.selector.select(queued, workers, time.monotonic())
         try:
             yield self._worker(decision.decode)
         finally:
             self._reservations.end(queued.request_id)
-
-    def first_token(self, request_id: RequestId) -> None:
-        self._queue.first_token(request_id)
-
-    def left(self, request_id: RequestId) -> None:
-        """The request's attempt is over."""
-        self._queue.left(request_id)
-
-    def ended(self, output_tokens: int) -> None:
-        """A request has ended well with so many tokens: the next ones are expected to be like it."""
-        self._selector.ended(output_tokens)
-
-    def streamed(self, token_s: float) -> None:
-        """A request, whole or not, has got one token in this time."""
-        self._selector.streamed(token_s)
 
     def _refuse_if_hopeless(self, serving: int) -> None:
         if serving:
@@ -196,7 +177,7 @@ class Placer:
             raise
         finally:
             if not is_open:
-                self._queue.left(request.request_id)
+                self.queue.left(request.request_id)
                 link.forget(stream)
             if not is_open and may_be_open:
                 self._links.close_later(stream)
@@ -205,7 +186,7 @@ class Placer:
         stats.placed(decision, placement.decided_at_s)
         now_s = time.monotonic()
         self._reservations.opened(request.request_id, now_s)
-        self._queue.opened(now_s - begun_s)
+        self.queue.opened(now_s - begun_s)
         return stream
 
     def _workers(self, decode: Sequence[Worker] | None = None) -> Workers:
@@ -218,12 +199,12 @@ class Placer:
         )
 
     def _note(self, request: Request, decision: Decision) -> None:
-        self._metrics.count_decision(self._policy_name, "local" if decision.source is None else "prefill")
+        self._metrics.count_decision(self.policy, "local" if decision.source is None else "prefill")
         log.info(
             "routed request=%s attempt=%d policy=%s decode=%s source=%s peer=%s cached_blocks=%d first_token_s=%.4f %s",
             request.request_id,
             request.attempt,
-            self._policy_name,
+            self.policy,
             decision.decode,
             decision.source or "local",
             decision.peer or "none",

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol
 
 from router.fleet.worker import Worker
 from router.metrics import RouterMetrics
@@ -35,20 +34,12 @@ MODE = 0o640
 Make = Callable[[], Record]
 
 
-class RecordSink(Protocol):
-    def put(self, make: Make) -> None:
-        """Writes what `make` returns, some time later and on another thread. It never blocks."""
-
-    def close(self) -> None:
-        """Returns when everything is written, or given up."""
-
-
 class NoLog:
-    def put(self, make: Make) -> None:
-        """Writes nothing: no log is configured."""
+    """Stands for the log where none is configured."""
 
-    def close(self) -> None:
-        """Nothing to write."""
+    def put(self, make: Make) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class RequestLog:
@@ -69,12 +60,14 @@ class RequestLog:
         self._thread.start()
 
     def put(self, make: Make) -> None:
+        """Writes what `make` returns, some time later and on another thread. It never blocks."""
         try:
             self._pending.put_nowait(make)
         except queue.Full:
             self._metrics.request_log_dropped_total.inc()
 
     def close(self) -> None:
+        """Returns when everything is written, or given up."""
         with contextlib.suppress(queue.Full):
             self._pending.put(None, timeout=CLOSE_S)
         self._thread.join(CLOSE_S)
@@ -119,7 +112,7 @@ class RequestLog:
             self._is_failing = False
 
 
-def request_log(path: str | None, metrics: RouterMetrics) -> RecordSink:
+def request_log(path: str | None, metrics: RouterMetrics) -> RequestLog | NoLog:
     return NoLog() if path is None else RequestLog(path, metrics)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.fleet.demand import Demand
+from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
 from router.fleet.worker_link import TokenDelta, TokenStream
 from router.metrics import RouterMetrics
@@ -22,7 +23,7 @@ from router.serving.generate_request import GenerateRequest
 from router.serving.migration import Migrated, Migration
 from router.serving.placement import Placer, may_go_elsewhere
 from router.serving.recovery import Recovered
-from router.serving.request_log import RecordSink
+from router.serving.request_log import NoLog, RequestLog
 from router.serving.request_stats import RequestStats
 from twostroke.errors import (
     Cancelled,
@@ -60,13 +61,13 @@ class Dependencies:
     """What all requests of a router share."""
 
     router_id: str
-    block_size: int
-    policy: str
+    tasks: asyncio.TaskGroup
+    fleet: Fleet
     placer: Placer
     links: LinkPool
     migration: Migration
     metrics: RouterMetrics
-    request_log: RecordSink
+    request_log: RequestLog | NoLog
     demand: Demand
     recorder: Recorder
 
@@ -117,13 +118,8 @@ class RequestState:
         self._least_attempt = first_attempt(request.resumptions)
         self._is_left_open = False
         self._emitted: list[SampledToken] = []
-        self._stats = RequestStats(
-            self.request_id,
-            request,
-            block_hashes,
-            block_size=dependencies.block_size,
-            policy=dependencies.policy,
-        )
+        self._block_size, policy = dependencies.fleet.facts.block_size, dependencies.placer.policy
+        self._stats = RequestStats(self.request_id, request, block_hashes, block_size=self._block_size, policy=policy)
         if recovered is None:  # otherwise another router has counted it
             dependencies.demand.begins()
         self._span = dependencies.recorder.begin("answer", request.request_id, request.trace)
@@ -138,7 +134,7 @@ class RequestState:
 
     def end(self, reason: FinishReason) -> None:
         """Reports the end, with its last token or because its caller has what it wants."""
-        self._with.placer.ended(len(self._emitted))
+        self._with.placer.selector.ended(len(self._emitted))
         self._with.demand.ends(len(self._request.prompt), self._stats.cached_tokens, len(self._emitted))
         self._report((self.choice, TokenDelta(len(self._emitted), (), reason, self._stats.cached_tokens)))
 
@@ -243,7 +239,7 @@ class RequestState:
         """Returns the request with all that is known so far; placing numbers the attempt."""
         request = self._request
         known = (*request.prompt, *(sampled.token for sampled in self._emitted))
-        extend_names(self._block_hashes, known, self._with.block_size, request.salt, request.public_blocks)
+        extend_names(self._block_hashes, known, self._block_size, request.salt, request.public_blocks)
         return Request(
             request_id=self.request_id,
             attempt=self._least_attempt,
@@ -272,7 +268,7 @@ class RequestState:
                     if delta.finish is not None:
                         return delta.finish
         finally:
-            self._with.placer.left(self.request_id)
+            self._with.placer.queue.left(self.request_id)
             stream.link.forget(stream)
             if not stream.is_complete and not self._is_left_open:
                 self._with.links.close_later(stream)
@@ -285,7 +281,7 @@ class RequestState:
     def _take(self, delta: TokenDelta, stream: TokenStream) -> None:
         self._stats.lifetime.merge(delta.lifetime)
         if delta.tokens:
-            self._with.placer.first_token(self.request_id)
+            self._with.placer.queue.first_token(self.request_id)
         is_first = not self._emitted and bool(delta.tokens)
         self._stats.arrived(len(delta.tokens), delta.cached_tokens, time.monotonic())
         if is_first:
@@ -331,7 +327,7 @@ class RequestState:
         """Compares the outcome with what was predicted, and writes it down."""
         stats, compared = self._stats, self._stats.comparison
         if stats.token_s is not None:
-            self._with.placer.streamed(stats.token_s)
+            self._with.placer.selector.streamed(stats.token_s)
         if compared is not None:
             self._with.metrics.compare(compared)
         self._with.request_log.put(functools.partial(stats.record, outcome))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """Time between two looks at the file of keys: a revoked key is refused after at most this."""
+REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +70,15 @@ def read_keys(path: str) -> KeyFile:
         raise ConfigError(error.message, field="--api-keys") from error
 
 
-class StreamMarks:
-    """Makes marks that only routers of the cluster can make, and every one of them can check."""
+def stream_marks(cluster_token: str) -> Callable[[str], Mark]:
+    """Returns what makes a tenant's marks. Only routers of the cluster can make them, and each can check them."""
+    key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
 
-    def __init__(self, cluster_token: str) -> None:
-        self._key = hashlib.blake2b(cluster_token.encode(), person=b"stream owners").digest()
-
-    def of(self, tenant: str) -> Mark:
-        return lambda stream: self._mark(tenant, stream)
-
-    def _mark(self, tenant: str, stream: str) -> str:
+    def mark(tenant: str, stream: str) -> str:
         said = f"{len(tenant)} {tenant} {stream}"
-        return hashlib.blake2b(said.encode(), key=self._key, digest_size=8).hexdigest()
+        return hashlib.blake2b(said.encode(), key=key, digest_size=8).hexdigest()
+
+    return lambda tenant: partial(mark, tenant)
 
 
 class Authenticator(Protocol):
@@ -94,7 +93,7 @@ class NoAuthentication:
     """Accepts every client. A stream's name, which has random bits and a mark, is enough to resume it."""
 
     def __init__(self, cluster_token: str = "") -> None:
-        self._context = AuthContext(marks=StreamMarks(cluster_token).of)
+        self._context = AuthContext(marks=stream_marks(cluster_token))
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
@@ -109,12 +108,18 @@ class KeyAuthenticator:
     def __init__(self, path: str, cluster_token: str, metrics: RouterMetrics) -> None:
         """Raises ConfigError where the file cannot be used."""
         self._path = Path(path)
-        self._metrics = AuthMetrics(metrics)
+        self._keys = metrics.gauge("api_keys", "API keys in the file.")
+        self._stale = metrics.gauge(
+            "api_keys_stale", "1: the file of API keys cannot be used; those before stay in force."
+        )
+        self._refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
+        for reason in REASONS:
+            self._refusals.labels(ROLE, reason)
         self._limits = Limits()
-        self._marks = StreamMarks(cluster_token)
+        self._marks = stream_marks(cluster_token)
         self._seen = self._look()
         self._file = read_keys(str(self._path))
-        self._metrics.keys.set(len(self._file.keys))
+        self._keys.set(len(self._file.keys))
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
@@ -122,22 +127,19 @@ class KeyAuthenticator:
             key_id, entry = find_key(self._file.keys, authorization, time.time())
             call = self._limits.enter(key_id, entry, time.monotonic())
         except (InvalidApiKey, RateLimitExceeded) as error:
-            self._metrics.count_refusal(error.reason)
+            self._refusals.labels(ROLE, error.reason).inc()
             raise
         try:
-            yield AuthContext(entry.tenant, entry.max_priority, call.spend, self._widening(call), self._marks.of)
+            yield AuthContext(entry.tenant, entry.max_priority, call.spend, partial(self._widen, call), self._marks)
         finally:
             call.leave()
 
-    def _widening(self, call: OpenCall) -> Callable[[int], None]:
-        def widen(choices: int) -> None:
-            try:
-                call.widen(choices)
-            except RateLimitExceeded as error:
-                self._metrics.count_refusal(error.reason)
-                raise
-
-        return widen
+    def _widen(self, call: OpenCall, choices: int) -> None:
+        try:
+            call.widen(choices)
+        except RateLimitExceeded as error:
+            self._refusals.labels(ROLE, error.reason).inc()
+            raise
 
     async def watch(self) -> None:
         while True:
@@ -153,11 +155,11 @@ class KeyAuthenticator:
         try:
             self._file = read_keys(str(self._path))
         except ConfigError as error:
-            self._metrics.stale.set(1)
+            self._stale.set(1)
             log.error("API keys not read again, those before stay in force error=%s", error.message)
             return
-        self._metrics.stale.set(0)
-        self._metrics.keys.set(len(self._file.keys))
+        self._stale.set(0)
+        self._keys.set(len(self._file.keys))
         self._limits.forget_all_but(self._file.keys)
         log.info("API keys read again file=%s keys=%d", self._path, len(self._file.keys))
 
@@ -168,19 +170,3 @@ class KeyAuthenticator:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-REASONS = ("missing", "malformed", "wrong", "revoked", "expired", "requests", "tokens", "concurrency")
-
-
-class AuthMetrics:
-    def __init__(self, metrics: RouterMetrics) -> None:
-        self.keys = metrics.gauge("api_keys", "API keys in the file.")
-        self.stale = metrics.gauge(
-            "api_keys_stale", "1: the file of API keys cannot be used; those before stay in force."
-        )
-        refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
-        self._refusals = {reason: refusals.labels(ROLE, reason) for reason in REASONS}
-
-    def count_refusal(self, reason: str) -> None:
-        self._refusals[reason].inc()

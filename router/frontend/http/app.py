@@ -24,7 +24,7 @@ from router.frontend.openai.reply import Reply
 from router.frontend.openai.schema import OpenAIRequest, check_timeout
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
 from router.frontend.request_handler import RequestHandler
-from router.frontend.resume import Mark, NoProgress, Progress, StreamPoint
+from router.frontend.resume import Mark, Progress, StreamPoint
 from twostroke import client_text
 from twostroke.errors import (
     Cancelled,
@@ -104,19 +104,17 @@ class Endpoints:
         return JSONResponse(self._model_card())
 
     async def tokenize(self, request: Request) -> Response:
-        return Response(await self._prepared(request, "tokenize"), media_type="application/json")
+        prepared = await self._prepare(request, "tokenize", await self._body(request))
+        return Response(prepared, media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
-        return Response(await self._prepared(request, "detokenize"), media_type="application/json")
+        prepared = await self._prepare(request, "detokenize", await self._body(request))
+        return Response(prepared, media_type="application/json")
 
-    async def _prepared(self, request: Request, kind: str) -> Any:
-        body = await self._body(request)
-        return await self._prepare(request, kind, body, None)
-
-    async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None) -> Any:
-        state = request.state
+    async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
+        state, client = request.state, "" if request.client is None else request.client.host
         preparing = self._handler.prepare(
-            kind, body, state.auth, client=_client(request), request_id=state.request_id, deadline_s=deadline_s
+            kind, body, state.auth, client=client, request_id=state.request_id, deadline_s=deadline_s
         )
         return await unless_gone(request, preparing)
 
@@ -146,7 +144,7 @@ class Endpoints:
             traceparent=request.headers.get(TRACE_HEADER, ""),
             received_s=received_s,
         )
-        progress = Progress(client_request.point) if client_request.is_resumable else NoProgress()
+        progress = Progress(client_request.point, is_told=client_request.is_resumable)
         reply = Reply(wanted, client_request.point, self._handler.model, self._handler.text, progress)
         return AnswerResponse(self._handler, client_request, reply, stream=wanted.stream)
 
@@ -217,11 +215,6 @@ def _is_resumable(request: Request, wanted: OpenAIRequest) -> bool:
     if shown not in ("true", "false"):
         raise InvalidRequest(f"{RESUMABLE_HEADER} must be true or false, got {shown[:40]!r}", field=RESUMABLE_HEADER)
     return wanted.stream and (shown == "true" or bool(request.headers.get(LAST_EVENT_ID_HEADER)))
-
-
-def _client(request: Request) -> str:
-    """Returns the address that it comes from."""
-    return "" if request.client is None else request.client.host
 
 
 def _header_timeout_s(request: Request) -> float | None:

@@ -19,11 +19,10 @@ from starlette.routing import Route
 
 from router.frontend.request_handler import RequestHandler
 from twostroke import __version__
+from twostroke.telemetry import RenderingShare
 
 HEALTH_PATHS = frozenset({"/health", "/ready", "/live"})
 INDEX = "/"
-RENDERING_SHARE = 0.1
-"""Share of the event loop's time for the metrics page."""
 
 
 class HealthPages:
@@ -68,7 +67,7 @@ class HealthPages:
 
 
 class MetricsPage:
-    """The page that scrapers read. It is rendered on the event loop, which may spend a tenth of its time on it.
+    """The page that scrapers read, rendered on the event loop.
 
     Scrapers that ask meanwhile wait for one rendering together. What they get was rendered after they asked.
     """
@@ -76,11 +75,10 @@ class MetricsPage:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._turn = asyncio.Lock()
+        self._share = RenderingShare()
         self._content_type = ""
         self._page = b""
         self._rendered_s = -math.inf
-        self._free_s = -math.inf
-        """When the next rendering may begin."""
 
     async def rendered(self, accept: str) -> tuple[bytes, str]:
         """Returns the page and its content type. `accept` is the header of that name."""
@@ -88,11 +86,10 @@ class MetricsPage:
         encode, content_type = choose_encoder(accept)
         async with self._turn:
             if self._rendered_s < asked_s or self._content_type != content_type:
-                await asyncio.sleep(max(0.0, self._free_s - time.monotonic()))
+                await asyncio.sleep(self._share.wait_s())
                 self._rendered_s = time.monotonic()
-                self._page, self._content_type = encode(self._registry), content_type
-                now_s = time.monotonic()
-                self._free_s = now_s + (1 / RENDERING_SHARE - 1) * (now_s - self._rendered_s)
+                with self._share.rendering():
+                    self._page, self._content_type = encode(self._registry), content_type
             return self._page, self._content_type
 
 

@@ -26,14 +26,14 @@ class LoopShare:
         self._is_draining = False
 
     def run(self, step: Step) -> None:
-        """Call `step` until it returns False, between other work of the loop."""
+        """Calls `step` until it returns False, between other work of the loop."""
         self._steps.append(step)
         if not self._is_running:
             self._is_running = True
             asyncio.get_running_loop().call_soon(self._run)
 
     def drain(self, read: Step) -> None:
-        """Call `read` once, when its turn comes: it lets one more buffer of a refused body in, to throw it away.
+        """Calls `read` once, when its turn comes: it lets one more buffer of a refused body in, to throw it away.
 
         It returns False where nothing can come any more, which takes no turn.
         """

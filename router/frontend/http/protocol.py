@@ -173,7 +173,7 @@ class TimedProtocol(asyncio.Protocol):
             self._stall_due = None
 
     def shutdown(self) -> None:
-        """End the connection, after the response that is on its way."""
+        """Ends the connection, after the response that is on its way."""
         if self._answering is None:
             self._transport.close()
         else:
@@ -234,7 +234,7 @@ class TimedProtocol(asyncio.Protocol):
         return self._is_parsing
 
     def _parse(self) -> bool:
-        """Parse one piece. False: nothing is left that may be parsed now."""
+        """Parses one piece. Returns False where nothing is left that may be parsed now."""
         if not (self._unparsed and self._may_parse) or self._transport.is_closing():
             return False
         piece, self._unparsed = self._unparsed[:SLICE_BYTES], self._unparsed[SLICE_BYTES:]
@@ -256,7 +256,7 @@ class TimedProtocol(asyncio.Protocol):
         return bool(self._unparsed) and self._may_parse and not self._lingers
 
     def _go_on_in_this_protocol(self, rest: memoryview) -> None:
-        """Answer a request for another protocol in this one. The parser has come to the end of its head."""
+        """Answers a request for another protocol in this one. The parser has come to the end of its head."""
         self._is_last = True
         if self._reading is None:
             return
@@ -354,14 +354,14 @@ class TimedProtocol(asyncio.Protocol):
     # Reading, and how it ends.
 
     def _read_or_not(self) -> None:
-        """Bytes that cannot be parsed yet stay at the client."""
+        """Reads on, or leaves bytes that cannot be parsed yet at the client."""
         if self._unparsed or (self._reading is not None and not self._may_parse):
             self._transport.pause_reading()
         elif not self._lingers:
             self._transport.resume_reading()
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer what is no request."""
+        """Answers what is no request."""
         self._is_last = True
         self._unparsed = _NOTHING
         answering = self._answering
@@ -435,7 +435,7 @@ class TimedProtocol(asyncio.Protocol):
         self._due = self._loop.call_later(delay_s, end)
 
     def _behind_s(self, now_s: float) -> float:
-        """How long it has waited, less the time that its body's bytes account for."""
+        """Returns how long it has waited, less the time that its body's bytes account for."""
         return now_s - self._waits_since_s - self._body_bytes / LEAST_BYTES_PER_S
 
     @property
@@ -444,8 +444,11 @@ class TimedProtocol(asyncio.Protocol):
         return self._answering is not None and self._answering.is_read
 
     def _make_room(self) -> None:
-        """End the connection that is furthest behind: neither silence nor a slow body keeps anybody out. Those that
-        have their answer go first, and need no search: strangers that are refused as fast as they come are many."""
+        """Ends the connection that is furthest behind: neither silence nor a slow body keeps anybody out.
+
+        Those that have their answer go first, and need no search: strangers that are refused as fast as they come are
+        many.
+        """
         if self.lingering:
             next(iter(self.lingering)).abort()
             return

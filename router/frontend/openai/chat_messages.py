@@ -15,8 +15,11 @@ MAX_TOOLS = 1024
 
 
 def tools_of(tools: Any, choice: Any) -> tuple[Mapping[str, Any], ...]:
-    """The tools that the template shows to the model. Calls are not parsed out of answers here, so a client has to say
-    that it expects none. As in vLLM, `tool_choice: "none"` does not hide the tools from the template."""
+    """Returns the tools that the template shows to the model.
+
+    Calls are not parsed out of answers here, so a client has to say that it expects none. As in vLLM,
+    `tool_choice: "none"` does not hide the tools from the template.
+    """
     if not tools:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
@@ -35,7 +38,7 @@ def tools_of(tools: Any, choice: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def message_of(entry: Any, name: str) -> dict[str, Any]:
-    """One message as templates expect it: its content is text."""
+    """Returns one message as templates expect it: its content is text."""
     if not isinstance(entry, dict):
         raise InvalidRequest(f"{name} must be an object with role and content", field=name)
     role = check_role(entry.get("role"), f"{name}.role")

@@ -7,7 +7,7 @@ import asyncio
 import json
 import math
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +18,8 @@ from router.frontend.params import ClientRequest
 from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Pulse
 from twostroke.errors import Cancelled, Draining, InvalidApiKey, Overloaded, ServeError, without_frames
+
+Value = TypeVar("Value")
 
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -54,10 +56,7 @@ def _retry_after_s(error: ServeError) -> int:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
     """Returns what `work` returns. It is cancelled if the client goes away, which raises Cancelled."""
-    async with asyncio.TaskGroup() as group:
-        worker = group.create_task(_outcome(work))
-        watcher = group.create_task(_cancel_on_disconnect(worker, request.receive))
-        worker.add_done_callback(lambda _: watcher.cancel())
+    worker = await _watched(_outcome(work), request.receive)
     if worker.cancelled():
         raise Cancelled("the client went away before its request was read")
     value, error = worker.result()
@@ -89,11 +88,7 @@ class AnswerResponse(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = self._send_stream(send) if self._stream else self._send_body(scope, receive, send)
-        async with asyncio.TaskGroup() as group:
-            worker = group.create_task(work)
-            watcher = group.create_task(_cancel_on_disconnect(worker, receive))
-            worker.add_done_callback(lambda _: watcher.cancel())
+        await _watched(self._send_stream(send) if self._stream else self._send_body(scope, receive, send), receive)
 
     async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def keep(event: TextEvent) -> None:
@@ -190,7 +185,16 @@ def _dumps(value: dict[str, Any]) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-async def _cancel_on_disconnect(worker: asyncio.Task[Any], receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    worker.cancel()
+async def _watched(work: Coroutine[Any, Any, Value], receive: Receive) -> asyncio.Task[Value]:
+    """Returns once `work` is done, or cancelled because the client went away."""
+
+    async def cancel_on_disconnect() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        worker.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        worker = group.create_task(work)
+        watcher = group.create_task(cancel_on_disconnect())
+        worker.add_done_callback(lambda _: watcher.cancel())
+    return worker

@@ -9,7 +9,7 @@ from typing import Any
 
 from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.request_handler import TextEvent, Usage
-from router.frontend.resume import NoProgress, Progress, StreamPoint
+from router.frontend.resume import Progress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import SampledToken
@@ -51,9 +51,7 @@ def _counts(prompt_tokens: int, completion_tokens: int) -> Json:
 class Reply:
     """Builds the bodies of one response from its text events."""
 
-    def __init__(
-        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress | NoProgress
-    ) -> None:
+    def __init__(self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
         self._request = request
         self._text = text
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
@@ -108,7 +106,7 @@ class Reply:
             token = self._progress.sent_token(index) if event.finish is None else self._progress.finished(index)
             reason = event.finish.value if event.finish else None
             chunks.append((token, self._chunk(part, reason, event.prompt_tokens, event.choice_tokens)))
-        if event.usage is not None and self._request.include_usage:
+        if event.usage is not None and self._request.stream_options.include_usage:
             usage = {**self._stream_head(), "choices": [], "usage": usage_body(event.usage)}
             chunks.append((self._progress.ended(), usage))
         return chunks
@@ -120,9 +118,10 @@ class Reply:
 
     def _chunk(self, part: Json, finish_reason: str | None, prompt_tokens: int, choice_tokens: int) -> Json:
         chunk = {**self._stream_head(), "choices": [{"logprobs": None, **part, "finish_reason": finish_reason}]}
-        if not self._request.include_usage:
+        wanted = self._request.stream_options
+        if not wanted.include_usage:
             return chunk
-        return {**chunk, "usage": _counts(prompt_tokens, choice_tokens) if self._request.continuous_usage else None}
+        return {**chunk, "usage": _counts(prompt_tokens, choice_tokens) if wanted.continuous_usage_stats else None}
 
     def _stream_head(self) -> Json:
         return {**self._head, "object": "chat.completion.chunk" if self._request.is_chat else self._object}

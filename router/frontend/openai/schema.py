@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, ValidationInfo, model_validator
 
-from router.frontend.json_body import Body, Integer, Number, TokenIds, is_token_list
+from router.frontend.json_body import Body, Integer, Number, TokenIds, is_token_list, wrong_kind
 from router.frontend.openai.chat_messages import message_of, tools_of
 from router.frontend.params import (
     MAX_PROMPTS,
@@ -25,33 +23,6 @@ from router.frontend.params import (
 from twostroke.errors import InvalidRequest, UnsupportedFeature
 from twostroke.request import MAX_LOGPROBS
 from twostroke.rpc.channel import call_timeout_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenAIRequest:
-    """One parsed body of /v1/chat/completions or /v1/completions."""
-
-    is_chat: bool
-    model: str | None
-    prompts: tuple[Prompt, ...]
-    options: AnswerOptions
-    cache_salt: bytes
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    """Every chunk says how many tokens its choice has so far, as in vLLM; only with `include_usage`."""
-    return_token_ids: bool
-    timeout_s: float | None
-    priority: int
-    user: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeRequest:
-    model: str | None
-    prompt: TextPrompt | ChatPrompt
-    add_special_tokens: bool
-    return_token_strs: bool
 
 
 def _is_empty(value: Any) -> bool:
@@ -88,23 +59,43 @@ _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
 OpenAI's servers and vLLM do."""
 
 
+def check_timeout(timeout_s: float | None, name: str) -> float | None:
+    """Returns at most a day; more means a day, too."""
+    if timeout_s is not None and timeout_s < 0:
+        raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
+    return None if timeout_s is None else call_timeout_s(timeout_s)
+
+
+def _salt(value: Any, info: ValidationInfo) -> bytes:
+    if not isinstance(value, str):
+        raise wrong_kind(info.field_name, value, "a string")
+    return check_salt(value)
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
+    """Every chunk says how many tokens its choice has so far, as in vLLM; only with `include_usage`."""
 
 
-class AnswerBody(Body):
-    """What bodies of /v1/chat/completions and /v1/completions have in common."""
+class OpenAIRequest(Body):
+    """One parsed body of /v1/chat/completions or /v1/completions. The first three fields are no client's."""
 
+    is_chat: bool
+    prompts: Annotated[tuple[Prompt, ...], SkipValidation]
+    options: AnswerOptions
     model: str | None = None
     best_of: Integer | None = None
     stream: bool = False
     stream_options: StreamOptions = Field(default=StreamOptions(), strict=False)
     return_token_ids: bool = False
-    timeout: Number | None = None
-    priority: Integer = 0
-    user: str = ""
-    cache_salt: str = ""
+    timeout_s: Annotated[Number | None, AfterValidator(lambda seconds: check_timeout(seconds, "timeout"))] = Field(
+        default=None, alias="timeout"
+    )
+    priority: Annotated[Integer, AfterValidator(lambda wanted: priority_class(-wanted))] = 0
+    """Class of the request. In a body lower goes first, as in vLLM's and LiteLLM's servers; here, higher does."""
+    user: Annotated[str, AfterValidator(lambda user: check_request_id(user, "user"))] = ""
+    cache_salt: Annotated[bytes, BeforeValidator(_salt)] = b""
 
     @model_validator(mode="before")
     @classmethod
@@ -176,49 +167,23 @@ def parse_completion(body: Mapping[str, Any]) -> OpenAIRequest:
     return _request(body, _prompts(text.prompt, text.split_special_tokens), body.get("logprobs"), is_chat=False)
 
 
-def parse_tokenize(body: Mapping[str, Any]) -> TokenizeRequest:
-    parsed = TokenizeBody.read(body)
-    prompt: TextPrompt | ChatPrompt
+def tokenize_prompt(body: Mapping[str, Any]) -> TextPrompt | ChatPrompt:
     if body.get("messages") is not None:
-        prompt = ChatFields.read(body).prompt
-    else:
-        text = TextFields.read(body)
-        if not isinstance(text.prompt, str):
-            raise InvalidRequest("prompt (a string) or messages is needed", field="prompt")
-        prompt = TextPrompt(text.prompt, text.split_special_tokens)
-    adds = isinstance(prompt, TextPrompt) if parsed.add_special_tokens is None else parsed.add_special_tokens
-    return TokenizeRequest(
-        model=parsed.model, prompt=prompt, add_special_tokens=adds, return_token_strs=parsed.return_token_strs
-    )
-
-
-def parse_detokenize(body: Mapping[str, Any]) -> tuple[str | None, Sequence[int]]:
-    """(model, token ids)."""
-    parsed = DetokenizeBody.read(body)
-    return parsed.model, parsed.tokens
+        return ChatFields.read(body).prompt
+    text = TextFields.read(body)
+    if not isinstance(text.prompt, str):
+        raise InvalidRequest("prompt (a string) or messages is needed", field="prompt")
+    return TextPrompt(text.prompt, text.split_special_tokens)
 
 
 def _request(
     body: Mapping[str, Any], prompts: tuple[Prompt, ...], logprobs: int | None, *, is_chat: bool
 ) -> OpenAIRequest:
-    parsed, options = AnswerBody.read(body), _options(body, logprobs)
-    if parsed.best_of is not None and parsed.best_of != options.n:
+    options = _options(body, logprobs)
+    request = OpenAIRequest.read({**body, "is_chat": is_chat, "prompts": prompts, "options": options})
+    if request.best_of is not None and request.best_of != options.n:
         raise UnsupportedFeature("best_of other than n is not supported by this server", field="best_of")
-    return OpenAIRequest(
-        is_chat=is_chat,
-        model=parsed.model,
-        prompts=prompts,
-        options=options,
-        cache_salt=check_salt(parsed.cache_salt),
-        stream=parsed.stream,
-        include_usage=parsed.stream_options.include_usage,
-        continuous_usage=parsed.stream_options.continuous_usage_stats,
-        return_token_ids=parsed.return_token_ids,
-        timeout_s=check_timeout(parsed.timeout, "timeout"),
-        # As in vLLM's and LiteLLM's servers, where lower goes first; everywhere else here, higher does.
-        priority=priority_class(-parsed.priority),
-        user=check_request_id(parsed.user, "user"),
-    )
+    return request
 
 
 def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
@@ -231,13 +196,6 @@ def _options(body: Mapping[str, Any], logprobs: int | None) -> AnswerOptions:
         "logprobs": logprobs,
     }
     return AnswerOptions.read({**body, **special})
-
-
-def check_timeout(timeout_s: float | None, name: str) -> float | None:
-    """At most a day; more means a day, too."""
-    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s >= 0):
-        raise InvalidRequest(f"{name} must be a number of seconds, 0 or more, got {timeout_s}", field=name)
-    return None if timeout_s is None else call_timeout_s(timeout_s)
 
 
 def _prompts(value: Any, split_special_tokens: bool) -> tuple[Prompt, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,14 @@ from google.protobuf.message import DecodeError
 from router.fleet.serving_facts import ServingFacts
 from router.frontend.grpc.schema import options_of, prompt_of
 from router.frontend.json_body import parse_json
-from router.frontend.openai.schema import OpenAIRequest, parse_chat, parse_completion, parse_detokenize, parse_tokenize
+from router.frontend.openai.schema import (
+    DetokenizeBody,
+    OpenAIRequest,
+    TokenizeBody,
+    parse_chat,
+    parse_completion,
+    tokenize_prompt,
+)
 from router.frontend.params import (
     ChatPrompt,
     Prompt,
@@ -94,22 +100,20 @@ class _Preparation:
 
     def tokenize(self) -> bytes:
         """Returns the body of the response."""
-        wanted = parse_tokenize(parse_json(self._work.body))
+        body = parse_json(self._work.body)
+        wanted, prompt = TokenizeBody.read(body), tokenize_prompt(body)
         check_model(wanted.model, self._work.model)
-        tokens = self._counted(wanted.prompt, wanted.add_special_tokens)
+        adds = wanted.add_special_tokens
+        tokens = self._counted(prompt, isinstance(prompt, TextPrompt) if adds is None else adds)
         strings = [token_text(self._text, token) for token in tokens] if wanted.return_token_strs else None
-        body = {
-            "count": len(tokens),
-            "max_model_len": self._facts.context_tokens,
-            "tokens": tokens,
-            "token_strs": strings,
-        }
-        return _json(body)
+        counts = {"count": len(tokens), "max_model_len": self._facts.context_tokens}
+        return _json({**counts, "tokens": tokens, "token_strs": strings})
 
     def detokenize(self) -> bytes:
         """Returns the body of the response."""
-        model, tokens = parse_detokenize(parse_json(self._work.body))
-        check_model(model, self._work.model)
+        wanted = DetokenizeBody.read(parse_json(self._work.body))
+        tokens = wanted.tokens
+        check_model(wanted.model, self._work.model)
         check_length(len(tokens), "tokens", self._facts)
         check_token_ids(tokens, "tokens", self._facts.vocab_size)
         self._outcome.tokens += len(tokens)
@@ -144,7 +148,7 @@ class _Preparation:
     def _openai(self, parse: Callable[[Mapping[str, Any]], OpenAIRequest]) -> OpenAIRequest:
         wanted = parse(parse_json(self._work.body))
         check_model(wanted.model, self._work.model)
-        return dataclasses.replace(wanted, prompts=self._prompts(wanted.prompts))
+        return wanted.model_copy(update={"prompts": self._prompts(wanted.prompts)})
 
     def _prompts(self, prompts: Sequence[Prompt]) -> tuple[TokenPrompt, ...]:
         """Tokenizes all prompts, after all of them have passed the checks that cost little."""

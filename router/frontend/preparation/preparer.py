@@ -57,20 +57,6 @@ class Preparer(Protocol):
         """Serves `prepare` until it is cancelled."""
 
 
-class InlinePreparer:
-    """Prepares everything on the event loop."""
-
-    def __init__(self, text: Text) -> None:
-        self.text = text
-
-    async def prepare(self, work: Work, tenant: str) -> Outcome:
-        del tenant
-        return prepare(work, self.text)
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-
 class ProcessPreparer:
     """Leaves what may take long to processes of its own."""
 

@@ -106,7 +106,7 @@ class Guard:
         )
 
     def pieces(self, rendered: str) -> Iterator[tuple[str, bool]]:
-        """The rendered text in order, without the marks: (text, whether it is a special token)."""
+        """Yields the rendered text in order, without the marks: (text, whether it is a special token)."""
         at = 0
         for special in self._specials.pattern.finditer(rendered):
             if special.start() > at:
@@ -132,12 +132,12 @@ class Guard:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """What matches one of them, the first that does; where there are none, nothing."""
+    """Returns a pattern that matches the first of them that it can; without any texts it matches nothing."""
     return re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All strings in a value of JSON."""
+    """Yields all strings in a value of JSON."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -170,7 +170,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the HTML escapes of Jinja's own filter."""
+    """Replaces Jinja's own filter, which writes HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -106,24 +106,31 @@ def _unfinished(text: str) -> int:
 class OutputText:
     """The text of one output: tokens in, text out, stop strings applied."""
 
-    def __init__(self, decoder: Decoder, scanner: StopScanner, *, unscanned_tokens: int = 0) -> None:
-        """`unscanned_tokens`: a stop string cannot end the output before its minimum length."""
+    def __init__(
+        self, decoder: Decoder, scanner: StopScanner, *, mute: frozenset[int] = frozenset(), min_tokens: int = 0
+    ) -> None:
+        """`mute` are tokens that end the output and are no part of its text. Nothing ends it before `min_tokens`."""
         self._decoder = decoder
         self._scanner = scanner
-        self._unscanned_tokens = unscanned_tokens
+        self._mute = mute
+        self._min_tokens = min_tokens
+        self.tokens = 0
+        """Tokens so far."""
 
     @property
     def is_stopped(self) -> bool:
         return self._scanner.is_stopped
 
     def feed(self, token: int) -> str:
+        self.tokens += 1
+        if token in self._mute and self.tokens >= self._min_tokens:
+            return ""
         new = self._decoder.feed(token)
-        if self._unscanned_tokens > 0:
-            self._unscanned_tokens -= 1
-            return new
-        return self._scanner.feed(new)
+        return self._scanner.feed(new) if self.tokens > self._min_tokens else new
 
     def flush(self) -> str:
-        """Returns the rest of an output that ended for a reason of its own."""
+        """Returns the rest of an output that no stop string has ended."""
+        if self.is_stopped:
+            return ""
         last = self._scanner.feed(self._decoder.flush())
         return last if self.is_stopped else last + self._scanner.flush()

@@ -12,7 +12,6 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from router.frontend.http.app import build_http_app
-from router.frontend.preparation.preparer import InlinePreparer
 from router.frontend.request_handler import RequestHandler
 from router.frontend.resume import Progress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
@@ -21,6 +20,7 @@ from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_j
 from tests.chaos.fuzz.target import Target, Try
 from tests.chaos.fuzz.wire import Wire
 from tests.chaos.injection.plan import Fault
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.errors import ServeError
 from twostroke.ids import Epoch, PageId, RequestId

@@ -34,6 +34,7 @@ from tests.chaos.fuzz.parsers import (
     script,
 )
 from tests.chaos.fuzz.target import Target, Try
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import ScriptedDispatcher
 from tests.unit.worker.rig import TOKEN, Running, decode, prefill
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
@@ -293,7 +294,7 @@ def router_ports() -> Iterator[Try]:
             routing=RoutingConfig(seed=1),
             endpoints=endpoints,
         )
-        server = RouterServer(config, dispatcher, ByteText(), RouterMetrics(), router_id="router-0")
+        server = RouterServer(config, dispatcher, InlinePreparer(ByteText()), RouterMetrics(), router_id="router-0")
         serving = server.serving()
         runner.run(serving.__aenter__())
         channel = grpc.aio.insecure_channel(server.addresses.grpc)

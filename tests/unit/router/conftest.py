@@ -15,13 +15,13 @@ from openai import AsyncOpenAI
 from router.fleet.serving_facts import ServingFacts
 from router.fleet.worker_link import TokenDelta
 from router.frontend.http.app import build_http_app
-from router.frontend.preparation.preparer import InlinePreparer
 from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from router.serving.generate_request import GenerateRequest
 from tests.hand_cut import HandCutTransport
+from tests.inline_preparer import InlinePreparer
 from twostroke.config import EndpointsConfig, ListenConfig, RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, PeerLost, ServeError
 from twostroke.request import FinishReason, SampledToken
@@ -182,7 +182,7 @@ async def open_doors(endpoints: EndpointsConfig) -> AsyncIterator[Doors]:
         routing=RoutingConfig(seed=1),
         endpoints=endpoints,
     )
-    server = RouterServer(config, dispatcher, ByteText(), metrics, router_id="router-0")
+    server = RouterServer(config, dispatcher, InlinePreparer(ByteText()), metrics, router_id="router-0")
     url = f"http://{server.addresses.http}"
     async with (
         server.serving(),

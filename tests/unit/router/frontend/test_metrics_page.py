@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from router.frontend.http.health_pages import RENDERING_SHARE, MetricsPage
+from router.frontend.http.health_pages import MetricsPage
+from twostroke.telemetry import RENDERING_SHARE
 
 
 class Slow:

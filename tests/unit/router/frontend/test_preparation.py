@@ -19,12 +19,13 @@ from router.frontend.http.app import build_http_app
 from router.frontend.params import ChatPrompt
 from router.frontend.preparation import preparer
 from router.frontend.preparation.prepare import Outcome, Work, prepare
-from router.frontend.preparation.preparer import InlinePreparer, ProcessPreparer
+from router.frontend.preparation.preparer import ProcessPreparer
 from router.frontend.preparation.process import MOST_BYTES, most_bytes
 from router.frontend.request_handler import RequestHandler
 from router.frontend.text.chat_template import ChatTemplate
 from router.frontend.text.tokenizer import ByteText, load_text
 from router.metrics import RouterMetrics
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from twostroke.errors import (
     ContextLengthExceeded,

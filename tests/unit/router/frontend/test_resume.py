@@ -19,12 +19,12 @@ from router.frontend.openai.reply import Reply
 from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.params import ClientRequest, TokenPrompt
 from router.frontend.preparation.prepare import Work, prepare
-from router.frontend.preparation.preparer import InlinePreparer
 from router.frontend.request_handler import RequestHandler, TextEvent
 from router.frontend.resume import Progress, Seeds, Sent, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.serving.attempts import Attempts, first_attempt
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import FACTS, ScriptedDispatcher
 from twostroke.errors import InvalidRequest
 from twostroke.request import SampledToken

@@ -340,8 +340,8 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         core = RouterCore(config, RouterMetrics())
         self.cores.append(core)
         await core.start(address)
-        assert core._placer is not None
-        core._placer.attempts = Attempts(clock_ns=lambda: 0)  # they count from 0
+        assert core._with is not None
+        core._with.placer.attempts = Attempts(clock_ns=lambda: 0)  # they count from 0
         if ready:
             await eventually(lambda: set(standings(core)) == set(self.members) and all_serving(core))
         return core

@@ -12,6 +12,7 @@ from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.server import RouterServer
 from tests.hand_cut import HandCut
+from tests.inline_preparer import InlinePreparer
 from twostroke.config import ListenConfig, RouterConfig
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -24,7 +25,7 @@ async def doors(fleet):
     """A client of each kind."""
     core = await fleet.core()
     config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0), served_model_name="toy")
-    server = RouterServer(config, core, ByteText(), RouterMetrics(), router_id=core.router_id)
+    server = RouterServer(config, core, InlinePreparer(ByteText()), RouterMetrics(), router_id=core.router_id)
     async with (
         server.serving(),
         httpx.AsyncClient(base_url=f"http://{server.addresses.http}", timeout=20) as http,

@@ -156,7 +156,7 @@ async def test_a_worker_that_could_not_be_told_of_it_is_told_again_while_its_str
     await answer.has(5)
     answer.task.cancel()
     await soon(lambda: worker.closed == [("r#0", 0)])
-    assert not core._links._unclosed
+    assert not core._with.links._unclosed
 
 
 async def test_a_router_that_closes_waits_for_no_worker_that_cannot_be_told(fleet, ask):

@@ -43,11 +43,11 @@ async def test_a_worker_that_the_supervisor_no_longer_lists_is_owed_nothing(flee
     if is_dead_first:
         await dying.kill()
         await answer.task
-        await soon(lambda: dying.worker_id in core._links._unclosed)
+        await soon(lambda: dying.worker_id in core._with.links._unclosed)
     await fleet.remove(dying.worker_id)
     await soon(lambda: dying.worker_id not in standing(core))
     await answer.task
-    assert not core._links._unclosed
+    assert not core._with.links._unclosed
 
 
 async def test_an_answer_waits_for_the_only_decode_worker_to_come_back(fleet, ask, standing, soon):
@@ -194,7 +194,7 @@ async def test_an_answer_lost_between_its_opening_and_a_new_token_stream_is_open
     worker.may_open.clear()
     answer = ask(core)
     await soon(lambda: len(worker.opens) == 2)
-    link, _ = core._links._links["decode-0"]
+    link, _ = core._with.links._links["decode-0"]
     before = link._connections
     await worker.break_tokens()
     await soon(lambda: link._connections > before)

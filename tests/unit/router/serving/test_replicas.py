@@ -16,6 +16,7 @@ from router.routing.reservation_exchange import batch_from, messages_of
 from router.routing.reservations import NOTHING, Batch, Reservation, Reservations, Share
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.serving.asking import eventually
 from twostroke.config import ListenConfig, RouterConfig
 from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
@@ -47,8 +48,14 @@ async def replica(fleet) -> AsyncIterator[Replica]:
         served_model_name="toy",
     )
     core = RouterCore(config, RouterMetrics())
-    server = RouterServer(config, core, ByteText(), RouterMetrics(), router_id=core.router_id)
-    server.share(core.reservations)
+    server = RouterServer(
+        config,
+        core,
+        InlinePreparer(ByteText()),
+        RouterMetrics(),
+        router_id=core.router_id,
+        reservations=core.reservations,
+    )
     async with server.serving():
         await core.start(server.peer_address)
         try:

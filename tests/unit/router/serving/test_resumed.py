@@ -54,7 +54,7 @@ async def test_a_router_that_was_left_and_opens_the_answer_once_more_does_not_ta
     worker.may_find.clear()
     resumed = ask(core, resumptions=1)
     await soon(lambda: worker.finds)
-    left._links.drop(left._fleet.worker("decode-0"), "this router only")
+    left._with.links.drop(left._fleet.worker("decode-0"), "this router only")
     await soon(lambda: len(worker.opens) == 2 and worker.closed)
     worker.may_find.set()
     worker.hold_at = None

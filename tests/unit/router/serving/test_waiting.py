@@ -77,12 +77,12 @@ async def test_a_client_that_leaves_in_the_moment_of_its_release_leaves_nothing(
     core, worker = await busy_core(fleet, soon)
     answers = [asking(core, f"r{number}") for number in range(8)]
     await soon(lambda: held(core) == 8)
-    released = core._placer._queue._waiting["r0#0"]
+    released = core._with.placer.queue._waiting["r0#0"]
     released.add_done_callback(lambda _: [answer.task.cancel() for answer in answers])
     worker.load = load(0.0)
     await asyncio.wait([answer.task for answer in answers])
     await soon(lambda: held(core) == 0 and len(core._routing.reservations) == 0)
-    assert not core._placer._queue._waiting
+    assert not core._with.placer.queue._waiting
     assert (await asking(core, "after").task).is_right
 
 

@@ -261,15 +261,16 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
 
 async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(doors):
     status = health_pb2.HealthCheckResponse
-    for channel, offers in ((doors.channel, "Inference"), (doors.admin, "Control")):
-        health, service = health_pb2_grpc.HealthStub(channel), f"twostroke.v1.{offers}"
+    for channel, offers in ((doors.channel, ["Inference"]), (doors.admin, ["Control", "Routing"])):
+        health, services = health_pb2_grpc.HealthStub(channel), [f"twostroke.v1.{name}" for name in offers]
+        service = services[0]
         states = aiter(health.Watch(health_pb2.HealthCheckRequest(service=service)))
         while (await anext(states)).status != status.SERVING:
             pass
         assert (await health.Check(health_pb2.HealthCheckRequest(service=service))).status == status.SERVING
         listed = (await health.List(health_pb2.HealthListRequest())).statuses
         assert {name: each.status for name, each in listed.items()} == dict.fromkeys(
-            ("", "ready", "live", service), status.SERVING
+            ("", "ready", "live", *services), status.SERVING
         )
         unknown = aiter(health.Watch(health_pb2.HealthCheckRequest(service="nobody")))
         assert (await anext(unknown)).status == status.SERVICE_UNKNOWN

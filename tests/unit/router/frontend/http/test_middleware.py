@@ -10,10 +10,10 @@ import pytest
 
 from router.frontend.http.app import build_http_app
 from router.frontend.http.middleware import browser_middleware
-from router.frontend.preparation.preparer import InlinePreparer
 from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.config import EndpointsConfig
 from twostroke.errors import ConfigError

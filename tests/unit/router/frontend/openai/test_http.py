@@ -9,10 +9,10 @@ import pytest
 from openai import OpenAI
 
 from router.frontend.http.app import build_http_app
-from router.frontend.preparation.preparer import InlinePreparer
 from router.frontend.request_handler import RequestHandler
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
+from tests.inline_preparer import InlinePreparer
 from twostroke import __version__
 from twostroke.kv_cache.block import owner_salt
 from twostroke.models.recommended import Recommended
