@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from tests import process_table
+
 PATIENCE_S = 90.0
 CHECKOUT = Path(__file__).parents[2]
 TWOSTROKE = [sys.executable, "-m", "tools.cli"]
@@ -64,12 +66,11 @@ class Server:
         return done.stdout
 
     def worker_pid(self, title: str) -> int:
-        return next(process.pid for process in self.processes() if title in " ".join(cmdline_of(process)))
+        return next(process.pid for process in self.processes() if title in process_table.title_of(process))
 
     def processes(self) -> list[psutil.Process]:
         """All that live because of it, itself included."""
-        launcher = psutil.Process(self.process.pid)
-        return [launcher, *launcher.children(recursive=True)]
+        return process_table.with_all_below(self.process.pid)
 
     def epochs(self) -> dict[str, str]:
         return {
@@ -79,13 +80,6 @@ class Server:
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
         return self.process.wait(PATIENCE_S)
-
-
-def cmdline_of(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
 
 
 def wait_until(is_so: Callable[[], bool], explain: Callable[[], str] = str) -> None:

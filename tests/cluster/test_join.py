@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import process_table
 from tests.cluster.processes import Client
 from tests.cluster.served import CHECKOUT, PACED, PATIENCE_S, SMALL, TWOSTROKE, Server, starting, wait_until
 from tests.unit.worker.rig import prompt_of
@@ -38,8 +39,8 @@ class Owner:
         return self.process.stdout.readline().strip()
 
     def kill(self, title: str) -> None:
-        for process in psutil.Process(self.process.pid).children(recursive=True):
-            if title in "".join(process.cmdline()):
+        for process in process_table.below(self.process.pid):
+            if title in process_table.title_of(process):
                 process.kill()
                 return
         raise AssertionError(f"no process {title}")

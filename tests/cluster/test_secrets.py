@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import urllib.request
 from pathlib import Path
 
 import grpc
 import grpc.aio
-import psutil
 import pytest
 import yaml
 
 from router.frontend.auth.api_keys import draw_key
 from tests.cluster.processes import SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
+from tests.process_table import below, title_of
 from tests.unit.worker.rig import paced
 from twostroke.config import EndpointsConfig, Role, RouterConfig, WorkerConfig
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -40,7 +41,7 @@ def scraped(page: str) -> str:
 
 def shown_by(cluster: ProcessCluster) -> str:
     """Arguments, logs, metrics, and what routers say of themselves."""
-    arguments = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+    arguments = list(map(title_of, below(os.getpid())))
     assert sum("-m router" in line or "_worker" in line for line in arguments) >= 3
     pages = [
         cluster.routers[0].addresses.metrics,

@@ -29,11 +29,11 @@ from tests.cluster.served import (
     TWOSTROKE,
     Server,
     assert_all_ended,
-    cmdline_of,
     starting,
     wait_until,
 )
 from tests.deploy.documents import commands_in
+from tests.process_table import environment_of, listening_ports, title_of
 from tools.simulate.traces.request_log import record_of
 from tools.simulate.traces.trace import read_trace
 from twostroke.event_log import MOST_FILE_BYTES
@@ -184,13 +184,8 @@ def pid_of(server: Server, http: str) -> int:
     return next(
         process.pid
         for process in server.processes()
-        if cmdline_of(process)[-2:] == ["-m", "router"] and port in listening(process)
+        if title_of(process).endswith("-m router") and port in listening_ports(process)
     )
-
-
-def listening(process: psutil.Process) -> set[int]:
-    found = process.net_connections(kind="tcp")
-    return {connection.laddr.port for connection in found if connection.status == psutil.CONN_LISTEN}
 
 
 def request_to(http: str, **fields: Any) -> Any:
@@ -262,8 +257,7 @@ def test_a_killed_router_comes_back_on_its_ports_while_the_other_one_serves(serv
 
 
 def supervisor_of(server: Server) -> int | None:
-    titles = {process.pid: " ".join(cmdline_of(process)) for process in server.processes()}
-    return next((pid for pid, title in titles.items() if "ray::SupervisorActor" in title), None)
+    return next((each.pid for each in server.processes() if "ray::SupervisorActor" in title_of(each)), None)
 
 
 def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
@@ -288,7 +282,7 @@ def test_the_ray_cluster_lives_in_our_folder_and_needs_our_token(server: Server)
     assert worker.environ()["RAY_AUTH_MODE"] == "token"
     assert worker.environ()["RAY_AUTH_TOKEN_PATH"] == str(folder / LOCAL_TOKEN)
     assert "RAY_ADDRESS" not in worker.environ()
-    commands = " ".join(" ".join(cmdline_of(process)) for process in server.processes())
+    commands = " ".join(map(title_of, server.processes()))
     token = (folder / LOCAL_TOKEN).read_text()
     assert len(token) == 64
     assert token not in commands
@@ -332,7 +326,7 @@ def test_no_log_grows_without_bound(server: Server) -> None:
 
 def test_no_process_of_a_local_cluster_listens_for_other_hosts(server: Server) -> None:
     heard = {
-        (connection.laddr.ip, " ".join(cmdline_of(process))[:80])
+        (connection.laddr.ip, title_of(process)[:80])
         for process in server.processes()
         for connection in process.net_connections(kind="inet")
         if connection.status == psutil.CONN_LISTEN
@@ -348,20 +342,12 @@ def test_no_environment_of_a_local_cluster_holds_a_secret(server: Server) -> Non
     assert len(below) > 5
     for process in below:
         environment = environment_of(process)
-        assert token not in environment.values(), cmdline_of(process)
-        assert USERS_KEY not in environment.values(), cmdline_of(process)
+        assert token not in environment.values(), title_of(process)
+        assert USERS_KEY not in environment.values(), title_of(process)
     assert USERS_KEY in environment_of(launcher).values(), "as the user gave it"
     router = psutil.Process(server.worker_pid("-m router")).environ()
     assert "RAY_AUTH_TOKEN_PATH" not in router
     assert router["PATH"] == os.environ["PATH"]
-
-
-def environment_of(process: psutil.Process) -> dict[str, str]:
-    """Empty for a process that has ended since."""
-    try:
-        return dict(process.environ())
-    except psutil.NoSuchProcess:
-        return {}
 
 
 def test_the_router_loads_neither_torch_nor_ray(server: Server) -> None:

@@ -8,12 +8,12 @@ import dataclasses
 import signal
 import urllib.request
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from tests.chaos.injection.plan import ENVIRONMENT
-from tests.cluster.test_worker_processes import Process, worker_process
+from tests.cluster.test_worker_processes import worker_process
+from tests.process_table import has_stopped
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, prefill, prompt_of, worker_config
 from twostroke.config import Role, RuntimeConfig
@@ -90,7 +90,7 @@ async def test_a_frozen_puller_that_wakes_after_its_pages_were_used_again_takes_
             await router.connect()
             with contextlib.suppress(ServeError):  # it may be frozen before it has answered
                 await router.open(PROMPT, 5, source=source.source)
-            await eventually(lambda: state_of(target) == "T")
+            await eventually(lambda: has_stopped(target.child.pid))
             await source.idle()
             await use_again(source)
             target.signal(signal.SIGCONT)
@@ -102,10 +102,6 @@ async def test_a_frozen_puller_that_wakes_after_its_pages_were_used_again_takes_
             assert got.tokens[-5:] == expected_tokens(PROMPT, 5)
             assert await metric(info, "twostroke_pull_failures_total") == 1
             assert await metric(info, "twostroke_pull_bytes_total") == 0
-
-
-def state_of(process: Process) -> str:
-    return Path(f"/proc/{process.child.pid}/stat").read_text(encoding="ascii").rpartition(") ")[2][0]
 
 
 async def use_again(source: Running) -> None:

@@ -21,6 +21,7 @@ from cluster.clients.resuming import ResumingClient
 from tests.certificates import DAY, Authority, Issued
 from tests.chaos.fuzz.mutate import frame
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, WorkerProcess, port_of, running_cluster
+from tests.process_table import listening_ports
 from tests.unit.worker.rig import paced, prompt_of
 from tools.cli import main
 from twostroke.credentials import CLUSTER_NAME
@@ -97,9 +98,7 @@ def asked_over_http(address: str, tls: ClientTls | None) -> str:
 def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token: str) -> bytes:
     """To a hello that shows the token; nothing where the connection is ended."""
     hello = frame([PROTOCOL, token, "w", "1.1", worker.info["fingerprint"], worker.info["epoch"]])
-    listening = {
-        each.laddr.port for each in psutil.Process(worker.process.pid).net_connections("tcp") if each.status == "LISTEN"
-    }
+    listening = listening_ports(psutil.Process(worker.process.pid))
     (port,) = listening - {port_of(str(worker.info[name])) for name in ("address", "metrics_address")}
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as sock:

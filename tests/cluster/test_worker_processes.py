@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 
 import pytest
 
 from tests.chaos.injection.process import command_of
+from tests.process_table import has_stopped
 from tests.unit.worker.callers import Puller, Router, router_to
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of, worker_config
 from twostroke.config import Role, RuntimeConfig, ScheduleConfig, WorkerConfig
@@ -155,8 +155,7 @@ def after_the_end_of(peer: Process, end: signal.Signals, pull: Callable[..., Tra
 
     def pull_too_late(*arguments) -> Transfer:
         peer.signal(end)
-        state = Path(f"/proc/{peer.child.pid}/stat")
-        while state.read_text().rpartition(") ")[2][0] not in "TZ":
+        while not has_stopped(peer.child.pid):
             time.sleep(0.001)
         return pull(*arguments)
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
-from pathlib import Path
+
+import psutil
 
 from tests.bench.index.content import DEEP_BLOCKS, SHALLOW_BLOCKS, Content
 from tests.bench.index.subjects import Subject, subject_named
@@ -86,7 +86,7 @@ def _lookups(subject: Subject, content: Content, count: int) -> Iterator[Lookup]
 
 
 def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+    return int(psutil.Process().memory_info().rss)
 
 
 def main() -> None:

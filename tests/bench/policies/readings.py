@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import grpc.aio
+import psutil
 
 from cluster.clients.admin_access import AdminAccess
 from twostroke.config import Role
@@ -20,9 +20,10 @@ class Reading:
     at_s: float
     prefill_busy_s: dict[str, float]
     """Seconds that each prefill worker has spent on prompts since it began."""
-    machine_busy_ticks: float
-    """Busy ticks of all cores since the machine began."""
-    machine_ticks: float
+    machine_busy_s: float
+    """Busy seconds of all cores since the machine began."""
+    machine_s: float
+    """Seconds of all cores since the machine began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +45,30 @@ async def read(admin: AdminAccess) -> Reading:
         answer = await control_pb2_grpc.ControlStub(channel).GetLoad(
             control_pb2.GetLoadRequest(), timeout=ANSWER_S, metadata=admin.metadata
         )
-    busy, whole = _machine_times()
+    busy_s, machine_s = _machine_times()
     return Reading(
         at_s=time.perf_counter(),
         prefill_busy_s={
             each.worker_id: each.load.prefill_busy_s for each in answer.workers if each.server.role == Role.PREFILL
         },
-        machine_busy_ticks=busy,
-        machine_ticks=whole,
+        machine_busy_s=busy_s,
+        machine_s=machine_s,
     )
 
 
 def between(first: Reading, last: Reading) -> Busy:
-    seconds, ticks = last.at_s - first.at_s, last.machine_ticks - first.machine_ticks
+    seconds, machine_s = last.at_s - first.at_s, last.machine_s - first.machine_s
     return Busy(
         workers={
             worker: (busy_s - first.prefill_busy_s.get(worker, 0.0)) / seconds
             for worker, busy_s in last.prefill_busy_s.items()
         },
-        machine=(last.machine_busy_ticks - first.machine_busy_ticks) / ticks if ticks else 0.0,
+        machine=(last.machine_busy_s - first.machine_busy_s) / machine_s if machine_s else 0.0,
     )
 
 
 def _machine_times() -> tuple[float, float]:
-    """Busy and all, in ticks: the first line is "cpu user nice system idle iowait irq softirq steal ..."."""
-    ticks = [int(part) for part in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-    return float(sum(ticks) - ticks[3] - ticks[4]), float(sum(ticks))
+    """Return the busy seconds and all seconds of all cores. A guest's seconds are the user's, too."""
+    times = psutil.cpu_times()
+    machine_s = float(sum(times) - times.guest - times.guest_nice)
+    return machine_s - times.idle - times.iowait, machine_s

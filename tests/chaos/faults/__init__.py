@@ -6,7 +6,6 @@
     client          clients that go on at the other router
     answer          what they got, and what is wrong with it: pure
     testbed         the cluster: a `twostroke serve` of our own
-    process_table   its processes, as the kernel shows them
     triggers        what has to happen for some points to be reached
     head            Ray's head, killed or frozen, and started again
     zombies         streams that go on elsewhere when what was frozen comes back

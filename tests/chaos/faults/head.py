@@ -8,17 +8,19 @@ import signal
 import sys
 from pathlib import Path
 
+import psutil
+
 from cluster.routers import parent_death_guard
-from tests.chaos.faults.process_table import Process
+from tests import process_table
 
 PORT_FLAG = "--gcs_server_port="
 
 
-def kill(head: Process) -> None:
+def kill(head: psutil.Process) -> None:
     os.kill(head.pid, signal.SIGKILL)
 
 
-async def freeze(head: Process, seconds: float) -> None:
+async def freeze(head: psutil.Process, seconds: float) -> None:
     os.kill(head.pid, signal.SIGSTOP)
     try:
         await asyncio.sleep(seconds)
@@ -29,9 +31,9 @@ async def freeze(head: Process, seconds: float) -> None:
 class Restart:
     """Read while it lives: how it is started again, as a machine's supervisor would."""
 
-    def __init__(self, head: Process) -> None:
-        self._command = _with_port(head.command(), head.ports())
-        self._environment = head.environment()
+    def __init__(self, head: psutil.Process) -> None:
+        self._command = _with_port(head.cmdline(), process_table.listening_ports(head))
+        self._environment = process_table.environment_of(head)
 
     async def start(self) -> asyncio.subprocess.Process:
         """It dies with us."""

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc.aio
+import psutil
 
 from cluster.clients.admin_access import LOCAL_TOKEN
 from cluster.routers.process import is_ready
 from router.addresses import Addresses
-from tests.chaos.faults import process_table
+from tests import process_table
 from tests.chaos.faults.client import router_name
 from tests.chaos.injection import control
 from tests.chaos.injection.injector import BY_CALL, JOURNAL, NEXT_EPOCH, ONE
@@ -79,14 +80,14 @@ class Bed:
         self._token = token
         self._fleet_address = fleet_address
 
-    def head(self) -> process_table.Process:
+    def head(self) -> psutil.Process:
         """Ray's: the launcher's, or the one that took its place. Raises PeerLost where there is none."""
         return process_titled(HEAD_TITLE, os.getpid())
 
-    def processes(self) -> list[process_table.Process]:
+    def processes(self) -> list[psutil.Process]:
         """The launcher and all below it."""
         assert self._launcher is not None
-        return [process_table.Process(self._launcher, "cluster.cli serve"), *process_table.below(self._launcher)]
+        return process_table.with_all_below(self._launcher)
 
     async def targets(self) -> list[Target]:
         """Return the targets whose addresses are known: all, once the cluster is whole."""
@@ -133,7 +134,7 @@ class Bed:
 
     async def _find_fleet(self) -> str:
         assert self._launcher is not None
-        for port in sorted(process_titled(SUPERVISOR_TITLE, self._launcher).ports()):
+        for port in sorted(process_table.listening_ports(process_titled(SUPERVISOR_TITLE, self._launcher))):
             with contextlib.suppress(ServeError):
                 address = f"127.0.0.1:{port}"
                 await self._view_at(address)
@@ -239,10 +240,10 @@ class Bed:
         }
 
 
-def process_titled(title: str, launcher: int) -> process_table.Process:
+def process_titled(title: str, launcher: int) -> psutil.Process:
     """Below one that launched it. Raises PeerLost where there is none."""
     for process in process_table.below(launcher):
-        if title in process.title:
+        if title in process_table.title_of(process):
             return process
     raise PeerLost(f"no process {title} below {launcher}")
 

@@ -13,12 +13,13 @@ import importlib.util
 import json
 import logging
 import random
-import resource
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tests.chaos.fuzz.target import Target
 
@@ -101,8 +102,7 @@ def _tell(target: Target, tries: int, *, led: bool) -> None:
 
 
 def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * resource.getpagesize()
+    return int(psutil.Process().memory_info().rss)
 
 
 def _play_by_chance(target: Target, seconds: float, seed: int, finds: Path) -> int:

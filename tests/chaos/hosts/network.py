@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.routers import parent_death_guard
-from tests.chaos.faults import process_table
+from tests import process_table
 from twostroke.errors import ConfigError, PeerLost
 
 TAG = "tsh"

@@ -18,6 +18,7 @@ from router.frontend.auth.api_keys import draw_key
 from tests.certificates import Authority
 from tests.chaos.neighbours.target import Target
 from tests.cluster.processes import ProcessCluster, port_of, running_cluster
+from tests.process_table import listening_ports
 from twostroke.config import CacheConfig, EndpointsConfig, ModelConfig
 
 VOCABULARY = 4000
@@ -133,10 +134,7 @@ def _target(cluster: ProcessCluster, ca: str) -> Target:
     metrics = tuple(str(worker.info["metrics_address"]) for worker in cluster.workers.values())
     known = {port_of(address) for address in (*rpc, *metrics)}
     listening = {
-        connection.laddr.port
-        for worker in cluster.workers.values()
-        for connection in psutil.Process(worker.process.pid).net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
+        port for worker in cluster.workers.values() for port in listening_ports(psutil.Process(worker.process.pid))
     }
     return Target(
         http=addresses.http,

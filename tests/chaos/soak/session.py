@@ -10,6 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
+from tests import process_table
 from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.client import Clients
@@ -105,7 +108,7 @@ class _Session:
         self.course.memories.append(memory)
         stopped_s = self.elapsed_s
         while True:
-            with contextlib.suppress(OSError):  # processes end while they are looked at
+            with contextlib.suppress(psutil.Error):  # processes end while they are looked at
                 memory.take(time.monotonic(), await asyncio.to_thread(_sizes, bed))
             if self.elapsed_s - stopped_s >= TELL_S:
                 stopped_s = self.elapsed_s
@@ -114,4 +117,9 @@ class _Session:
 
 
 def _sizes(bed: Bed) -> list[tuple[int, str, int, int]]:
-    return [(each.pid, each.title, each.resident_bytes(), each.open_files()) for each in bed.processes()]
+    sizes = []
+    for process in bed.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            title = process_table.title_of(process)
+            sizes.append((process.pid, title, int(process.memory_info().rss), int(process.num_fds())))
+    return sizes

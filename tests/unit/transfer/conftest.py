@@ -8,13 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.process_table import has_stopped
 from tests.unit.transfer import page_owner
 from tests.unit.transfer.makers import (
     GROUPS,
@@ -50,7 +50,7 @@ class Process:
 
     def freeze(self) -> None:
         os.kill(self._pid, signal.SIGSTOP)
-        while self._state() != "T":
+        while not has_stopped(self._pid):
             time.sleep(0.001)
 
     def thaw(self) -> None:
@@ -68,10 +68,6 @@ class Process:
         self.kill()
         self._process.close()
         self.commands.close()
-
-    def _state(self) -> str:
-        stat = Path(f"/proc/{self._pid}/stat").read_text(encoding="ascii")
-        return stat.rpartition(")")[2].split()[0]
 
 
 class Owner(Process):
