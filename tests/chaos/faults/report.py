@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from tests.chaos.faults.bounds import overruns
-from tests.chaos.faults.options import FaultsOptions, is_paced
 from tests.chaos.faults.outcome import Outcome, is_stale
 from tests.chaos.faults.trials import ANYWHERE, HEAD
 from tests.chaos.injection.plan import Kind
 from tests.chaos.injection.points import Cell, Process, why_not
+from tests.chaos.program import ClusterOptions
 from tools.simulate.fleet.results import percentile
+from twostroke.config import PACED_PREFIX
 from twostroke.fault_points import Point
 
 SHARES = (0.5, 0.99)
@@ -38,7 +39,7 @@ class Facts:
     duration_s: float
 
     @classmethod
-    def now(cls, options: FaultsOptions, duration_s: float) -> Facts:
+    def now(cls, options: ClusterOptions, duration_s: float) -> Facts:
         return cls(
             seed=options.seed,
             model=options.model,
@@ -78,7 +79,7 @@ def written(outcomes: Sequence[Outcome], facts: Facts) -> str:
         _refusals(outcomes),
         _misses(outcomes),
     ]
-    if is_paced(facts.model):
+    if facts.model.startswith(PACED_PREFIX):
         parts.append(_reasons())
     return "\n\n".join(filter(None, parts))
 

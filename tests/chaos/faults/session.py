@@ -10,11 +10,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
 from tests.chaos.faults.bounds import overruns
 from tests.chaos.faults.client import Clients
@@ -23,10 +22,10 @@ from tests.chaos.faults.options import FaultsOptions
 from tests.chaos.faults.outcome import Outcome, stale
 from tests.chaos.faults.report import Facts, summary, written
 from tests.chaos.faults.run import FaultRun
-from tests.chaos.faults.testbed import testbed
+from tests.chaos.faults.testbed import Bed, testbed
 from tests.chaos.faults.trials import QUICK, QUICK_SECONDS, SECONDS, Trial, in_turns, trials
-from tests.chaos.injection.plan import BREAK
-from tools.output import write_json
+from tests.chaos.injection.plan import Kind
+from tests.chaos.program import ClusterOptions
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -45,25 +44,23 @@ def run_session(options: FaultsOptions) -> int:
     try:
         asyncio.run(_Session(options, outcomes).run())
     finally:
-        facts = Facts.now(options, time.time() - began_s)
-        write_json(_as_json(facts, outcomes), options.json_path)
-        print(summary(outcomes, facts), file=sys.stderr, flush=True)
-    if options.write is not None:
-        page_section.put(options.write, options.section, written(outcomes, facts))
+        facts = Facts.now(options.cluster, time.time() - began_s)
+        options.report.tell(summary(outcomes, facts), _as_json(facts, outcomes))
+    options.report.publish(written(outcomes, facts))
     return 1 if any(outcome.is_miss for outcome in outcomes) or overruns(outcomes)[0] else 0
 
 
 def shared_out(options: FaultsOptions) -> list[tuple[str, list[Trial]]]:
     """The trials of each cluster: most of them on the first one. Pure."""
     only = options.only or (QUICK if options.quick else ())
-    draws = random.Random(f"share {options.seed}")
+    draws = random.Random(f"share {options.cluster.seed}")
     first, *others = options.transports
-    wanted = trials(_transport_of(first), options.seed, only)
+    wanted = trials(_transport_of(first), options.cluster.seed, only)
     if options.sample is not None:
         wanted = in_turns(draws.sample(wanted, min(options.sample, len(wanted))), draws)
     shares: list[tuple[str, list[Trial]]] = [(first, wanted)]
     for other in others:
-        can = set(trials(_transport_of(other), options.seed, only))
+        can = set(trials(_transport_of(other), options.cluster.seed, only))
         drawn = {trial for trial in wanted if trial in can and draws.random() * PART_OF_DEFAULT < 1}
         shares[0] = (first, [trial for trial in shares[0][1] if trial not in drawn])
         shares.append((other, [trial for trial in wanted if trial in drawn]))
@@ -93,23 +90,16 @@ class _Session:
 
     async def _one_cluster(self, transports: str, wanted: Sequence[Trial]) -> list[Trial]:
         """What it did not come to: a cluster in which something is left or missing is given up."""
-        options = self._options
-        environment = {} if options.breaks is None else {BREAK: options.breaks}
-        with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
-            async with testbed(Path(folder), options.flags(transports), environment) as (bed, logs):
-                clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-                run = FaultRun(bed, clients, load_of(options), QUICK_SECONDS if options.quick else SECONDS)
-                try:
-                    self._expected = await run.prepare(self._expected)
-                    for at, trial in enumerate(wanted):
-                        outcome = await run.one(trial, transports=transports, model=options.model)
-                        self._tell(outcome)
-                        if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
-                            kept_logs(logs, options.logs, outcome)
-                        if outcome.left or outcome.missing:
-                            return list(wanted[at + 1 :])
-                finally:
-                    await run.close()
+        options, seconds = self._options.cluster, QUICK_SECONDS if self._options.quick else SECONDS
+        async with broken_cluster(options, transports, seconds) as (_, logs, run):
+            self._expected = await run.prepare(self._expected)
+            for at, trial in enumerate(wanted):
+                outcome = await run.one(trial, transports=transports, model=options.model)
+                self._tell(outcome)
+                if outcome.is_miss or (outcome.recovery_s or 0.0) > SLOW_S:
+                    keep_logs(logs, options.logs, outcome)
+                if outcome.left or outcome.missing:
+                    return list(wanted[at + 1 :])
         return []
 
     def _tell(self, outcome: Outcome) -> None:
@@ -124,12 +114,24 @@ class _Session:
         )
 
 
-def load_of(options: FaultsOptions) -> Load:
-    return (PACED_LOAD if options.is_paced else REAL_LOAD).with_seed(options.seed)
+@contextlib.asynccontextmanager
+async def broken_cluster(
+    options: ClusterOptions, transports: str, seconds: Mapping[Kind, float]
+) -> AsyncIterator[tuple[Bed, Path, FaultRun]]:
+    """Yield a cluster, the folder of its logs, and who breaks it. `seconds`: how long faults last that end."""
+    load = (PACED_LOAD if options.is_paced else REAL_LOAD).with_seed(options.seed)
+    with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
+        async with testbed(Path(folder), options.flags(transports), options.environment) as (bed, logs):
+            clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
+            run = FaultRun(bed, clients, load, seconds)
+            try:
+                yield bed, logs, run
+            finally:
+                await run.close()
 
 
-def kept_logs(logs: Path, folder: Path | None, outcome: Outcome) -> None:
-    """A copy, where one is wanted: a cluster's own logs end with it."""
+def keep_logs(logs: Path, folder: Path | None, outcome: Outcome) -> None:
+    """Copy the logs, where that is wanted: a cluster's own logs end with it."""
     if folder is None:
         return
     name = str(outcome.trial).replace("/", "-")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.fuzz.targets import TARGETS
+from tests.chaos.program import seconds
 
 _OPENING_S = 300.0
 """For a target's imports, and for libFuzzer to read its corpus and to end, on a machine that does other things."""
@@ -31,7 +32,7 @@ class Turn:
 def main() -> int:
     names = [target.name for target in TARGETS]
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.fuzz", description=__doc__)
-    parser.add_argument("--for", dest="seconds", type=float, default=60.0, help="seconds in all")
+    parser.add_argument("--for", dest="seconds", type=seconds, default=60.0, help="in all: 90s, 30m, 1h")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--at-once", type=int, default=1, help="targets side by side; each then plays that much longer")

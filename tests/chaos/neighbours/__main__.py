@@ -16,15 +16,11 @@ from tests.chaos.neighbours.honest import Seen
 from tests.chaos.neighbours.report import Row, as_json, as_table, row_of
 from tests.chaos.neighbours.site import Died, serving
 from tests.chaos.neighbours.trial import baseline, hostile_process, trial
+from tests.chaos.program import seconds
 
 SITES = {"plain": False, "secured": True}
-UNITS = {"s": 1, "m": 60, "h": 3600}
 BASELINE_S = 2.0
 WARM_S = 4.0
-
-
-def seconds_of(text: str) -> float:
-    return float(text[:-1]) * UNITS[text[-1]] if text[-1:] in UNITS else float(text)
 
 
 async def play(
@@ -59,8 +55,8 @@ def _tell(row: Row, out: Path | None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.neighbours", description=__doc__)
-    parser.add_argument("--for", dest="seconds", type=seconds_of, default=600.0, help="in all: 90s, 30m, 1h")
-    parser.add_argument("--each", type=seconds_of, default=6.0, help="seconds of each hostile client")
+    parser.add_argument("--for", dest="seconds", type=seconds, default=600.0, help="in all: 90s, 30m, 1h")
+    parser.add_argument("--each", type=seconds, default=6.0, help="seconds of each hostile client")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="entries, by a part of their names")
     parser.add_argument("--site", nargs="+", choices=list(SITES), default=list(SITES))

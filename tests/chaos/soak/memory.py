@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -54,11 +55,8 @@ class Life:
     def bytes_per_s(self) -> float:
         """Return the trend, by least squares over what is warm."""
         warm = self.warm
-        mean_s = sum(sample.at_s for sample in warm) / len(warm)
-        mean_bytes = sum(sample.resident_bytes for sample in warm) / len(warm)
-        spread = sum((sample.at_s - mean_s) ** 2 for sample in warm)
-        common = sum((sample.at_s - mean_s) * (sample.resident_bytes - mean_bytes) for sample in warm)
-        return common / spread
+        times_s, sizes = [sample.at_s for sample in warm], [sample.resident_bytes for sample in warm]
+        return statistics.linear_regression(times_s, sizes).slope
 
     @property
     def grows(self) -> bool:

@@ -6,26 +6,21 @@ import asyncio
 import contextlib
 import random
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import psutil
 
 from tests import process_table
-from tests.chaos import page_section
 from tests.chaos.faults.answer import Transcript
-from tests.chaos.faults.client import Clients
 from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.report import Facts
 from tests.chaos.faults.run import FaultRun
-from tests.chaos.faults.session import kept_logs, load_of
-from tests.chaos.faults.testbed import Bed, testbed
+from tests.chaos.faults.session import broken_cluster, keep_logs
+from tests.chaos.faults.testbed import Bed
 from tests.chaos.faults.trials import SECONDS, Trial, trials
 from tests.chaos.soak.memory import Memory
 from tests.chaos.soak.options import SoakOptions
 from tests.chaos.soak.report import Course, as_json, summary, written
-from tools.output import write_json
 
 SAMPLE_S = 10.0
 TELL_S = 60.0
@@ -38,10 +33,8 @@ def run_session(options: SoakOptions) -> int:
         asyncio.run(session.run())
     finally:
         facts = Facts.now(options.cluster, session.elapsed_s)
-        write_json(as_json(session.course, facts), options.json_path)
-        print(summary(session.course, facts), file=sys.stderr, flush=True)
-    if options.write is not None:
-        page_section.put(options.write, page_section.SOAK, written(session.course, facts))
+        options.report.tell(summary(session.course, facts), as_json(session.course, facts))
+    options.report.publish(written(session.course, facts))
     return 1 if session.course.misses() else 0
 
 
@@ -49,7 +42,7 @@ class _Session:
     def __init__(self, options: SoakOptions) -> None:
         self._options = options
         self._draws = random.Random(f"soak {options.cluster.seed}")
-        self._trials = trials(options.cluster.transports[0], options.cluster.seed, ())
+        self._trials = trials(options.transports, options.cluster.seed, ())
         self._began_s = time.monotonic()
         self._expected: dict[str, Transcript] = {}
         self.course = Course()
@@ -71,32 +64,28 @@ class _Session:
         """Break a cluster until the time is over, or the cluster is past help."""
         options = self._options.cluster
         self.course.clusters += 1
-        with tempfile.TemporaryDirectory(prefix="tsf-") as folder:
-            async with testbed(Path(folder), options.flags(options.transports[0]), {}) as (bed, logs):
-                clients = Clients(routers=bed.routers, model=bed.model, patience_s=options.patience_s)
-                run = FaultRun(bed, clients, load_of(options), SECONDS)
-                watching = asyncio.create_task(self._watch(bed))
-                try:
-                    self._expected = await run.prepare(self._expected)
-                    while not self._is_over:
-                        outcome = await self._one_fault(run)
-                        if outcome.is_lossy:
-                            kept_logs(logs, options.logs, outcome)
-                        if outcome.left or outcome.missing:
-                            return
-                finally:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
-                    await run.close()
+        async with broken_cluster(options, self._options.transports, SECONDS) as (bed, logs, run):
+            watching = asyncio.create_task(self._watch(bed))
+            try:
+                self._expected = await run.prepare(self._expected)
+                while not self._is_over:
+                    outcome = await self._one_fault(run)
+                    if outcome.is_lossy:
+                        keep_logs(logs, options.logs, outcome)
+                    if outcome.left or outcome.missing:
+                        return
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
 
     async def _one_fault(self, run: FaultRun) -> Outcome:
         """After a pause in which nothing is broken."""
         streams, wrong = await run.undisturbed(self._draws.expovariate(1 / self._options.quiet_s))
         self.course.quiet_streams += streams
         self.course.wrong += wrong
-        options = self._options.cluster
         trial: Trial = self._draws.choice(self._trials)
-        outcome = await run.one(trial, transports=options.transports[0], model=options.model)
+        model = self._options.cluster.model
+        outcome = await run.one(trial, transports=self._options.transports, model=model)
         self.course.outcomes.append(outcome)
         if outcome.is_lossy:
             print(f"soak: MISS {trial}: {outcome.verdict}", file=sys.stderr, flush=True)

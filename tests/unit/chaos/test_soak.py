@@ -8,8 +8,9 @@ from tests.chaos.faults.outcome import Outcome
 from tests.chaos.faults.report import Facts
 from tests.chaos.faults.trials import Trial
 from tests.chaos.injection.plan import Kind
+from tests.chaos.program import seconds
 from tests.chaos.soak.memory import Memory
-from tests.chaos.soak.options import SoakOptions, add_arguments, options_from, seconds
+from tests.chaos.soak.options import SoakOptions, add_arguments, options_from
 from tests.chaos.soak.report import Course, summary, written
 from twostroke.fault_points import Point
 

@@ -128,7 +128,7 @@ def test_recovery_that_takes_too_long_is_a_miss_and_named(
         for text, begins in zip(found, expected, strict=True):
             assert text.startswith(begins)
             assert "decode/decode.sampled/" in text
-            assert text in summary(outcomes, Facts.now(options(), 1.0))
+            assert text in summary(outcomes, Facts.now(options().cluster, 1.0))
 
 
 def test_what_a_real_model_takes_to_compute_again_is_told_and_no_miss() -> None:
@@ -138,7 +138,7 @@ def test_what_a_real_model_takes_to_compute_again_is_told_and_no_miss() -> None:
 
 
 def test_the_table_names_every_fault_and_misses_are_bold() -> None:
-    facts = Facts.now(options("--seed", "11"), 60.0)
+    facts = Facts.now(options("--seed", "11").cluster, 60.0)
     good = outcome(Trial("decode", Point.DECODE_SAMPLED, Kind.KILL))
     bad = outcome(
         Trial("router", Point.ROUTER_TOKEN, Kind.STOP),

@@ -1,0 +1,143 @@
+"""What the programs that break a cluster have in common: the cluster's and the report's flags, times, and the start."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.cli import status_of
+from cluster.flags.checks import file_can_be_made, positive
+from cluster.flags.parser import Parser
+from tests.chaos import page_section
+from tests.chaos.injection.plan import BREAK
+from tools.output import write_json
+from twostroke.config import PACED_PREFIX
+
+MODEL = "paced:step_ms=10,prefill_tokens_per_s=4000,max_model_len=2048,page_bytes=128"
+"""Pages have room for their tokens' hashes and no more: every bit of them counts."""
+PACED_MEMORY = "10K"
+"""80 pages: some streams fill it."""
+REAL_MEMORY = "64M"
+PATIENCE_S, REAL_PATIENCE_S = 3.0, 6.0
+"""A client that goes away too early has all computed again."""
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def run_program(
+    name: str,
+    description: str,
+    epilog: str,
+    add_arguments: Callable[[argparse.ArgumentParser], None],
+    session: Callable[[argparse.Namespace], int],
+) -> int:
+    """Return the session's exit status: 1 on any miss, 2 for wrong flags and for a cluster that does not start."""
+    parser = Parser(
+        prog=f"python -m tests.chaos.{name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    return status_of(lambda: session(parser.parse_args()), parser.prog)
+
+
+def seconds(text: str) -> float:
+    """Read "90s", "10m" or "1.5h"; a bare number is seconds."""
+    matched = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if matched is None:
+        raise argparse.ArgumentTypeError(f"not a time: {text!r}; write for example 90s, 10m, 1h")
+    return float(matched[1]) * _UNITS_S[matched[2] or "s"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions:
+    """The cluster that is broken, its clients, and where its logs are kept."""
+
+    seed: int
+    model: str
+    dtype: str
+    patience_s: float
+    logs: Path | None
+    breaks: str | None = None
+    """Name of the guard that is off."""
+
+    def __post_init__(self) -> None:
+        positive("--client-timeout", self.patience_s)
+
+    @property
+    def is_paced(self) -> bool:
+        return self.model.startswith(PACED_PREFIX)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {} if self.breaks is None else {BREAK: self.breaks}
+
+    def flags(self, transports: str) -> list[str]:
+        """Return the flags of `serve`."""
+        own = ["--transports", transports] if transports else []
+        memory = PACED_MEMORY if self.is_paced else REAL_MEMORY
+        return ["--model", self.model, "--dtype", self.dtype, "--kv-cache-memory", memory, *own]
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
+    """`seed` says what is drawn from the seed."""
+    parser.add_argument("--seed", type=int, default=1, help=f"{seed} (default: %(default)s)")
+    parser.add_argument("--model", default=MODEL, help="as `serve --model` (default: %(default)s)")
+    parser.add_argument("--dtype", default="bfloat16", help="as `serve --dtype` (default: %(default)s)")
+    parser.add_argument(
+        "--client-timeout",
+        type=seconds,
+        metavar="TIME",
+        help="for which clients wait for a silent router "
+        f"(default: {PATIENCE_S:g} s, with a real model {REAL_PATIENCE_S:g} s)",
+    )
+    parser.add_argument(
+        "--logs", type=Path, metavar="DIR", help="keep the logs of clusters in which something was wrong"
+    )
+
+
+def cluster_options(args: argparse.Namespace, breaks: str | None = None) -> ClusterOptions:
+    usual_s = PATIENCE_S if args.model.startswith(PACED_PREFIX) else REAL_PATIENCE_S
+    return ClusterOptions(
+        seed=args.seed,
+        model=args.model,
+        dtype=args.dtype,
+        patience_s=usual_s if args.client_timeout is None else args.client_timeout,
+        logs=args.logs,
+        breaks=breaks,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Where a run's results go."""
+
+    json_path: str | None
+    write: Path | None
+    section: str
+    """The section of the page that `write` names."""
+
+    def __post_init__(self) -> None:
+        file_can_be_made("--json", self.json_path)
+        page_section.check(self.write, self.section)
+
+    def tell(self, summary: str, document: dict[str, Any]) -> None:
+        """Report to people and programs, also of a run that was interrupted."""
+        write_json(document, self.json_path)
+        print(summary, file=sys.stderr, flush=True)
+
+    def publish(self, text: str) -> None:
+        """Put the text into the page, if there is one."""
+        if self.write is not None:
+            page_section.put(self.write, self.section, text)
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help='"-": to standard output')
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the report into it, as docs/faults.md")
