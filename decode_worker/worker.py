@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from decode_worker.book import AnswerBook
+from decode_worker.request_manager import RequestManager
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.worker import RoleServices, Worker
 
 
 class DecodeWorker(Worker):
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        return AnswerBook(host, tasks)
+        return RequestManager(host, tasks)

@@ -1,7 +1,7 @@
 """Pulls become sequences that only build pages; the scheduler decides which start when, and in what chunks.
 
-What a peer holds of a pull's missing blocks is fetched there from the moment on in which their pages are claimed, so
-while others are computed; the scheduler passes over whoever waits for pages that somebody writes.
+A pull's missing blocks that a peer holds are fetched there as soon as their pages are claimed, while other pulls are
+computed. The scheduler passes over sequences whose next pages are being written.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from twostroke.engine.build import LoadedModel
 from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
 from twostroke.fault_points import Point, reach
 from twostroke.ids import PageId
-from twostroke.schedule.batching import Step
-from twostroke.schedule.scheduler import Admission, Emission
-from twostroke.schedule.sequence import Sequence as BuildSequence
-from twostroke.schedule.sequence import building
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.sequence import Sequence as BuildSequence
+from twostroke.scheduler.sequence import building
 from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.pages_service import Wanted
-from twostroke.worker.peer_pulls import PeerPulls
+from twostroke.worker.pulls.pages_service import RequestedBlocks
+from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.worker import RoleServices
 
 
@@ -29,7 +29,11 @@ class BuildJob:
     """One pull being served."""
 
     def __init__(
-        self, host: WorkerHost, wanted: Wanted, sequence: BuildSequence, on_close: Callable[[BuildSequence], None]
+        self,
+        host: WorkerHost,
+        wanted: RequestedBlocks,
+        sequence: BuildSequence,
+        on_close: Callable[[BuildSequence], None],
     ) -> None:
         self.span = host.recorder.begin("prefill", wanted.request_id, wanted.trace)
         self.span.set(wanted_pages=len(wanted.blocks), tokens=len(wanted.tokens))
@@ -40,10 +44,10 @@ class BuildJob:
         self.peer = wanted.peer
         self.sequence = sequence
         self.computed: set[int] = set()
-        """Blocks that nobody had: they are computed here, except those that a peer sends."""
+        """Missing blocks: they are computed here, except those that a peer sends."""
         self.error: Exception | None = None
         self.admitted_s: float | None = None
-        """By the wall clock."""
+        """Wall-clock time of admission."""
 
     def admitted(self, missing: Sequence[int]) -> None:
         self.admitted_s = time.time()
@@ -69,8 +73,8 @@ class BuildJob:
         self._end_span()
 
     def _end_span(self) -> None:
-        """It was over when the last of its tokens was computed: what followed was the puller's."""
-        self.queued.end(error="it was never its turn")
+        """End the span when the last token was computed: the time after that was the puller's."""
+        self.queued.end(error="it was never admitted")
         self.chunks.end()
         self.span.set(computed_pages=len(self.computed), computed_tokens=self.chunks.tokens)
         self.span.end(
@@ -85,11 +89,11 @@ class BuildJobs(RoleServices):
         self._peer_pulls = PeerPulls(host, tasks)
         self._open: dict[BuildSequence, BuildJob] = {}
 
-    def begin(self, wanted: Wanted) -> BuildJob:
+    def begin(self, wanted: RequestedBlocks) -> BuildJob:
         """Queue the building of all blocks. Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self._host
         _check(wanted.tokens, host.facts)
-        sequence = building(wanted.request_id, host.new_session(), wanted.tokens, wanted.names)
+        sequence = building(wanted.request_id, host.new_session(), wanted.tokens, wanted.block_hashes)
         sequence.pulled_blocks = 0 if wanted.peer is None else wanted.peer.blocks
         host.scheduler.enqueue(sequence)
         job = self._open[sequence] = BuildJob(host, wanted, sequence, self._forget)
@@ -100,7 +104,7 @@ class BuildJobs(RoleServices):
         del self._open[sequence]
 
     def admitted(self, admission: Admission) -> None:
-        """Runs before any block of the job is computed."""
+        """Fetch from the peer what it holds; called before any block of the job is computed."""
         reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]
         job.admitted(admission.missing)
@@ -110,7 +114,7 @@ class BuildJobs(RoleServices):
             )
 
     def planning(self) -> None:
-        """Whatever was asked for is computed here."""
+        """Nothing to decide: a prefill worker computes all that is pulled."""
 
     def computed(self, step: Step, seconds: float) -> None:
         for chunk in step.chunks:
@@ -125,23 +129,23 @@ class BuildJobs(RoleServices):
     def lost(self, error: EngineLost) -> None:
         for job in self._open.values():
             job.error = error
-        self._host.progress.tell()
+        self._host.progress.notify()
 
     def preempted(self, sequence: BuildSequence) -> None:
         raise AssertionError("a build claims all its pages at admission and never grows")
 
-    def settled(self, emissions: list[Emission]) -> None:
+    def emitted(self, emissions: list[Emission]) -> None:
         assert not emissions, "a prefill worker never samples"
 
     def register(self, host: WorkerHost) -> None:
-        """Nothing besides Pull."""
+        """The role has no service besides Pull."""
 
     @property
     def open_requests(self) -> int:
         return 0
 
     def close(self) -> None:
-        """Jobs end with their calls."""
+        """Nothing to close: jobs end with their calls."""
 
 
 def _check(tokens: Sequence[int], facts: LoadedModel) -> None:

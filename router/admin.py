@@ -13,7 +13,7 @@ from router.routing.reservation_exchange import RoutingService
 from router.routing.reservations import Reservations
 from twostroke.config import RouterConfig
 from twostroke.rpc.membership import Membership
-from twostroke.rpc.server import Callers, RpcServer, SealedPort, host_port
+from twostroke.rpc.server import Callers, RpcServer, TlsPort, host_port
 from twostroke.rpc.v1 import control_pb2_grpc, routing_pb2_grpc
 
 _LOOPBACKS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -42,7 +42,7 @@ class AdminServer:
             self.metrics_address = host_port(host, self._listener.getsockname()[1])
         self._peer_host = config.peer_host
         membership = Membership.of(config.cluster_token, config.cluster_tls)
-        tls_port = None if membership.certificates is None else SealedPort(config.peer_port, membership.certificates)
+        tls_port = None if membership.certificates is None else TlsPort(config.peer_port, membership.certificates)
         self._rpc = RpcServer(
             config.listen.host,
             endpoints.admin_port,

@@ -45,21 +45,21 @@ async def give_freed_memory_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return
-    usual_bytes, wait_s = resident_bytes(), LOOK_S
+    usual_bytes, wait_s = rss_bytes(), LOOK_S
     while True:
         await asyncio.sleep(wait_s)
-        before_bytes = resident_bytes()
+        before_bytes = rss_bytes()
         usual_bytes = min(usual_bytes, before_bytes)
         if before_bytes < usual_bytes + GROWN_BYTES:
             wait_s = LOOK_S
             continue
         await asyncio.to_thread(trim, 0)
-        after_bytes = resident_bytes()
+        after_bytes = rss_bytes()
         if wait_s < MOST_WAIT_S:  # what is in use now may be free soon
             wait_s *= 2
         else:
             usual_bytes, wait_s = after_bytes, LOOK_S
 
 
-def resident_bytes() -> int:
+def rss_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -7,7 +7,7 @@ import secrets
 from dataclasses import dataclass
 from typing import NewType
 
-BlockName = NewType("BlockName", bytes)
+BlockHash = NewType("BlockHash", bytes)
 """16 bytes of keyed BLAKE2b over (parent block's name, its tokens, salt): see `kv_cache.block`."""
 
 PageId = NewType("PageId", int)

@@ -9,7 +9,7 @@ import enum
 from dataclasses import dataclass
 
 from twostroke.errors import InvalidRequest
-from twostroke.ids import BlockName, RequestId
+from twostroke.ids import BlockHash, RequestId
 from twostroke.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
@@ -123,12 +123,12 @@ class Request:
     prompt: tuple[int, ...]
     emitted: tuple[SampledToken, ...] = ()
     """With logprobs where they were asked for: whoever resumes the stream asks its decode worker for all of it."""
-    names: tuple[BlockName, ...]
+    block_hashes: tuple[BlockHash, ...]
     """Of all full blocks of prompt + emitted, computed once at the front door."""
     salt: bytes = b""
     """Of whoever may share its blocks, past the public ones."""
     public_blocks: int = 0
-    """The first of the prompt's blocks, whose names carry no salt."""
+    """The first of the prompt's blocks, whose hashes carry no salt."""
     sampling: SamplingParams
     deadline_s: float | None = None
     """Seconds since the epoch (time.time)."""

@@ -1,6 +1,6 @@
 """The lines of a request log: what a router writes of every answer and, now and then, of every worker.
 
-One JSON object a line, of one of the two records here. It holds neither text nor tokens of a prompt: block names tell
+One JSON object a line, of one of the two records here. It holds neither text nor tokens of a prompt: block hashes tell
 who shares what, and no more. `tools.simulate` reads it: a log is a trace, and what a simulated fleet is fitted to.
 """
 
@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
-NAME_BYTES = 8
-"""Of a block's name that are logged: enough to tell apart all that one log holds."""
+LOGGED_HASH_BYTES = 8
+"""Bytes of a block hash that are logged: enough to tell apart all that one log holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class AnswerRecord:
     """Sent, whatever came after."""
     block_size: int
     blocks: str
-    """The first 8 bytes of the name of each full block of the prompt, in hex, end to end."""
+    """The first 8 bytes of the hash of each full block of the prompt, in hex, end to end."""
     tenant: str = ""
     priority: int = 0
     policy: str
@@ -57,9 +57,9 @@ class AnswerRecord:
     """When what happened (twostroke.lifetime.Instant)."""
 
     @property
-    def names(self) -> tuple[int, ...]:
+    def block_hashes(self) -> tuple[int, ...]:
         """`blocks` as numbers."""
-        digits = 2 * NAME_BYTES
+        digits = 2 * LOGGED_HASH_BYTES
         return tuple(int(self.blocks[at : at + digits], 16) for at in range(0, len(self.blocks), digits))
 
 
@@ -89,7 +89,7 @@ class WorkerRecord:
     step_target_s: float
     """Of a step in which streams run; 0 while unknown."""
     costs: dict[str, float] = field(default_factory=dict)
-    """Coefficients of twostroke.schedule.cost.StepCost, in seconds."""
+    """Coefficients of twostroke.scheduler.cost.StepCost, in seconds."""
     links: tuple[LinkRecord, ...] = ()
     tiers: dict[str, float] = field(default_factory=dict)
     """Seconds to bring one page up, by the lower tier that it comes from."""
@@ -108,5 +108,5 @@ def line_of(record: Record) -> str:
     return json.dumps(asdict(record), separators=(",", ":")) + "\n"
 
 
-def blocks_of(names: Iterable[bytes]) -> str:
-    return b"".join(name[:NAME_BYTES] for name in names).hex()
+def blocks_of(hashes: Iterable[bytes]) -> str:
+    return b"".join(name[:LOGGED_HASH_BYTES] for name in hashes).hex()

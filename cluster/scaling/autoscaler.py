@@ -19,7 +19,7 @@ from twostroke.config import Role
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.v1 import fleet_pb2
 from twostroke.rpc.v1.control_pb2 import Load
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 log = logging.getLogger(__name__)
 
@@ -150,13 +150,13 @@ def seen_from(
     desired: Counts,
 ) -> FleetObservation:
     """Return what the planner is shown. A worker that has not reported yet has no slots."""
-    decode = [load for role, load in loads.values() if role is Role.DECODE and load.seats]
+    decode = [load for role, load in loads.values() if role is Role.DECODE and load.slots]
     return FleetObservation(
         at_s=at_s,
         arrived=arrived,
         ended=ended,
         ability=ability_from(loads, block_size),
-        slots=min((load.seats for load in decode), default=1),
+        slots=min((load.slots for load in decode), default=1),
         backlog_s=sum(load.queued_s for role, load in loads.values() if role is Role.PREFILL),
         decode_waiting=sum(load.waiting for load in decode),
         streams=sum(load.running for load in decode),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from cluster.flags.checks import field_of
 from twostroke.errors import ConfigError
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 MOST_WORKERS = 4096
 """Most workers of one role. A load that needs more is a mistake in its units."""

@@ -22,8 +22,8 @@ from twostroke.models.fetch import fetch
 from twostroke.telemetry import configure_logging
 
 if TYPE_CHECKING:  # loads torch
+    from twostroke.worker.engine_state import EngineState
     from twostroke.worker.host import ReadyInfo
-    from twostroke.worker.plant import Plant
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class PlainWorker(Protocol):
     """The common interface of prefill and decode workers. One object serves one epoch."""
 
     @property
-    def plant(self) -> Plant | None:
+    def engine_state(self) -> EngineState | None:
         """What the worker has loaded, for the next epoch in this process."""
 
     async def run(self, incarnation: int) -> None: ...
@@ -82,15 +82,15 @@ class MountedWorker:
         """The highest incarnation that `run` was called with."""
         self._called = asyncio.Event()
 
-    def _load(self, config: WorkerConfig, plant: Plant | None) -> PlainWorker:
+    def _load(self, config: WorkerConfig, engine_state: EngineState | None) -> PlainWorker:
         """Create the plain worker. Its class is imported here, where the actor runs."""
         if config.role is Role.PREFILL:
             from prefill_worker.worker import PrefillWorker as Prefill
 
-            return Prefill(config, plant)
+            return Prefill(config, engine_state)
         from decode_worker.worker import DecodeWorker as Decode
 
-        return Decode(config, plant)
+        return Decode(config, engine_state)
 
     async def place(self) -> Place:
         log_path = ray._private.worker.global_worker.get_err_file_path()
@@ -117,7 +117,7 @@ class MountedWorker:
 
     def _begin(self, incarnation: int, role: Role) -> None:
         if self._epoch_task is not None or role is not self._role:
-            self._worker = self._load(self._config.replace(role=role), self._worker.plant)
+            self._worker = self._load(self._config.replace(role=role), self._worker.engine_state)
         self._role, self._has_served = role, False
         self._epoch_task = asyncio.create_task(self._serve_epoch(self._worker, incarnation))
 

@@ -46,7 +46,7 @@ class Fleet(Protocol):
 
     def serving(self, worker_id: str) -> Serving: ...
 
-    def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
+    def successors(self, worker_id: str) -> Sequence[control_pb2.Successor]:
         """Return the serving workers of the same role."""
 
     def shall_switch(self, worker_id: str) -> bool:
@@ -181,8 +181,8 @@ class Drains:
 
     async def _ask(self, worker_id: str, address: str, deadline_s: float) -> int:
         peer = PeerChannel(address, self._membership)
-        heirs = [] if self.switches(worker_id) else self._fleet.heirs(worker_id)
-        request = control_pb2.DrainRequest(deadline_s=deadline_s, heirs=heirs)
+        successors = [] if self.switches(worker_id) else self._fleet.successors(worker_id)
+        request = control_pb2.DrainRequest(deadline_s=deadline_s, successors=successors)
         try:
             answer = await control_pb2_grpc.ControlStub(peer.channel).Drain(
                 request, metadata=peer.metadata, timeout=call_timeout_s(deadline_s + ANSWER_S)

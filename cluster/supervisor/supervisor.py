@@ -189,10 +189,10 @@ class Supervisor:
         assert serving is not None, "only what serves is drained"
         return serving
 
-    def heirs(self, worker_id: str) -> Sequence[control_pb2.Heir]:
+    def successors(self, worker_id: str) -> Sequence[control_pb2.Successor]:
         role = self._workers[worker_id].role
         return [
-            control_pb2.Heir(worker_id=other, address=worker.serving.address, epoch=worker.serving.epoch)
+            control_pb2.Successor(worker_id=other, address=worker.serving.address, epoch=worker.serving.epoch)
             for other, worker in self._workers.items()
             if other != worker_id
             and worker.role is role

@@ -156,7 +156,7 @@ class Capacity:
         Otherwise long outputs of one tenant would fill the worker, and another's would wait until the first of them
         ends.
         """
-        claim, slots = Claim.of(request), decode.load.seats
+        claim, slots = Claim.of(request), decode.load.slots
         if not slots or not self.tenants.has_rivals(claim):
             return True
         return self._slots.taken(decode.worker_id, claim) < max(1.0, MOST_SLOTS * slots)
@@ -168,18 +168,18 @@ class Capacity:
         before any report says so.
         """
         load = decode.load
-        if not load.waiting and not load.seats:
+        if not load.waiting and not load.slots:
             return math.inf
         waiting = load.waiting + sum(
             self._unseen_s(request_id, decode.worker_id) > 0 for request_id in self.sent_to(decode.worker_id)
         )
         if not load.waiting:
-            waiting -= max(0, load.seats - load.running)
+            waiting -= max(0, load.slots - load.running)
         step_s = decode.cost.of_streams(load.running, 0)
         output_s = self._selector.output_tokens * step_s
         ending = load.running * self.ahead_s(decode) / output_s if output_s > 0 else 0.0
         if self.tenants.are_several:
-            ending = min(ending, MOST_ENDING * load.seats)
+            ending = min(ending, MOST_ENDING * load.slots)
         return 1 + ending - waiting
 
     def next_free_s(self, workers: Workers, now_s: float) -> float | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from router.routing.policy import Decision
-from twostroke.ids import BlockName, RequestId, WorkerId
+from twostroke.ids import BlockHash, RequestId, WorkerId
 from twostroke.request import Siblings
 
 
@@ -19,7 +19,7 @@ class QueuedRequest:
     request_id: RequestId
     known_tokens: int
     """Tokens of the prompt and of the output so far."""
-    block_hashes: tuple[BlockName, ...]
+    block_hashes: tuple[BlockHash, ...]
     """Hashes of their full blocks."""
     most_output_tokens: int
     """Tokens that the output may still get."""

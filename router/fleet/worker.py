@@ -20,7 +20,7 @@ from twostroke.rpc.v1.control_pb2 import (
     WorkerState,
 )
 from twostroke.rpc.v1.worker_pb2 import PageSource
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 UTILISATION_WINDOW_S = 60.0
 """Window over which utilisation is averaged: bursts of seconds are queues, not utilisation."""

@@ -197,13 +197,13 @@ class WorkerLink:
         async with self._beginning(stream):
             await self._response(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
 
-    async def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
+    async def find(self, stream: str) -> list[worker_pb2.RequestSnapshot]:
         """Returns what the worker has of a client's stream, whichever router began it."""
         request = worker_pb2.FindRequest(stream=stream)
         call = self._decode.Find(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
-        return list((await self._response(call)).answers)
+        return list((await self._response(call)).requests)
 
-    async def take_over(self, stream: TokenStream, had_attempt: int, deadline_s: float | None) -> None:
+    async def reattach(self, stream: TokenStream, had_attempt: int, deadline_s: float | None) -> None:
         """Takes a request over from another router, which had it as `had_attempt`. Call `forget` if this raises."""
         async with self._beginning(stream):
             await self._attach(stream, had_attempt, deadline_s)
@@ -359,7 +359,7 @@ class WorkerLink:
             attempt=stream.attempt if had_attempt is None else had_attempt,
             router_id=self._router_id,
             from_position=stream.next_position,
-            take_as=0 if had_attempt is None else stream.attempt,
+            new_attempt=0 if had_attempt is None else stream.attempt,
             deadline_s=deadline_s,
         )
         try:

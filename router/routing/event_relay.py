@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 from router.routing.prefix_index import PrefixIndex
 from twostroke.ids import WorkerId
-from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.events import batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch, SubscribeKvEventsRequest
@@ -32,7 +32,7 @@ class EventRelay:
         epoch = self._index.epoch_of(worker)
         if epoch is not None:
             empty = EventBatch(
-                self._index.next_sequence(worker, epoch) or 0, (), (), 0, bytes(NAME_BYTES), snapshot=True
+                self._index.next_sequence(worker, epoch) or 0, (), (), 0, bytes(HASH_BYTES), snapshot=True
             )
             self.publish(batch_to_message(worker, epoch, empty))
 

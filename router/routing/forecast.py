@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from router.fleet.worker import LinkRate
 from router.routing.policy import Decision, Forecast, Snapshot, WorkerView
-from twostroke.schedule.cost import Budget, Queued, StepCost
+from twostroke.scheduler.cost import Budget, Queued, StepCost
 
 UNKNOWN_COST = StepCost(step_s=0.03, stream_s=3e-4, prompt_token_s=1e-3)
 """Cost while no worker has run a step: that of a small model on a small CPU."""

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from router.fleet.worker import LinkRate
-from twostroke.ids import BlockName, WorkerId
-from twostroke.schedule.cost import StepCost
+from twostroke.ids import BlockHash, WorkerId
+from twostroke.scheduler.cost import StepCost
 
 UNKNOWN = StepCost()
 NO_LINKS: Mapping[WorkerId, LinkRate] = MappingProxyType({})
@@ -82,7 +82,7 @@ class Snapshot:
     """Never empty."""
     prefill: tuple[WorkerView, ...] = ()
     """Workers that can be the page source."""
-    names: tuple[BlockName, ...] = ()
+    block_hashes: tuple[BlockHash, ...] = ()
     """Hashes of the full blocks, for policies that go by their own history."""
     output_tokens: int = 0
     """Expected length of the output; 0 where nothing is known."""

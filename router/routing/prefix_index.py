@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TypeVar
 
-from twostroke.ids import BlockName, Epoch, WorkerId
+from twostroke.ids import BlockHash, Epoch, WorkerId
 from twostroke.kv_cache.events import EventBatch, TierChange, batch_of, digest_term
 from twostroke.kv_cache.tier import Tier
 
@@ -61,7 +61,7 @@ def _halve(
             brackets.append((low, at_low, middle, at_middle))
 
 
-Coming = Callable[[BlockName], Iterable[WorkerId]]
+Coming = Callable[[BlockHash], Iterable[WorkerId]]
 """Returns the workers that are about to hold a block."""
 Depth = TypeVar("Depth")
 
@@ -87,7 +87,7 @@ class _WorkerBlocks:
     epoch: Epoch
     sequence: int | None = None
     """Number of the last batch applied; None: only a snapshot helps."""
-    blocks: dict[BlockName, int] = field(default_factory=dict)
+    blocks: dict[BlockHash, int] = field(default_factory=dict)
     """Hash to tiers, one bit each. A dict is never less than a third full, a set down to a seventh; and Python keeps
     these numbers anyway."""
     counts: list[int] = field(default_factory=lambda: [0] * len(Tier))
@@ -135,7 +135,7 @@ class _WorkerMasks:
 
 class PrefixIndex:
     def __init__(self) -> None:
-        self._holders: tuple[dict[BlockName, Mask], ...] = tuple({} for _ in Tier)
+        self._holders: tuple[dict[BlockHash, Mask], ...] = tuple({} for _ in Tier)
         self._workers: dict[WorkerId, _WorkerBlocks] = {}
         self._bits: dict[Mask, Mask] = {}
         """Each worker's bit to itself: all hashes that only that worker holds share this one object."""
@@ -171,7 +171,7 @@ class PrefixIndex:
             self._remove(held, change)
             self._store(held, change)
         for change in batch.changes:  # now that all are in: what only moved to another tier is not gone
-            self.re_reference.evicted(name for name in change.removed if not self._is_held(name))
+            self.re_reference.evicted(block_hash for block_hash in change.removed if not self._is_held(block_hash))
         held.sequence = batch.sequence
         if held.block_count != batch.block_count or held.xor != int.from_bytes(batch.digest, "big"):
             held.sequence = None
@@ -205,11 +205,13 @@ class PrefixIndex:
         changes = [TierChange(tier, tuple(_on(held, tier)), ()) for tier in Tier]
         return batch_of(held.sequence, changes, held.block_count, held.xor, snapshot=True)
 
-    def names_of(self, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockName]:
+    def hashes_of(self, worker: WorkerId, tier: Tier = Tier.DEVICE) -> frozenset[BlockHash]:
         held = self._workers.get(worker)
         return frozenset(_on(held, tier)) if held is not None else frozenset()
 
-    def leading_blocks(self, names: Sequence[BlockName], also: Coming | None = None) -> dict[WorkerId, tuple[int, ...]]:
+    def leading_blocks(
+        self, hashes: Sequence[BlockHash], also: Coming | None = None
+    ) -> dict[WorkerId, tuple[int, ...]]:
         """Returns how many of the first blocks each worker holds; workers that hold none are left out.
 
         There is one number for each tier down to the lowest on which the worker holds anything: blocks on the device;
@@ -222,16 +224,16 @@ class PrefixIndex:
         """
         lowest = next((tier for tier in _UPWARDS if self._holders[tier]), Tier.DEVICE)
         if lowest is Tier.DEVICE:
-            return self._reach(lowest, names, also, lambda depth: (depth,))
-        reaches = [self._reach(tier, names, also, int) for tier in Tier if tier <= lowest]
+            return self._reach(lowest, hashes, also, lambda depth: (depth,))
+        reaches = [self._reach(tier, hashes, also, int) for tier in Tier if tier <= lowest]
         return {worker: self._depths(worker, reaches) for worker in reaches[-1]}
 
     def _reach(
-        self, lowest: Tier, names: Sequence[BlockName], also: Coming | None, form: Callable[[int], Depth]
+        self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None, form: Callable[[int], Depth]
     ) -> dict[WorkerId, Depth]:
         """Returns how far each worker holds the sequence, on tiers down to `lowest`."""
         reach: dict[WorkerId, Depth] = {}
-        for depth, mask in exponential_search(self._looking_down_to(lowest, names, also), len(names)):
+        for depth, mask in exponential_search(self._looking_down_to(lowest, hashes, also), len(hashes)):
             reach.update(dict.fromkeys(self._masks.of(mask), form(depth)))
         return reach
 
@@ -239,18 +241,18 @@ class PrefixIndex:
         tiers = self._workers[worker].lowest + 1
         return tuple(accumulate((reach.get(worker, 0) for reach in reaches[:tiers]), max))
 
-    def _looking_down_to(self, lowest: Tier, names: Sequence[BlockName], also: Coming | None) -> Callable[[int], Mask]:
+    def _looking_down_to(self, lowest: Tier, hashes: Sequence[BlockHash], also: Coming | None) -> Callable[[int], Mask]:
         tiers = [holders for holders in self._holders[: lowest + 1] if holders]
         if len(tiers) == 1 and also is None:
             find = tiers[0].get
-            return lambda position: find(names[position], 0)
+            return lambda position: find(hashes[position], 0)
 
         def holders(position: int) -> Mask:
-            name, mask = names[position], 0
+            block_hash, mask = hashes[position], 0
             for on_tier in tiers:
-                mask |= on_tier.get(name, 0)
+                mask |= on_tier.get(block_hash, 0)
             if also is not None:
-                for worker in also(name):
+                for worker in also(block_hash):
                     held = self._workers.get(worker)
                     if held is not None:
                         mask |= held.bit
@@ -276,14 +278,14 @@ class PrefixIndex:
     def _store(self, held: _WorkerBlocks, change: TierChange) -> None:
         tier, bit, blocks, holders = change.tier, held.bit, held.blocks, self._holders[change.tier]
         here, xor, count = 1 << tier, held.xor, 0
-        for name in change.stored:
-            tiers = blocks.get(name, 0)
+        for block_hash in change.stored:
+            tiers = blocks.get(block_hash, 0)
             if tiers & here:
                 continue
-            blocks[name] = tiers | here
-            others = holders.get(name)
-            holders[name] = bit if others is None else others | bit
-            xor ^= digest_term(name, tier)
+            blocks[block_hash] = tiers | here
+            others = holders.get(block_hash)
+            holders[block_hash] = bit if others is None else others | bit
+            xor ^= digest_term(block_hash, tier)
             count += 1
         held.xor = xor
         held.counts[tier] += count
@@ -291,41 +293,41 @@ class PrefixIndex:
     def _remove(self, held: _WorkerBlocks, change: TierChange) -> None:
         tier, blocks = change.tier, held.blocks
         here = 1 << tier
-        for name in change.removed:
-            tiers = blocks.get(name, 0)
+        for block_hash in change.removed:
+            tiers = blocks.get(block_hash, 0)
             if not tiers & here:
                 continue
             if tiers == here:
-                del blocks[name]
+                del blocks[block_hash]
             else:
-                blocks[name] = tiers ^ here
-            self._drop_holder(held, name, tier)
+                blocks[block_hash] = tiers ^ here
+            self._drop_holder(held, block_hash, tier)
             held.counts[tier] -= 1
-            held.xor ^= digest_term(name, tier)
+            held.xor ^= digest_term(block_hash, tier)
 
     def _clear(self, held: _WorkerBlocks) -> None:
         for tier in Tier:
-            for name in _on(held, tier):
-                self._drop_holder(held, name, tier)
+            for block_hash in _on(held, tier):
+                self._drop_holder(held, block_hash, tier)
         held.blocks = {}
         held.counts = [0] * len(Tier)
         held.xor = 0
 
-    def _is_held(self, name: BlockName) -> bool:
-        return any(name in holders for holders in self._holders)
+    def _is_held(self, block_hash: BlockHash) -> bool:
+        return any(block_hash in holders for holders in self._holders)
 
-    def _drop_holder(self, held: _WorkerBlocks, name: BlockName, tier: Tier) -> None:
+    def _drop_holder(self, held: _WorkerBlocks, block_hash: BlockHash, tier: Tier) -> None:
         holders = self._holders[tier]
-        rest = holders[name] & ~held.bit
+        rest = holders[block_hash] & ~held.bit
         if rest:
-            holders[name] = self._bits.get(rest, rest)
+            holders[block_hash] = self._bits.get(rest, rest)
         else:
-            del holders[name]
+            del holders[block_hash]
 
 
-def _on(held: _WorkerBlocks, tier: Tier) -> Iterable[BlockName]:
+def _on(held: _WorkerBlocks, tier: Tier) -> Iterable[BlockHash]:
     here = 1 << tier
-    return (name for name, tiers in held.blocks.items() if tiers & here)
+    return (block_hash for block_hash, tiers in held.blocks.items() if tiers & here)
 
 
 REMEMBERED_EVICTIONS = 200_000
@@ -342,7 +344,7 @@ class ReReferenceRate:
     """
 
     def __init__(self) -> None:
-        self._evicted_blocks: OrderedDict[BlockName, None] = OrderedDict()
+        self._evicted_blocks: OrderedDict[BlockHash, None] = OrderedDict()
         """Blocks that were evicted somewhere, the longest ago first."""
         self._evicted = 0.0
         self._asked_again = 0.0
@@ -352,10 +354,10 @@ class ReReferenceRate:
         """Share of evicted blocks that were asked for when no worker had them any more."""
         return min(1.0, self._asked_again / self._evicted) if self._evicted else 0.0
 
-    def evicted(self, names: Iterable[BlockName]) -> None:
-        for name in names:
-            self._evicted_blocks[name] = None
-            self._evicted_blocks.move_to_end(name)
+    def evicted(self, hashes: Iterable[BlockHash]) -> None:
+        for block_hash in hashes:
+            self._evicted_blocks[block_hash] = None
+            self._evicted_blocks.move_to_end(block_hash)
             self._evicted += 1
         while len(self._evicted_blocks) > REMEMBERED_EVICTIONS:
             self._evicted_blocks.popitem(last=False)
@@ -363,11 +365,11 @@ class ReReferenceRate:
             self._evicted /= 2
             self._asked_again /= 2
 
-    def asked(self, lacking: Sequence[BlockName]) -> None:
+    def asked(self, lacking: Sequence[BlockHash]) -> None:
         """A request needs these blocks, and no worker holds them."""
         if not self._evicted_blocks:
             return
-        for name in lacking:
-            if name in self._evicted_blocks:
-                del self._evicted_blocks[name]
+        for block_hash in lacking:
+            if block_hash in self._evicted_blocks:
+                del self._evicted_blocks[block_hash]
                 self._asked_again += 1

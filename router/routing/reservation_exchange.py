@@ -13,8 +13,8 @@ import grpc.aio
 
 from router.routing.reservations import Batch, Reservation, Reservations, Share
 from twostroke.errors import InternalError, PeerLost, ServeError
-from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
-from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
+from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.rpc.channel import PeerChannel, error_of
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
@@ -112,7 +112,7 @@ def messages_of(batch: Batch) -> Iterator[routing_pb2.ReservationBatch]:
             yield message
             message, blocks = routing_pb2.ReservationBatch(), 0
         message.placed.append(_message_of(reservation))
-        blocks += len(reservation.names)
+        blocks += len(reservation.block_hashes)
     yield message
 
 
@@ -137,20 +137,20 @@ def _message_of(reservation: Reservation) -> routing_pb2.Reservation:
             )
             for worker, share in reservation.shares.items()
         ],
-        names=b"".join(reservation.names),
+        block_hashes=b"".join(reservation.block_hashes),
         opened=reservation.is_opened,
     )
 
 
 def _reservation_from(message: routing_pb2.Reservation) -> Reservation:
-    names = message.names
+    hashes = message.block_hashes
     return Reservation(
         request_id=RequestId(message.request_id),
         shares={
             WorkerId(share.worker_id): Share(share.tokens, share.seconds, share.pages, share.streams)
             for share in message.shares
         },
-        names=[BlockName(names[start : start + NAME_BYTES]) for start in range(0, len(names), NAME_BYTES)],
+        block_hashes=[BlockHash(hashes[start : start + HASH_BYTES]) for start in range(0, len(hashes), HASH_BYTES)],
         is_opened=message.opened,
     )
 

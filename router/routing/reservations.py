@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
+from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
 
 REPORT_LAG_S = 0.05
 """Time from Open's response until the page source has the pull in its queue: a later report shows it."""
@@ -41,11 +41,11 @@ NOTHING = Share()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """A reservation as one router tells another: workers with a share will hold `names` soon."""
+    """A reservation as one router tells another: workers with a share will hold `hashes` soon."""
 
     request_id: RequestId
     shares: Mapping[WorkerId, Share]
-    names: Sequence[BlockName]
+    block_hashes: Sequence[BlockHash]
     is_opened: bool
 
 
@@ -70,7 +70,7 @@ OWN = RouterId("")
 @dataclass(slots=True)
 class _Placed:
     shares: Mapping[WorkerId, Share]
-    names: Sequence[BlockName]
+    block_hashes: Sequence[BlockHash]
     opened_at_s: float | None = None
 
 
@@ -123,7 +123,7 @@ class Reservations:
     def __init__(self) -> None:
         self._placed: dict[_Key, _Placed] = {}
         self._reserved: dict[WorkerId, _Reserved] = {}
-        self._coming: dict[BlockName, tuple[WorkerId, ...] | dict[WorkerId, int]] = {}
+        self._coming: dict[BlockHash, tuple[WorkerId, ...] | dict[WorkerId, int]] = {}
         """Workers that will hold a block, counted only where several placements share it: most blocks have one
         placement, and a queue of long prompts has millions of blocks."""
         self._foreign: dict[RouterId, _Foreign] = {}
@@ -136,10 +136,10 @@ class Reservations:
     def foreign_count(self) -> int:
         return sum(len(foreign.spoken_at_s) for foreign in self._foreign.values())
 
-    def place(self, request_id: RequestId, shares: dict[WorkerId, Share], names: Sequence[BlockName]) -> None:
-        """Workers with a share will hold `names` soon. A later placement of the request replaces the earlier one."""
+    def place(self, request_id: RequestId, shares: dict[WorkerId, Share], hashes: Sequence[BlockHash]) -> None:
+        """Workers with a share will hold `hashes` soon. A later placement of the request replaces the earlier one."""
         self._drop((OWN, request_id))
-        self._put((OWN, request_id), _Placed(shares, names))
+        self._put((OWN, request_id), _Placed(shares, hashes))
         self._tell(request_id)
 
     def opened(self, request_id: RequestId, now_s: float) -> None:
@@ -203,7 +203,7 @@ class Reservations:
         for told in batch.placed:
             self._forget(router, told.request_id)
             opened_at_s = now_s if told.is_opened else None
-            self._put((router, told.request_id), _Placed(told.shares, told.names, opened_at_s))
+            self._put((router, told.request_id), _Placed(told.shares, told.block_hashes, opened_at_s))
             foreign.spoken_at_s[told.request_id] = now_s
         for request_id in batch.opened:
             self._hear_opened(router, request_id, now_s)
@@ -231,9 +231,9 @@ class Reservations:
         reserved = self._reserved.get(worker)
         return len(reserved.shares) if reserved is not None else 0
 
-    def coming(self, name: BlockName) -> Iterable[WorkerId]:
+    def coming(self, block_hash: BlockHash) -> Iterable[WorkerId]:
         """Returns the workers that are about to hold the block."""
-        return self._coming.get(name, ())
+        return self._coming.get(block_hash, ())
 
     def _put(self, key: _Key, placed: _Placed) -> None:
         self._placed[key] = placed
@@ -245,13 +245,13 @@ class Reservations:
             reserved.shares[key] = share
             reserved.add(share, 1)
         holders = tuple(placed.shares)
-        for name in placed.names:
-            coming = self._coming.get(name)
+        for block_hash in placed.block_hashes:
+            coming = self._coming.get(block_hash)
             if coming is None:
-                self._coming[name] = holders
+                self._coming[block_hash] = holders
                 continue
             if isinstance(coming, tuple):
-                coming = self._coming[name] = dict.fromkeys(coming, 1)
+                coming = self._coming[block_hash] = dict.fromkeys(coming, 1)
             for worker in holders:
                 coming[worker] = coming.get(worker, 0) + 1
 
@@ -262,17 +262,17 @@ class Reservations:
             return False
         for worker in placed.shares:
             self._drop_share(worker, key)
-        for name in placed.names:
-            coming = self._coming[name]
+        for block_hash in placed.block_hashes:
+            coming = self._coming[block_hash]
             if isinstance(coming, tuple):
-                del self._coming[name]
+                del self._coming[block_hash]
                 continue
             for worker in placed.shares:
                 coming[worker] -= 1
                 if not coming[worker]:
                     del coming[worker]
             if not coming:
-                del self._coming[name]
+                del self._coming[block_hash]
         return True
 
     def _drop_share(self, worker: WorkerId, key: _Key) -> None:
@@ -288,7 +288,7 @@ class Reservations:
         """Returns the reservation as other routers are told, with what still counts."""
         counted = {worker: self.own_share(request_id, worker) for worker in placed.shares}
         is_opened = placed.opened_at_s is not None
-        return Reservation(request_id=request_id, shares=counted, names=placed.names, is_opened=is_opened)
+        return Reservation(request_id=request_id, shares=counted, block_hashes=placed.block_hashes, is_opened=is_opened)
 
     def _tell(self, request_id: RequestId) -> None:
         is_over = (OWN, request_id) not in self._placed

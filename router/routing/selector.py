@@ -20,7 +20,7 @@ from router.routing.forecast import UNKNOWN_LINK
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations, Share
-from twostroke.ids import BlockName, RequestId, WorkerId
+from twostroke.ids import BlockHash, RequestId, WorkerId
 from twostroke.kv_cache.tier import Tier
 
 OUTPUT_MEMORY = 0.02
@@ -48,7 +48,7 @@ class Routable(Protocol):
         """Tokens of the prompt and of the output so far."""
 
     @property
-    def block_hashes(self) -> tuple[BlockName, ...]:
+    def block_hashes(self) -> tuple[BlockHash, ...]:
         """Hashes of their full blocks."""
 
     @property
@@ -159,7 +159,7 @@ class Selector:
             page_bytes=workers.shape.page_bytes,
             decode=tuple(map(view, workers.decode)),
             prefill=tuple(map(view, workers.prefill)),
-            names=hashes,
+            block_hashes=hashes,
             output_tokens=min(request.most_output_tokens, round(self.output_tokens) or request.most_output_tokens),
             re_reference_rate=self._index.re_reference.rate,
             residual_s=(
@@ -197,7 +197,7 @@ class Selector:
             requests=load.running + load.waiting + self._reservations.requests_on(worker_id),
             running=load.running + reserved.streams,
             waiting=load.waiting,
-            slots=load.seats,
+            slots=load.slots,
             slots_taken=load.running + load.waiting + streams_ahead,
             pages_free=max(0, load.pages_free - reserved.pages),
             pages_cached=max(0, load.pages_cached - max(0, reserved.pages - load.pages_free)),
@@ -219,7 +219,7 @@ class Selector:
 
         Should the pull that brings them die, this request's own pull can go on there.
         """
-        hashes = snapshot.names
+        hashes = snapshot.block_hashes
         if decision.source is not None or decision.peer is not None or not hashes:
             return decision
         if self._index.leading_blocks(hashes).get(decision.decode, (0,))[-1] == len(hashes):

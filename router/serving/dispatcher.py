@@ -28,8 +28,8 @@ from router.serving.request_log import ready_made, request_log, worker_record
 from router.serving.request_state import Dependencies, RequestState
 from twostroke.config import RouterConfig
 from twostroke.errors import Cancelled, ConfigError, Draining, InvalidRequest, ServeError
-from twostroke.ids import BlockName
-from twostroke.kv_cache.block import extend_names
+from twostroke.ids import BlockHash
+from twostroke.kv_cache.block import extend_hashes
 from twostroke.request import FinishReason
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.traces import known_of
@@ -255,7 +255,7 @@ class RouterCore:
         return recovered
 
     def _begin(
-        self, request: GenerateRequest, hashes: tuple[BlockName, ...], recovered: Mapping[int, Recovered]
+        self, request: GenerateRequest, hashes: tuple[BlockHash, ...], recovered: Mapping[int, Recovered]
     ) -> _OpenChoices:
         """Checks what only the dispatcher knows, and begins every choice."""
         if self._is_draining:
@@ -288,13 +288,13 @@ class RouterCore:
             self._with.links.close_unclosed(worker)
 
 
-async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockName, ...]:
+async def hash_blocks(request: GenerateRequest, block_size: int) -> tuple[BlockHash, ...]:
     """Returns the hashes of all full blocks of the prompt. Other requests are served between its parts."""
-    hashes: list[BlockName] = []
+    hashes: list[BlockHash] = []
     for end in range(HASHED_TOKENS, len(request.prompt) + HASHED_TOKENS, HASHED_TOKENS):
         if hashes:
             await asyncio.sleep(0)
-        extend_names(hashes, request.prompt[:end], block_size, request.salt, request.public_blocks)
+        extend_hashes(hashes, request.prompt[:end], block_size, request.salt, request.public_blocks)
     return tuple(hashes)
 
 
@@ -304,7 +304,7 @@ class _OpenChoices:
     def __init__(
         self,
         request: GenerateRequest,
-        hashes: tuple[BlockName, ...],
+        hashes: tuple[BlockHash, ...],
         dependencies: Dependencies,
         recovered: Mapping[int, Recovered],
     ) -> None:

@@ -22,9 +22,9 @@ from router.serving.placement import Placer
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError
 from twostroke.ids import WorkerId
-from twostroke.kv_cache.block import root_name
+from twostroke.kv_cache.block import root_hash
 from twostroke.request import Request
-from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import worker_pb2
 
 log = logging.getLogger(__name__)
@@ -135,15 +135,15 @@ class Migration:
         blocks = hashes = 0
         for _ in range(MOST_FETCHES):
             request = watched.request()
-            if len(request.names) <= hashes:
+            if len(request.block_hashes) <= hashes:
                 break
-            hashes = len(request.names)
+            hashes = len(request.block_hashes)
             message = worker_pb2.FetchRequest(
                 fingerprint=self._fleet.fingerprint or "",
                 worker_epoch=str(target.epoch),
                 source=leaving.page_source,
-                names=names_to_bytes(request.names),
-                root=root_name(),
+                block_hashes=hashes_to_bytes(request.block_hashes),
+                root=root_hash(),
                 within_s=FETCH_S,
             )
             blocks = await self._links.to(target).fetch(message)

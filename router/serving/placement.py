@@ -229,7 +229,7 @@ def _queued(request: Request) -> QueuedRequest:
     return QueuedRequest(
         request_id=request.request_id,
         known_tokens=len(request.prompt) + len(request.emitted),
-        block_hashes=request.names,
+        block_hashes=request.block_hashes,
         most_output_tokens=request.sampling.max_tokens - len(request.emitted),
         priority=request.priority,
         tenant=request.tenant,

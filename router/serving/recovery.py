@@ -53,7 +53,7 @@ async def recover(links: Iterable[WorkerLink], request: GenerateRequest) -> dict
     return recovered
 
 
-async def _find(link: WorkerLink, stream: str) -> list[worker_pb2.FoundAnswer]:
+async def _find(link: WorkerLink, stream: str) -> list[worker_pb2.RequestSnapshot]:
     try:
         return await link.find(stream)
     except ServeError as error:
@@ -61,7 +61,7 @@ async def _find(link: WorkerLink, stream: str) -> list[worker_pb2.FoundAnswer]:
         return []
 
 
-def _read(link: WorkerLink, message: worker_pb2.FoundAnswer, request: GenerateRequest, choice: int) -> Recovered:
+def _read(link: WorkerLink, message: worker_pb2.RequestSnapshot, request: GenerateRequest, choice: int) -> Recovered:
     sampling = sampling_from_message(message.sampling)
     if tuple(message.prompt) != request.prompt or not _is_same(sampling, request.sampling[choice]):
         raise InvalidRequest("the stream that is to be resumed answers another request", field="resume_from")

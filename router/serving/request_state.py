@@ -36,8 +36,8 @@ from twostroke.errors import (
     StepFailed,
 )
 from twostroke.fault_points import Point, reach
-from twostroke.ids import BlockName, RequestId, WorkerId
-from twostroke.kv_cache.block import extend_names
+from twostroke.ids import BlockHash, RequestId, WorkerId
+from twostroke.kv_cache.block import extend_hashes
 from twostroke.lifetime import Instant
 from twostroke.request import FinishReason, Request, SampledToken
 from twostroke.tracing.recorder import Recorder
@@ -101,7 +101,7 @@ class RequestState:
         self,
         request: GenerateRequest,
         choice: int,
-        block_hashes: tuple[BlockName, ...],
+        block_hashes: tuple[BlockHash, ...],
         dependencies: Dependencies,
         report: Callable[[tuple[int, TokenDelta] | ServeError], None],
         recovered: Recovered | None = None,
@@ -219,7 +219,7 @@ class RequestState:
         link, attempt = recovered.link, self._with.placer.attempts.next(self._least_attempt)
         stream, is_taken = TokenStream(link, self.request_id, attempt, len(self._emitted)), False
         try:
-            await link.take_over(stream, recovered.attempt, self._request.deadline_s)
+            await link.reattach(stream, recovered.attempt, self._request.deadline_s)
             is_taken = True
             self._span.event("recovered", worker=link.worker_id, tokens=len(self._emitted))
             self._stats.placed(None, time.monotonic())
@@ -239,13 +239,13 @@ class RequestState:
         """Returns the request with all that is known so far; placing numbers the attempt."""
         request = self._request
         known = (*request.prompt, *(sampled.token for sampled in self._emitted))
-        extend_names(self._block_hashes, known, self._block_size, request.salt, request.public_blocks)
+        extend_hashes(self._block_hashes, known, self._block_size, request.salt, request.public_blocks)
         return Request(
             request_id=self.request_id,
             attempt=self._least_attempt,
             prompt=request.prompt,
             emitted=tuple(self._emitted),
-            names=tuple(self._block_hashes),
+            block_hashes=tuple(self._block_hashes),
             salt=request.salt,
             public_blocks=request.public_blocks,
             sampling=self._sampling,

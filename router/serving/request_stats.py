@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from router.metrics import Comparison
 from router.routing.policy import Decision
 from router.serving.generate_request import GenerateRequest
-from twostroke.ids import BlockName, RequestId
+from twostroke.ids import BlockHash, RequestId
 from twostroke.lifetime import Instant, Lifetime
 from twostroke.request_log import AnswerRecord, blocks_of
 
@@ -20,7 +20,7 @@ class RequestStats:
         self,
         request_id: RequestId,
         request: GenerateRequest,
-        block_hashes: Sequence[BlockName],
+        block_hashes: Sequence[BlockHash],
         *,
         block_size: int,
         policy: str,

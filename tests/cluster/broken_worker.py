@@ -15,8 +15,8 @@ from decode_worker.worker import DecodeWorker
 from twostroke.config import WorkerConfig
 from twostroke.engine.build import BuiltEngine, build_runner
 from twostroke.errors import EngineLost
-from twostroke.schedule.batch import Batch, Runner, StepResult
-from twostroke.worker import plant
+from twostroke.scheduler.batch import Batch, Runner, StepResult
+from twostroke.worker import engine_state
 from twostroke.worker.process import main
 
 HEALTHY_STEPS = 60
@@ -48,5 +48,5 @@ def build_broken(config: WorkerConfig, model_dir: Path | None) -> BuiltEngine:
 
 
 if __name__ == "__main__":
-    plant.build_runner = build_broken  # type: ignore[attr-defined]  # imported there
+    engine_state.build_runner = build_broken  # type: ignore[attr-defined]  # imported there
     sys.exit(main(DecodeWorker))

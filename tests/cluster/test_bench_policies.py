@@ -28,4 +28,4 @@ def test_a_real_cluster_is_measured_simulated_and_gone(tmp_path: Path) -> None:
     assert first_tokens["answers"] == 20
     assert first_tokens["p50"]["simulated_s"] > 0
     fleet = simulated["fleet"]
-    assert (fleet["prefill"], fleet["decode"], fleet["block_size"], fleet["takeover"]) == (1, 1, 16, True)
+    assert (fleet["prefill"], fleet["decode"], fleet["block_size"], fleet["local_prefill"]) == (1, 1, 16, True)

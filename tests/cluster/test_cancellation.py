@@ -49,7 +49,7 @@ class Victim:
     max_tokens: int = LONG
     n: int = 1
     blockers: int = 0
-    """Answers that take both seats of the decode worker."""
+    """Answers that take both slots of the decode worker."""
     request_id: str = field(default_factory=lambda: f"victim-{next(numbers)}")
     said: list[inference_pb2.GenerateResponse] = field(default_factory=list)
     """What it was told over gRPC."""

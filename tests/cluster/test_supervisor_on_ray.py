@@ -37,7 +37,7 @@ PATIENCE_S = 60.0
 class StandIn:
     """A plain worker without model or servers."""
 
-    plant = None
+    engine_state = None
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -66,12 +66,12 @@ class StandIn:
 
 
 class PrefillWorker(MountedWorker):
-    def _load(self, config: WorkerConfig, plant: object) -> PlainWorker:
+    def _load(self, config: WorkerConfig, engine_state: object) -> PlainWorker:
         return StandIn(config)
 
 
 class DecodeWorker(MountedWorker):
-    def _load(self, config: WorkerConfig, plant: object) -> PlainWorker:
+    def _load(self, config: WorkerConfig, engine_state: object) -> PlainWorker:
         return StandIn(config)
 
 

@@ -28,7 +28,7 @@ from twostroke.credentials import CLUSTER_NAME
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
-from twostroke.transfer.hello import PROTOCOL
+from twostroke.transfer.sockets.handshake import PROTOCOL
 
 ANSWER_S = 20.0
 

@@ -95,7 +95,7 @@ async def test_prompts_of_a_burst_that_are_taken_over_have_the_tokens_of_transfo
             token += 1
             await client.tokens([token] * 20, max_tokens=1)
         assert mismatches(longest, await answers_of(client, longest)) == []
-        assert 1 <= cluster.metric("decode-0", "twostroke_takeovers_total") <= 3
+        assert 1 <= cluster.metric("decode-0", "twostroke_local_prefills_total") <= 3
         assert cluster.metric("decode-0", "twostroke_pull_failures_total") == 0
 
 

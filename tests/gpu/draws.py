@@ -12,7 +12,7 @@ from tests.gpu.report import Report, Row
 from twostroke.engine.device_sampler import draw_rows
 from twostroke.engine.sampler import sample
 from twostroke.request import SamplingParams
-from twostroke.schedule.batch import SampleRow
+from twostroke.scheduler.batch import SampleRow
 
 KINDS: tuple[dict[str, float], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.8})
 LEAST_DECIDED = 0.75

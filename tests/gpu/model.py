@@ -22,7 +22,7 @@ from twostroke.engine.device_runner import DeviceRunner
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.elementwise import TritonElementwise
 from twostroke.models.spec import ModelSpec
-from twostroke.schedule.batch import Batch
+from twostroke.scheduler.batch import Batch
 
 STEP_OVER_FLOOR = 1.3
 JUDGED_BATCH = 64

@@ -10,7 +10,7 @@ import torch
 
 from twostroke.models.spec import ModelSpec, RopeSpec
 from twostroke.request import SamplingParams
-from twostroke.schedule.batch import Batch, SampleRow
+from twostroke.scheduler.batch import Batch, SampleRow
 
 BLOCK = 16
 GREEDY = SamplingParams(seed=0, max_tokens=1 << 20, temperature=0)

@@ -10,19 +10,19 @@ import sys
 from pathlib import Path
 from twostroke.allocator import give_large_buffers_back
 
-def resident_bytes():
+def rss_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 if sys.argv[1] == "set":
     give_large_buffers_back()
 bytes(24 << 20)  # the first large buffer raises glibc's own threshold
-before, kept = resident_bytes(), []
+before, kept = rss_bytes(), []
 buffers = []
 for _ in range(8):
     buffers.append(bytearray(b"x" * (4 << 20)))
     kept.append(bytes(2000))
 del buffers
-print(resident_bytes() - before)
+print(rss_bytes() - before)
 """
 
 
@@ -32,14 +32,14 @@ from twostroke import allocator
 
 async def main():
     allocator.LOOK_S = 0.05
-    before = allocator.resident_bytes()
+    before = allocator.rss_bytes()
     waiting = asyncio.create_task(allocator.give_freed_memory_back()) if sys.argv[1] == "set" else None
     await asyncio.sleep(0.1)
     pieces = [bytes(1000) for _ in range(80_000)]
     kept = pieces[::100]
     del pieces
     await asyncio.sleep(0.5)
-    print(allocator.resident_bytes() - before)
+    print(allocator.rss_bytes() - before)
 
 asyncio.run(main())
 """

@@ -1,4 +1,4 @@
-"""The seat of a client: one planned request in, one Answer of clock readings out."""
+"""The slot of a client: one planned request in, one Answer of clock readings out."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tools.doctor.facts import Canary, Facts, WorkerFacts
 from tools.doctor.scrape import Samples, scrape, seen_from, value
 from tools.doctor.watch import IndexWatch
 from twostroke.errors import PeerLost
-from twostroke.kv_cache.block import name_blocks, owner_salt
+from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
@@ -35,7 +35,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: Endpoint, salts
         raise PeerLost(f"{address}: {describe(error)}") from error
     text = _chat_of(endpoint, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
     first = Canary(salt=salts[0], tokens=endpoint.tokenize(text))
-    names = name_blocks(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
+    names = block_hashes_of(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
     router = seen_from(address, server.metrics_address)
     before = scrape(router)
     with IndexWatch(channel, admin.metadata, names) as watch:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import grpc
 
 from cluster.clients.admin_access import Metadata
-from twostroke.ids import BlockName
-from twostroke.rpc.convert import names_from_bytes
+from twostroke.ids import BlockHash
+from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 
@@ -20,15 +20,15 @@ class Seen:
     """What the index says of one worker."""
 
     sequence: int = 0
-    holds: dict[int, set[BlockName]] = field(default_factory=dict)
+    holds: dict[int, set[BlockHash]] = field(default_factory=dict)
     """The chat's blocks that the worker holds, by tier."""
-    has_held: set[BlockName] = field(default_factory=set)
+    has_held: set[BlockHash] = field(default_factory=set)
 
 
 class IndexWatch:
     """A thread of its own from `with` to the end of it."""
 
-    def __init__(self, channel: grpc.Channel, metadata: Metadata, names: Sequence[BlockName]) -> None:
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, names: Sequence[BlockHash]) -> None:
         self._call: Iterator[control_pb2.KvEventBatch] = control_pb2_grpc.ControlStub(channel).SubscribeKvEvents(
             control_pb2.SubscribeKvEventsRequest(), metadata=metadata
         )
@@ -95,6 +95,6 @@ class IndexWatch:
 
     def _change(self, seen: Seen, tier: int, stored: bytes, removed: bytes) -> None:
         holds = seen.holds.setdefault(tier, set())
-        holds -= self._wanted.intersection(names_from_bytes(removed))
-        holds |= self._wanted.intersection(names_from_bytes(stored))
+        holds -= self._wanted.intersection(hashes_from_bytes(removed))
+        holds |= self._wanted.intersection(hashes_from_bytes(stored))
         seen.has_held |= holds

@@ -15,7 +15,7 @@ from twostroke.config import Role, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.lifetime import Instant
 from twostroke.request_log import AnswerRecord, WorkerRecord
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 PROMPT_TERMS = ("prompt_token_s", "prompt_step_s", "prompt_pair_s")
 STREAM_TERMS = ("step_s", "stream_s", "context_token_s")
@@ -75,7 +75,7 @@ def fitted(*logs: Log) -> FleetShape:
         step_tokens=step_tokens,
         # No line says these: they are as live workers have them that nobody told otherwise.
         max_num_seqs=min(LIVE.max_num_seqs, max(1, step_tokens - 1)),
-        takeover=LIVE.local_prefill,
+        local_prefill=LIVE.local_prefill,
         step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
         link_bytes_per_s=_middle(
             [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s

@@ -50,13 +50,13 @@ class StagedWindow(Window):
         self._landing = ()
         self._marks[buffer] = self._stream.mark()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self._landing = ()
-        self._stream.settle()
+        self._stream.synchronize()
         self._marks = [None] * BUFFERS
 
     def close(self) -> None:
-        self.settle()
+        self.synchronize()
         del self._pool, self._views, self._ring
 
     def _fetch(self, pages: Sequence[int]) -> int:

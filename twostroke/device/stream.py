@@ -22,7 +22,7 @@ class CopyStream(abc.ABC):
     @abc.abstractmethod
     def mark(self) -> Mark: ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all that was asked for is copied."""
         self.mark()()
 

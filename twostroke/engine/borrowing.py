@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 
-from twostroke.schedule.batch import Batch
+from twostroke.scheduler.batch import Batch
 
 TRIED_STEPS = 5
 """Of one kind, on each side of a comparison."""

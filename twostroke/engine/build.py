@@ -19,7 +19,7 @@ from twostroke.errors import ConfigError
 from twostroke.kv_cache.block import HASH_SCHEME
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.models.digest import DIGEST_BYTES, weights_digest
-from twostroke.schedule.batch import Runner
+from twostroke.scheduler.batch import Runner
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch

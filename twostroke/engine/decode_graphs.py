@@ -16,7 +16,7 @@ import torch
 from twostroke.engine.accelerator import Accelerator, Recording
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.kernels.spans import FIELDS, Spans
-from twostroke.schedule.batch import Batch
+from twostroke.scheduler.batch import Batch
 
 SMALL_SIZES: Final = (1, 2, 4)
 SIZE_STEP: Final = 8

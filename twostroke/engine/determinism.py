@@ -12,9 +12,9 @@ from twostroke.errors import ConfigError
 from twostroke.ids import PageId, RequestId, SessionId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SamplingParams
-from twostroke.schedule.batch import Batch
-from twostroke.schedule.batching import BatchBuilder, Chunk
-from twostroke.schedule.sequence import Sequence
+from twostroke.scheduler.batch import Batch
+from twostroke.scheduler.batching import BatchBuilder, Chunk
+from twostroke.scheduler.sequence import Sequence
 
 if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
     import torch

@@ -25,7 +25,7 @@ from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedB
 from twostroke.kernels.spans import Placement, Spans
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.request import SampledToken
-from twostroke.schedule.batch import Batch, SampleRow, StepResult
+from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 
 Picked = TypeVar("Picked")
 

@@ -16,7 +16,7 @@ import torch
 from twostroke.engine.noise import gumbel, gumbel_rows, stream_of
 from twostroke.engine.sampler import Ids, Values, likeliest, truncated
 from twostroke.request import SampledToken, SamplingParams
-from twostroke.schedule.batch import SampleRow
+from twostroke.scheduler.batch import SampleRow
 
 WITH_NOISE = 16
 """Proposals where nothing is truncated: the greatest after noise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from twostroke.schedule.batch import Batch, Runner, StepResult
+from twostroke.scheduler.batch import Batch, Runner, StepResult
 
 
 class EngineThread:
@@ -25,7 +25,7 @@ class EngineThread:
         self.is_lost = True
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def settle(self) -> None:
+    async def wait_idle(self) -> None:
         """Wait for the step in flight, whose result nobody may be waiting for any more."""
         if self.is_lost:
             return

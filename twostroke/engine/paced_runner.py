@@ -34,8 +34,8 @@ import numpy.typing as npt
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.request import SampledToken
-from twostroke.schedule.batch import Batch, SampleRow, StepResult
-from twostroke.schedule.cost import StepCost, StepTerms
+from twostroke.scheduler.batch import Batch, SampleRow, StepResult
+from twostroke.scheduler.cost import StepCost, StepTerms
 
 SLOT_BYTES: Final = 8
 """The running hash of one token."""

@@ -25,7 +25,7 @@ from twostroke.models.choice import load_model
 from twostroke.models.native_transformer import NativeTransformer
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
-from twostroke.schedule.batch import Batch, StepResult
+from twostroke.scheduler.batch import Batch, StepResult
 
 
 class ModelRunner:

@@ -15,7 +15,7 @@ import torch
 
 from twostroke.engine.noise import gumbel
 from twostroke.request import SampledToken, SamplingParams
-from twostroke.schedule.batch import SampleRow
+from twostroke.scheduler.batch import SampleRow
 
 GREEDY_BELOW = 1e-5
 """A temperature under this is greedy: dividing by it would overflow float32 long before it changed a draw."""

@@ -1,6 +1,6 @@
-"""Which block holds which tokens, and which page holds which block. Pure Python: no torch.
+"""The KV cache: which block holds which tokens, and which page holds which block. Pure Python, no torch.
 
-block   names of blocks: content addressing of tokens
+block   block hashes: content addressing of tokens
 pool    the pages of a worker: free, cached, arriving, active, quarantined
 memory  the bytes behind the pages, wherever they lie, with a generation per page
 shared  host memory that other processes may read

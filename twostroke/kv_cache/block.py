@@ -1,8 +1,8 @@
-"""A block is content: `block_size` consecutive tokens, named by all tokens up to and including its own.
+"""Block hashes: a block of `block_size` consecutive tokens is identified by all tokens up to and including its own.
 
-name(i) = keyed BLAKE2b-128 over (name(i-1) or the root, tokens of block i). A salt is folded into the parent of the
-first block that is not public. Two prompts share a name exactly when they share every token up to that block's end and,
-past what is public, the salt; so a name alone says what KV a page holds and who may reuse it.
+hash(i) = keyed BLAKE2b-128 over (hash(i-1) or the root, tokens of block i). A salt is folded into the parent of the
+first block that is not public. Two prompts share a hash exactly when they share every token up to that block's end and,
+past what is public, the salt. So a hash alone says what KV a page holds and who may reuse it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 from array import array
 from collections.abc import Sequence
 
-from twostroke.ids import BlockName
+from twostroke.ids import BlockHash
 
-NAME_BYTES = 16
+HASH_BYTES = 16
 """128 bits: collisions stay out of reach for any fleet's number of blocks; workers compare all of them."""
 
 HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
@@ -22,55 +22,57 @@ HASH_SCHEME = "blake2b-128/tokens-u32le/v2"
 
 _KEY = b"twostroke.block.v1"
 _ROOT, _SALTED, _OWNER = b"root", b"salted", b"owner"
-"""Set roots, salted parents and salts apart from blocks: whoever may choose what goes into one of them must not be able
-to spell out somebody else's block."""
+"""These keep roots, salted parents and salts apart from blocks: a client that chooses the content of one must not
+be able to produce the hash of another client's block."""
 
 
-def root_name() -> BlockName:
-    """The parent of every first block."""
-    return _name(_framed(b""), _ROOT)
+def root_hash() -> BlockHash:
+    """Return the parent of every first block."""
+    return _hash(_framed(b""), _ROOT)
 
 
 def owner_salt(tenant: str, cache_salt: bytes) -> bytes:
-    """What sets a tenant's blocks apart, and within it those of one `cache_salt`; empty for neither.
+    """Return the salt of a tenant's blocks, and within it those of one `cache_salt`; empty for neither.
 
     Each part goes in with its length: no tenant can choose a `cache_salt` that makes another tenant's salt.
     """
     if not tenant and not cache_salt:
         return b""
-    return _name(_framed(tenant.encode()) + _framed(cache_salt), _OWNER)
+    return _hash(_framed(tenant.encode()) + _framed(cache_salt), _OWNER)
 
 
-def name_block(parent: BlockName, tokens: Sequence[int]) -> BlockName:
-    """The name of the block that holds `tokens` after `parent`."""
+def hash_block(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
+    """Return the hash of the block that holds `tokens` after `parent`."""
     packed = array("I", tokens)
     assert packed.itemsize == 4
     if sys.byteorder == "big":
         packed.byteswap()
-    return _name(parent + packed.tobytes())
+    return _hash(parent + packed.tobytes())
 
 
-def name_blocks(tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0) -> list[BlockName]:
-    """The names of all full blocks of `tokens`, first to last; the rest of `tokens` has no name."""
-    names: list[BlockName] = []
-    extend_names(names, tokens, block_size, salt, public_blocks)
-    return names
+def block_hashes_of(
+    tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
+) -> list[BlockHash]:
+    """Return the hashes of all full blocks of `tokens`, first to last."""
+    hashes: list[BlockHash] = []
+    extend_hashes(hashes, tokens, block_size, salt, public_blocks)
+    return hashes
 
 
-def extend_names(
-    names: list[BlockName], tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
+def extend_hashes(
+    hashes: list[BlockHash], tokens: Sequence[int], block_size: int, salt: bytes = b"", public_blocks: int = 0
 ) -> None:
-    """Append the names of the blocks that `tokens` have filled since; the first `public_blocks` carry no salt."""
-    for start in range(len(names) * block_size, len(tokens) - block_size + 1, block_size):
-        parent = names[-1] if names else root_name()
-        if salt and len(names) == public_blocks:
-            parent = _name(parent + _framed(salt), _SALTED)
-        names.append(name_block(parent, tokens[start : start + block_size]))
+    """Append the hashes of the blocks that `tokens` have filled since; the first `public_blocks` carry no salt."""
+    for start in range(len(hashes) * block_size, len(tokens) - block_size + 1, block_size):
+        parent = hashes[-1] if hashes else root_hash()
+        if salt and len(hashes) == public_blocks:
+            parent = _hash(parent + _framed(salt), _SALTED)
+        hashes.append(hash_block(parent, tokens[start : start + block_size]))
 
 
 def _framed(part: bytes) -> bytes:
     return len(part).to_bytes(4, "little") + part
 
 
-def _name(content: bytes, person: bytes = b"") -> BlockName:
-    return BlockName(hashlib.blake2b(content, digest_size=NAME_BYTES, key=_KEY, person=person).digest())
+def _hash(content: bytes, person: bytes = b"") -> BlockHash:
+    return BlockHash(hashlib.blake2b(content, digest_size=HASH_BYTES, key=_KEY, person=person).digest())

@@ -1,11 +1,11 @@
-"""Which chains of cached blocks are worth most to whoever takes over. Pure."""
+"""Chains of cached blocks in order of their worth, for the cache hand-off. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from twostroke.ids import BlockName
+from twostroke.ids import BlockHash
 from twostroke.kv_cache.pool import CachedBlock
 
 
@@ -13,29 +13,29 @@ from twostroke.kv_cache.pool import CachedBlock
 class Chain:
     """Blocks that follow one another."""
 
-    root: BlockName
-    """What the first of them follows."""
-    names: tuple[BlockName, ...]
+    root: BlockHash
+    """Parent of the first block."""
+    block_hashes: tuple[BlockHash, ...]
     fresh: int
-    """How many of them no chain before this one has."""
+    """Blocks of this chain that no earlier chain has."""
 
     def cut(self, fresh: int) -> Chain:
-        """Without its last blocks, so that no more than so many are fresh."""
-        return self if fresh >= self.fresh else Chain(self.root, self.names[: fresh - self.fresh], fresh)
+        """Return the chain without its last blocks, so that at most `fresh` are fresh."""
+        return self if fresh >= self.fresh else Chain(self.root, self.block_hashes[: fresh - self.fresh], fresh)
 
 
 def hottest_chains(cached: Iterable[CachedBlock]) -> Iterator[Chain]:
-    """Every cached block, in chains that are as long as they get, the most recently used first."""
-    by_name = {block.name: block for block in cached}
-    parents = {block.parent for block in by_name.values()}
-    last_ones = [block for block in by_name.values() if block.name not in parents]
-    told: set[BlockName] = set()
+    """Yield all cached blocks in chains of maximal length, the most recently used first."""
+    by_hash = {block.hash: block for block in cached}
+    parents = {block.parent for block in by_hash.values()}
+    last_ones = [block for block in by_hash.values() if block.hash not in parents]
+    seen_before: set[BlockHash] = set()
     for last in sorted(last_ones, key=lambda block: -block.last_used):
-        chain, seen = [last], {last.name}
-        # Parents are what others said they are: a circle ends where it closes.
-        while (parent := by_name.get(chain[-1].parent)) is not None and parent.name not in seen:
+        chain, seen = [last], {last.hash}
+        # Parents come from other workers, so there may be a cycle.
+        while (parent := by_hash.get(chain[-1].parent)) is not None and parent.hash not in seen:
             chain.append(parent)
-            seen.add(parent.name)
-        names = tuple(block.name for block in reversed(chain))
-        yield Chain(chain[-1].parent, names, sum(name not in told for name in names))
-        told.update(names)
+            seen.add(parent.hash)
+        hashes = tuple(block.hash for block in reversed(chain))
+        yield Chain(chain[-1].parent, hashes, sum(block_hash not in seen_before for block_hash in hashes))
+        seen_before.update(hashes)

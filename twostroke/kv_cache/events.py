@@ -1,7 +1,7 @@
-"""What a worker stored and removed, as a log whose equality with its caches can be proved.
+"""The event log of stored and removed blocks, whose equality with the worker's caches can be proved.
 
-Every batch has a sequence number and carries the size of the worker's set of (name, tier) after it, and the xor over
-that set: a reader that applied every batch has the same digest, or knows that it does not.
+Every batch has a sequence number, and carries the size of the worker's set of (hash, tier) and the xor over it. A
+reader that applied every batch has the same digest, or knows that it has not.
 """
 
 from __future__ import annotations
@@ -10,106 +10,109 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from twostroke.ids import BlockName, Epoch
-from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.ids import BlockHash, Epoch
+from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.tier import Tier
 
 RING_BATCHES = 4096
-"""Batches kept for replay; at one per step that is minutes, and whoever is further behind takes a snapshot."""
+"""Batches kept for replay, some minutes at one per step; readers further behind take a snapshot."""
 
-_NAME_BITS = 8 * NAME_BYTES
-_NAME_MASK = (1 << _NAME_BITS) - 1
+_HASH_BITS = 8 * HASH_BYTES
+_HASH_MASK = (1 << _HASH_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TierChange:
-    """What came and went on one tier."""
+    """Blocks that were stored and removed on one tier."""
 
     tier: Tier
-    stored: tuple[BlockName, ...]
-    removed: tuple[BlockName, ...]
+    stored: tuple[BlockHash, ...]
+    removed: tuple[BlockHash, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class EventBatch:
     sequence: int
-    stored: tuple[BlockName, ...]
-    """On the device; so is `removed`."""
-    removed: tuple[BlockName, ...]
+    stored: tuple[BlockHash, ...]
+    """Blocks stored on the device tier, like `removed`."""
+    removed: tuple[BlockHash, ...]
     block_count: int
-    """Size of the set of (name, tier) after this batch."""
+    """Size of the set of (hash, tier) after this batch."""
     digest: bytes
-    """Of that set: see `digest_term`."""
+    """Digest of that set (see `digest_term`)."""
     snapshot: bool = False
-    """What is stored here is the whole set, whatever the reader knew before."""
+    """`stored` is the whole set; the reader forgets what it knew."""
     cleared: bool = False
-    """What is stored here is the whole set; follows on the batch before it, as any other."""
+    """`stored` is the whole set, but the batch follows the one before it like any other."""
     lower_tiers: tuple[TierChange, ...] = ()
     published_s: float = 0.0
-    """By the worker's wall clock; 0 where nobody measures."""
+    """Wall-clock time of publication; 0 if not measured."""
 
     @property
     def changes(self) -> tuple[TierChange, ...]:
-        """Of all tiers."""
+        """Changes of all tiers."""
         return (TierChange(Tier.DEVICE, self.stored, self.removed), *self.lower_tiers)
 
 
-def digest_term(name: BlockName, tier: Tier) -> int:
-    """What one member of the set adds to the xor: turned left by the tier's number, so that a block that only moves
-    between tiers, or lies on two, is seen."""
-    value = int.from_bytes(name, "big")
-    return ((value << tier) | (value >> (_NAME_BITS - tier))) & _NAME_MASK if tier else value
+def digest_term(block_hash: BlockHash, tier: Tier) -> int:
+    """Return the xor term of one element: its hash rotated left by the tier's number, so that moves are seen."""
+    value = int.from_bytes(block_hash, "big")
+    return ((value << tier) | (value >> (_HASH_BITS - tier))) & _HASH_MASK if tier else value
 
 
 class EventLog:
-    """One life of one worker's set of readable blocks."""
+    """The set of readable blocks of one worker in one epoch, and its log."""
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch
-        self._shelves = {tier: _Shelf(tier) for tier in Tier}
+        self._tiers = {tier: _TierBlocks(tier) for tier in Tier}
         self._ring: deque[EventBatch] = deque(maxlen=RING_BATCHES)
         self._sequence = 0
 
     @property
     def sequence(self) -> int:
-        """Of the last batch published; 0 before the first."""
+        """Sequence number of the last published batch; 0 before the first."""
         return self._sequence
 
     @property
-    def has_news(self) -> bool:
-        return any(shelf.pending for shelf in self._shelves.values())
+    def has_changes(self) -> bool:
+        return any(tier_blocks.pending for tier_blocks in self._tiers.values())
 
-    def stored(self, name: BlockName, tier: Tier = Tier.DEVICE) -> None:
-        self._shelves[tier].add(name)
+    def stored(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE) -> None:
+        self._tiers[tier].add(block_hash)
 
-    def removed(self, name: BlockName, tier: Tier = Tier.DEVICE) -> None:
-        self._shelves[tier].remove(name)
+    def removed(self, block_hash: BlockHash, tier: Tier = Tier.DEVICE) -> None:
+        self._tiers[tier].remove(block_hash)
 
     def publish(self, published_s: float = 0.0) -> EventBatch:
         """Close the current batch (an empty one is a heartbeat) and add it to the log.
 
-        Where more went than is left, as when a cache is dropped, it says `cleared` and what is left.
+        If more blocks went than are left, as when a cache is dropped, the batch is `cleared` and lists what is left.
         """
         self._sequence += 1
-        changes = [shelf.change() for shelf in self._shelves.values()]
-        cleared = sum(len(shelf.blocks) for shelf in self._shelves.values()) < sum(len(c.removed) for c in changes)
+        changes = [tier_blocks.change() for tier_blocks in self._tiers.values()]
+        cleared = sum(len(tier_blocks.blocks) for tier_blocks in self._tiers.values()) < sum(
+            len(c.removed) for c in changes
+        )
         if cleared:
-            changes = [TierChange(shelf.tier, tuple(shelf.blocks), ()) for shelf in self._shelves.values()]
+            changes = [
+                TierChange(tier_blocks.tier, tuple(tier_blocks.blocks), ()) for tier_blocks in self._tiers.values()
+            ]
         batch = batch_of(
             self._sequence,
             changes,
-            sum(len(shelf.blocks) for shelf in self._shelves.values()),
+            sum(len(tier_blocks.blocks) for tier_blocks in self._tiers.values()),
             self._xor(),
             cleared=cleared,
             published_s=published_s,
         )
-        for shelf in self._shelves.values():
-            shelf.pending.clear()
+        for tier_blocks in self._tiers.values():
+            tier_blocks.pending.clear()
         self._ring.append(batch)
         return batch
 
     def since(self, start_sequence: int) -> list[EventBatch] | None:
-        """Batches from `start_sequence` on, or None where the ring no longer (or not yet) reaches there."""
+        """Return the batches from `start_sequence` on, or None if the ring does not hold them."""
         if start_sequence == self._sequence + 1:
             return []
         if not self._ring or not self._ring[0].sequence <= start_sequence <= self._sequence:
@@ -117,56 +120,58 @@ class EventLog:
         return [self._ring[index] for index in range(start_sequence - self._ring[0].sequence, len(self._ring))]
 
     def snapshot(self) -> EventBatch:
-        """The set as of the last published batch."""
-        changes = [TierChange(shelf.tier, tuple(shelf.published()), ()) for shelf in self._shelves.values()]
+        """Return the set as of the last published batch."""
+        changes = [
+            TierChange(tier_blocks.tier, tuple(tier_blocks.published()), ()) for tier_blocks in self._tiers.values()
+        ]
         count, xor = sum(len(change.stored) for change in changes), 0
         for change in changes:
-            for name in change.stored:
-                xor ^= digest_term(name, change.tier)
+            for block_hash in change.stored:
+                xor ^= digest_term(block_hash, change.tier)
         return batch_of(self._sequence, changes, count, xor, snapshot=True)
 
     def _xor(self) -> int:
         xor = 0
-        for shelf in self._shelves.values():
-            xor ^= shelf.xor
+        for tier_blocks in self._tiers.values():
+            xor ^= tier_blocks.xor
         return xor
 
 
-class _Shelf:
-    """One tier of the set, and what is new there."""
+class _TierBlocks:
+    """The blocks of one tier, and the changes since the last batch."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
-        self.blocks: set[BlockName] = set()
+        self.blocks: set[BlockHash] = set()
         self.xor = 0
-        self.pending: dict[BlockName, bool] = {}
-        """Name -> stored (or removed) since the last batch. What came and went in between is not told."""
+        self.pending: dict[BlockHash, bool] = {}
+        """Block hash -> stored (or removed) since the last batch; blocks that came and went are left out."""
 
-    def add(self, name: BlockName) -> None:
-        assert name not in self.blocks, f"block {name.hex()} is on tier {self.tier.name} already"
-        self.blocks.add(name)
-        self._note(name, stored=True)
+    def add(self, block_hash: BlockHash) -> None:
+        assert block_hash not in self.blocks, f"block {block_hash.hex()} is on tier {self.tier.name} already"
+        self.blocks.add(block_hash)
+        self._note(block_hash, stored=True)
 
-    def remove(self, name: BlockName) -> None:
-        self.blocks.remove(name)
-        self._note(name, stored=False)
+    def remove(self, block_hash: BlockHash) -> None:
+        self.blocks.remove(block_hash)
+        self._note(block_hash, stored=False)
 
     def change(self) -> TierChange:
-        stored = tuple(name for name, stored in self.pending.items() if stored)
-        removed = tuple(name for name, stored in self.pending.items() if not stored)
+        stored = tuple(block_hash for block_hash, stored in self.pending.items() if stored)
+        removed = tuple(block_hash for block_hash, stored in self.pending.items() if not stored)
         return TierChange(self.tier, stored, removed)
 
-    def published(self) -> Iterator[BlockName]:
-        """The set as of the last batch."""
-        yield from (name for name in self.blocks if name not in self.pending)
-        yield from (name for name, stored in self.pending.items() if not stored)
+    def published(self) -> Iterator[BlockHash]:
+        """Return the set as of the last batch."""
+        yield from (block_hash for block_hash in self.blocks if block_hash not in self.pending)
+        yield from (block_hash for block_hash, stored in self.pending.items() if not stored)
 
-    def _note(self, name: BlockName, *, stored: bool) -> None:
-        self.xor ^= digest_term(name, self.tier)
-        if name in self.pending:
-            del self.pending[name]
+    def _note(self, block_hash: BlockHash, *, stored: bool) -> None:
+        self.xor ^= digest_term(block_hash, self.tier)
+        if block_hash in self.pending:
+            del self.pending[block_hash]
         else:
-            self.pending[name] = stored
+            self.pending[block_hash] = stored
 
 
 def batch_of(
@@ -179,14 +184,14 @@ def batch_of(
     cleared: bool = False,
     published_s: float = 0.0,
 ) -> EventBatch:
-    """From one change per tier, the device's first."""
+    """Return a batch of one change per tier, the device's first."""
     device, *lower = changes
     return EventBatch(
         sequence=sequence,
         stored=device.stored,
         removed=device.removed,
         block_count=block_count,
-        digest=xor.to_bytes(NAME_BYTES, "big"),
+        digest=xor.to_bytes(HASH_BYTES, "big"),
         snapshot=snapshot,
         cleared=cleared,
         lower_tiers=tuple(change for change in lower if change.stored or change.removed),

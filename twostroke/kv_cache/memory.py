@@ -1,8 +1,7 @@
-"""The bytes behind a pool's pages, wherever they lie, and a generation per page.
+"""Page memory: the bytes behind a pool's pages on host or device, and a generation per page.
 
-A page's generation counts how often it was given to a new writer: a reader that sees the same generation before and
-after its copy has read one page, not two. `Pages` is what whoever moves or checks pages needs of them; `PageMemory`
-keeps them in host memory, `twostroke.device.memory` on a device.
+A page's generation counts its writers: a reader that sees the same generation before and after its copy has read one
+page, not two. `Pages` is the interface; `PageMemory` is in host memory, `twostroke.device.memory` on a device.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ from twostroke.ids import PageId
 from twostroke.kv_cache.shared import SharedMemory, generation_bytes
 
 SCRATCH_PAGES = 1
-"""One page past the last is never handed out: writes that nobody wants go there."""
+"""Pages past the last that are never handed out; writes that are not kept go there."""
 
 
 class Window(abc.ABC):
-    """One thread's way from the host to the bytes of pages; threads do not share one."""
+    """Access from the host to the bytes of pages, for one thread."""
 
     @abc.abstractmethod
     def read(self, batches: Iterable[Sequence[int]]) -> Iterator[list[memoryview]]:
-        """The bytes of the pages, batch by batch; a batch's views hold until the next one is asked for."""
+        """Yield the bytes of the pages, batch by batch; views are valid until the next batch is asked for."""
 
     @abc.abstractmethod
     def landing(self, pages: Sequence[int]) -> list[memoryview]:
-        """Where to put the bytes that are meant for these pages. Ends with a call of `landed`."""
+        """Return buffers for the bytes of these pages; call `landed` once they are filled."""
 
     @abc.abstractmethod
     def landed(self) -> None:
-        """The last landing is complete: its bytes go into their pages, soon."""
+        """Start moving the bytes of the last landing into their pages."""
 
     @abc.abstractmethod
-    def settle(self) -> None:
-        """After this returns, what has landed is in its pages, and they change no more."""
+    def synchronize(self) -> None:
+        """Wait until all landed bytes are in their pages."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the pages lie, one after the other."""
+    """Location of the pages, one after the other."""
 
     address: int
     gpu: int | None
-    """As this process numbers GPUs; None: host memory."""
+    """Index of the GPU in this process; None for host memory."""
 
 
 class Pages(abc.ABC):
@@ -62,11 +61,11 @@ class Pages(abc.ABC):
     pages: int
     page_bytes: int
     generations: npt.NDArray[np.uint64]
-    """In host memory, wherever the pages are."""
+    """Generations, always in host memory."""
 
     @abc.abstractmethod
     def window(self, batch_pages: int) -> Window:
-        """A new way to the bytes, for at most `batch_pages` pages at a time."""
+        """Return a new window for at most `batch_pages` pages at a time."""
 
     @property
     @abc.abstractmethod
@@ -74,7 +73,7 @@ class Pages(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
 
     @property
     def scratch(self) -> PageId:
@@ -89,10 +88,10 @@ class Pages(abc.ABC):
 
 
 class PageMemory(Pages):
-    """Pages in one sealed memfd, pre-faulted, which other processes of the host can map.
+    """Pages in one memfd, pre-faulted, which other processes of the host can map.
 
     Layout: `generations` (one u64 per page), padding to the system's page size, then the pages.
-    Raises ConfigError where the machine's memory cannot hold it.
+    Raises ConfigError if the machine's memory cannot hold it.
     """
 
     def __init__(self, pages: int, page_bytes: int, *, fd: int | None = None) -> None:
@@ -112,9 +111,9 @@ class PageMemory(Pages):
 
     @classmethod
     def attach(cls, fd: int, pages: int, page_bytes: int) -> PageMemory:
-        """Map another process's memory, read-only, from a descriptor it handed over, and take the descriptor over.
+        """Map another process's memory, read-only, from its descriptor, which this object closes.
 
-        Raises ConfigError where it is not such a memory; the descriptor then stays the caller's.
+        Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
         return cls(pages, page_bytes, fd=fd)
 
@@ -126,7 +125,7 @@ class PageMemory(Pages):
         return Place(self.data.ctypes.data, None)
 
     def page(self, page: PageId) -> npt.NDArray[np.uint8]:
-        """The bytes of one page, as a view."""
+        """Return a view of one page."""
         view: npt.NDArray[np.uint8] = self.data[page]
         return view
 
@@ -137,7 +136,7 @@ class PageMemory(Pages):
 
 
 class _HostWindow(Window):
-    """The bytes themselves: nothing is copied."""
+    """A window whose buffers are the pages themselves."""
 
     def __init__(self, data: npt.NDArray[np.uint8]) -> None:
         self._size = data.shape[1]
@@ -151,10 +150,10 @@ class _HostWindow(Window):
         return [self._pool[page * size : (page + 1) * size] for page in pages]
 
     def landed(self) -> None:
-        """The bytes were put into their pages."""
+        """Nothing to move: the buffers are the pages."""
 
-    def settle(self) -> None:
-        """They are there."""
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
 
     def close(self) -> None:
         self._pool.release()
@@ -170,14 +169,14 @@ def _refuse_what_cannot_fit(total_bytes: int) -> None:
 
 
 def available_memory_bytes() -> int:
-    """What this process may still allocate: the machine's free memory or the cgroup's limit, whichever is less."""
+    """Return the bytes that this process may still allocate, by the machine's memory and the cgroup's limit."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     facts = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in meminfo}
-    return min(facts["MemAvailable"], cgroup_headroom_bytes(Path("/sys/fs/cgroup"), otherwise=facts["MemAvailable"]))
+    return min(facts["MemAvailable"], cgroup_free_bytes(Path("/sys/fs/cgroup"), otherwise=facts["MemAvailable"]))
 
 
-def cgroup_headroom_bytes(cgroup: Path, *, otherwise: int) -> int:
-    """What a cgroup (v2) may still allocate. Cold file cache counts as free: the kernel drops it first."""
+def cgroup_free_bytes(cgroup: Path, *, otherwise: int) -> int:
+    """Return the bytes that a cgroup (v2) may still allocate; cold file cache counts as free."""
     limit = cgroup / "memory.max"
     if not limit.exists() or limit.read_text(encoding="ascii").strip() == "max":
         return otherwise

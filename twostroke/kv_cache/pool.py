@@ -1,14 +1,14 @@
-"""The pages of one worker: who holds which block, who writes it, and what may be given away.
+"""The block pool: all pages of one worker, their blocks, holders and writers.
 
-    FREE         nobody's
-    CACHED       a named block that nobody uses now; the least recently used leaf goes first
-    ARRIVING     a named block whose bytes are not there yet; requests with that prefix already share it
-    ACTIVE       in use: filled and named, or private to the one sequence that is filling it
-    QUARANTINED  wanted by nobody, but a transfer may still write to it
+    FREE         unused
+    CACHED       a hashed block without holders; the least recently used leaf is evicted first
+    ARRIVING     a hashed block whose bytes are not there yet; requests with that prefix already share it
+    ACTIVE       in use: filled and hashed, or private to the one sequence that is filling it
+    QUARANTINED  without holders, but a transfer may still write to it
 
-Always: free + cached + arriving + active + quarantined = total, and at most one page per name. A page that is
-arriving has at most one writer (a pull or a computing sequence). When a writer gives up, the page stays with those
-who wait for it, and the next one takes over.
+Always: free + cached + arriving + active + quarantined = total, and at most one page per block hash. An arriving page
+has at most one writer (a pull or a computing sequence). When it gives up, the next sequence that waits for the page
+may become its writer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from twostroke.ids import BlockName, PageId, SessionId
+from twostroke.ids import BlockHash, PageId, SessionId
 
 
 class PageState(enum.Enum):
@@ -32,29 +32,29 @@ class PageState(enum.Enum):
 
 
 class PoolListener(Protocol):
-    """Told of every change in the set of blocks that can be read, and of every new life of a page."""
+    """Called on every change in the set of readable blocks, and on every new writer of a page."""
 
-    def stored(self, name: BlockName) -> None: ...
+    def stored(self, block_hash: BlockHash) -> None: ...
 
-    def removed(self, name: BlockName) -> None: ...
+    def removed(self, block_hash: BlockHash) -> None: ...
 
     def new_writer(self, page: PageId) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Pages for a sequence, one per block: first the named blocks, then private room."""
+    """Pages for a sequence, one per block: first the hashed blocks, then private ones."""
 
     pages: list[PageId]
     missing: list[int]
-    """Indices of named blocks that nobody had: arriving from now on, without a writer."""
+    """Indices of hashed blocks that were not here: arriving from now on, without a writer."""
     hits: int
-    """Leading blocks that were filled already."""
+    """Leading blocks that were filled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """Blocks that are wanted and that nobody writes yet."""
+    """Arriving blocks without a writer."""
 
     blocks: int
     depths: int
@@ -63,26 +63,26 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:
-    """A block that nobody uses at the moment."""
+    """A cached block, without holders."""
 
-    name: BlockName
-    parent: BlockName
+    hash: BlockHash
+    parent: BlockHash
     last_used: int
-    """Only grows."""
+    """Logical time of the last release."""
 
 
 @dataclass(slots=True)
 class _Page:
     state: PageState = PageState.FREE
-    name: BlockName | None = None
-    parent: BlockName | None = None
+    hash: BlockHash | None = None
+    parent: BlockHash | None = None
     filled: bool = False
     refs: int = 0
     writer: SessionId | None = None
     depth: int = 0
     """Index of the block in its chain."""
     last_used: int = 0
-    """When its last hold was given back: what was used for long is not old."""
+    """Logical time of its last release."""
 
 
 class BlockPool:
@@ -93,16 +93,16 @@ class BlockPool:
         self._listener = listener
         self._pages = [_Page() for _ in range(total)]
         self._free: deque[PageId] = deque(PageId(page) for page in range(total))
-        self._by_name: dict[BlockName, PageId] = {}
-        self._children: Counter[BlockName] = Counter()
-        """Named pages per parent name, whether or not the parent itself is here."""
+        self._by_hash: dict[BlockHash, PageId] = {}
+        self._children: Counter[BlockHash] = Counter()
+        """Hashed pages per parent hash, whether or not the parent itself is here."""
         self._leaves: list[tuple[int, PageId]] = []
         """Heap of (last_used, page) of evictable leaves; entries may be stale."""
         self._counts = Counter({PageState.FREE: total})
         self._unwritten_blocks = self._unwritten_depths = 0
         self._clock = 0
 
-    # Looking
+    # Queries
 
     def count(self, state: PageState) -> int:
         return self._counts[state]
@@ -131,63 +131,63 @@ class BlockPool:
     def writer(self, page: PageId) -> SessionId | None:
         return self._pages[page].writer
 
-    def find(self, name: BlockName) -> PageId | None:
-        """The page that holds this block, filled."""
-        page = self._by_name.get(name)
+    def find(self, block_hash: BlockHash) -> PageId | None:
+        """Return the filled page of this block, if any."""
+        page = self._by_hash.get(block_hash)
         return page if page is not None and self._pages[page].filled else None
 
-    def hits(self, names: Sequence[BlockName]) -> int:
-        """How many leading blocks are filled here."""
-        for index, name in enumerate(names):
-            if self.find(name) is None:
+    def hits(self, hashes: Sequence[BlockHash]) -> int:
+        """Return how many leading blocks are filled here."""
+        for index, block_hash in enumerate(hashes):
+            if self.find(block_hash) is None:
                 return index
-        return len(names)
+        return len(hashes)
 
     def cached(self) -> list[CachedBlock]:
-        """In no order. O(pages)."""
+        """Return the cached blocks in no order. O(pages)."""
         return [
-            CachedBlock(record.name, record.parent, record.last_used)
+            CachedBlock(record.hash, record.parent, record.last_used)
             for record in self._pages
-            if record.state is PageState.CACHED and record.name is not None and record.parent is not None
+            if record.state is PageState.CACHED and record.hash is not None and record.parent is not None
         ]
 
     # Claiming and releasing
 
-    def claim(self, names: Sequence[BlockName], root: BlockName, private: int) -> Claim | None:
-        """Hold a page for each block of a chain that starts at `root`, plus `private` unnamed ones; all or nothing.
+    def claim(self, hashes: Sequence[BlockHash], root: BlockHash, private: int) -> Claim | None:
+        """Hold a page for each block of a chain that starts at `root`, plus `private` unhashed ones; all or nothing.
 
-        Blocks that are here, or arriving, are shared. None where the pool cannot give that many pages now.
+        Filled and arriving blocks are shared. Returns None if the pool has too few pages now.
         """
-        held = [self._by_name.get(name) for name in names]
+        held = [self._by_hash.get(block_hash) for block_hash in hashes]
         missing = [index for index, page in enumerate(held) if page is None]
         woken = sum(1 for page in held if page is not None and self._pages[page].state is PageState.CACHED)
         if len(missing) + private > self.available - woken:
             return None
-        hits = self.hits(names)
+        hits = self.hits(hashes)
         for page in held:
             if page is not None:
                 self._acquire(page)
         pages: list[PageId] = []
         for index, page in enumerate(held):
-            parent = names[index - 1] if index else root
-            pages.append(page if page is not None else self._take_arriving(names[index], parent, index))
+            parent = hashes[index - 1] if index else root
+            pages.append(page if page is not None else self._take_arriving(hashes[index], parent, index))
         pages.extend(self._take_private() for _ in range(private))
         return Claim(pages, missing, hits)
 
     def claim_private(self) -> PageId | None:
-        """One more page for a growing sequence, or None where none is to be had."""
+        """Return one more page for a growing sequence, or None if there is none."""
         return self._take_private() if self.available else None
 
-    def share_filled(self, names: Sequence[BlockName]) -> list[PageId | None]:
-        """Hold those of the named blocks that are filled here; the caller releases the pages it got."""
-        pages = [self.find(name) for name in names]
+    def share_filled(self, hashes: Sequence[BlockHash]) -> list[PageId | None]:
+        """Hold the filled ones of these blocks; the caller releases them."""
+        pages = [self.find(block_hash) for block_hash in hashes]
         for page in pages:
             if page is not None:
                 self._acquire(page)
         return pages
 
     def release(self, pages: Iterable[PageId]) -> None:
-        """Give back one hold on each page, tail first: a block's children become evictable before it does."""
+        """Release one hold on each page, last first: a block's children become evictable before it."""
         for page in reversed(list(pages)):
             record = self._pages[page]
             assert record.refs > 0, f"page {page} is released more often than held"
@@ -198,7 +198,7 @@ class BlockPool:
     # Writing
 
     def assign_writer(self, page: PageId, session: SessionId) -> None:
-        """From now on only `session` may write the arriving page."""
+        """Make `session` the only writer of the arriving page."""
         record = self._pages[page]
         assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
         assert record.writer is None, f"page {page} has a writer already"
@@ -206,7 +206,7 @@ class BlockPool:
         self._count_unwritten(record, -1)
 
     def clear_writer(self, page: PageId) -> None:
-        """The writer can no longer touch the page (it gave up, or has been fenced): the next waiter may take over."""
+        """Remove the writer, which gave up or has been fenced; the next waiting sequence may become the writer."""
         record = self._pages[page]
         was_written, record.writer = record.writer is not None, None
         if record.state is PageState.QUARANTINED:
@@ -215,29 +215,29 @@ class BlockPool:
             self._count_unwritten(record, 1)
 
     def fill(self, page: PageId) -> None:
-        """The arriving page holds its block's KV, verified or computed."""
+        """Mark the arriving page as filled: it holds its block's KV, verified or computed."""
         record = self._pages[page]
         assert record.state is PageState.ARRIVING, f"page {page} is {record.state.name}, not ARRIVING"
-        assert record.name is not None
+        assert record.hash is not None
         if record.writer is None:
             self._count_unwritten(record, -1)
         record.filled, record.writer = True, None
         self._move(page, PageState.ACTIVE)
-        self._listener.stored(record.name)
+        self._listener.stored(record.hash)
 
-    def name_private(self, page: PageId, name: BlockName, parent: BlockName) -> None:
-        """A private page has become a full block. Where another page has that name already, this one stays private."""
+    def register_private(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
+        """Register a private page as a full block; it stays private if another page has that hash."""
         record = self._pages[page]
         assert record.state is PageState.ACTIVE, f"page {page} is {record.state.name}, not ACTIVE"
-        assert record.name is None, f"page {page} has a name already"
-        if name in self._by_name:
+        assert record.hash is None, f"page {page} has a hash already"
+        if block_hash in self._by_hash:
             return
-        self._set_name(page, name, parent)
+        self._set_hash(page, block_hash, parent)
         record.filled = True
-        self._listener.stored(name)
+        self._listener.stored(block_hash)
 
     def forget_cached(self) -> int:
-        """Give up every block that nobody uses now; returns how many that were."""
+        """Evict every cached block; return how many there were."""
         cached = [PageId(page) for page in range(self.total) if self._pages[page].state is PageState.CACHED]
         for page in cached:
             self._evict_page(page)
@@ -245,13 +245,13 @@ class BlockPool:
         return len(cached)
 
     def forget(self, pages: Sequence[PageId]) -> None:
-        """Give up those blocks of a chain that nobody uses now, last first, up to where another chain branches off."""
+        """Evict the cached blocks of a chain, last first, up to where another chain branches off."""
         for page in reversed(pages):
             record = self._pages[page]
-            if record.state is PageState.CACHED and record.name is not None and not self._children[record.name]:
+            if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
                 self._evict_page(page)
 
-    # Below: how pages change hands
+    # Internals
 
     def _acquire(self, page: PageId) -> None:
         record = self._pages[page]
@@ -272,16 +272,16 @@ class BlockPool:
         self._move(page, PageState.ACTIVE)
         return page
 
-    def _take_arriving(self, name: BlockName, parent: BlockName, depth: int) -> PageId:
+    def _take_arriving(self, block_hash: BlockHash, parent: BlockHash, depth: int) -> PageId:
         page = self._take()
-        self._set_name(page, name, parent)
+        self._set_hash(page, block_hash, parent)
         self._move(page, PageState.ARRIVING)
         self._pages[page].depth = depth
         self._count_unwritten(self._pages[page], 1)
         return page
 
     def _retire(self, page: PageId) -> None:
-        """The last hold is gone."""
+        """Move a page whose last hold was released."""
         record = self._pages[page]
         if record.filled:
             self._clock += 1
@@ -289,7 +289,7 @@ class BlockPool:
             self._move(page, PageState.CACHED)
             self._offer(page)
         elif record.writer is not None:
-            self._drop_name(page)
+            self._drop_hash(page)
             self._move(page, PageState.QUARANTINED)
         else:
             if record.state is PageState.ARRIVING:
@@ -298,8 +298,8 @@ class BlockPool:
 
     def _offer(self, page: PageId) -> None:
         record = self._pages[page]
-        assert record.name is not None
-        if record.state is PageState.CACHED and not self._children[record.name]:
+        assert record.hash is not None
+        if record.state is PageState.CACHED and not self._children[record.hash]:
             heapq.heappush(self._leaves, (record.last_used, page))
             if len(self._leaves) > 2 * self.total:
                 self._leaves = [entry for entry in set(self._leaves) if self._is_fresh_leaf(*entry)]
@@ -312,7 +312,7 @@ class BlockPool:
             if self._is_fresh_leaf(last_used, page):
                 self._evict_page(page)
                 return
-        # No leaf left: every cached block has a child in use under a private twin of it. Any of them may go.
+        # No leaf left: every cached block has a child in use under a private copy of it. Any of them may go.
         cached = (page for page in range(self.total) if self._pages[page].state is PageState.CACHED)
         self._evict_page(PageId(min(cached, key=lambda page: self._pages[page].last_used)))
 
@@ -320,39 +320,39 @@ class BlockPool:
         record = self._pages[page]
         if record.state is not PageState.CACHED or record.last_used != last_used:
             return False
-        assert record.name is not None
-        return not self._children[record.name]
+        assert record.hash is not None
+        return not self._children[record.hash]
 
     def _evict_page(self, page: PageId) -> None:
-        name = self._pages[page].name
-        assert name is not None
+        block_hash = self._pages[page].hash
+        assert block_hash is not None
         self._forget(page)
-        self._listener.removed(name)
+        self._listener.removed(block_hash)
 
     def _forget(self, page: PageId) -> None:
         record = self._pages[page]
-        if record.name is not None:
-            self._drop_name(page)
+        if record.hash is not None:
+            self._drop_hash(page)
         record.filled, record.writer = False, None
         self._move(page, PageState.FREE)
         self._free.append(page)
 
-    def _set_name(self, page: PageId, name: BlockName, parent: BlockName) -> None:
+    def _set_hash(self, page: PageId, block_hash: BlockHash, parent: BlockHash) -> None:
         record = self._pages[page]
-        record.name, record.parent = name, parent
-        self._by_name[name] = page
+        record.hash, record.parent = block_hash, parent
+        self._by_hash[block_hash] = page
         self._children[parent] += 1
 
-    def _drop_name(self, page: PageId) -> None:
+    def _drop_hash(self, page: PageId) -> None:
         record = self._pages[page]
-        assert record.name is not None
+        assert record.hash is not None
         assert record.parent is not None
-        del self._by_name[record.name]
-        parent, record.name, record.parent = record.parent, None, None
+        del self._by_hash[record.hash]
+        parent, record.hash, record.parent = record.parent, None, None
         self._children[parent] -= 1
         if not self._children[parent]:
             del self._children[parent]
-            above = self._by_name.get(parent)
+            above = self._by_hash.get(parent)
             if above is not None:
                 self._offer(above)
 
@@ -366,7 +366,7 @@ class BlockPool:
         self._counts[state] += 1
         record.state = state
 
-    # Proof
+    # Check
 
     def check_integrity(self) -> None:
         """Assert every invariant from first principles. O(pages); for tests and idle moments."""
@@ -376,29 +376,29 @@ class BlockPool:
         assert sorted(self._free) == [i for i, r in enumerate(self._pages) if r.state is PageState.FREE]
         unwritten = [r.depth for r in self._pages if r.state is PageState.ARRIVING and r.writer is None]
         assert self.unwritten == Unwritten(len(unwritten), sum(unwritten)), f"{self.unwritten}, not {unwritten}"
-        named = {record.name: page for page, record in enumerate(self._pages) if record.name is not None}
-        assert named == self._by_name, "names and pages disagree"
-        assert len(named) == sum(record.name is not None for record in self._pages), "two pages share a name"
+        named = {record.hash: page for page, record in enumerate(self._pages) if record.hash is not None}
+        assert named == self._by_hash, "hashes and pages disagree"
+        assert len(named) == sum(record.hash is not None for record in self._pages), "two pages share a hash"
         children = Counter(record.parent for record in self._pages if record.parent is not None)
         assert children == self._children
         for page, record in enumerate(self._pages):
             _check_page(page, record)
         leaves = set(self._leaves)
         for page, record in enumerate(self._pages):
-            if record.state is PageState.CACHED and record.name is not None and not self._children[record.name]:
+            if record.state is PageState.CACHED and record.hash is not None and not self._children[record.hash]:
                 assert (record.last_used, page) in leaves, f"cached leaf {page} can never be evicted"
 
 
 def _check_page(page: int, record: _Page) -> None:
     match record.state:
         case PageState.FREE:
-            consistent = not record.refs and record.name is None and not record.filled and record.writer is None
+            consistent = not record.refs and record.hash is None and not record.filled and record.writer is None
         case PageState.CACHED:
-            consistent = not record.refs and record.name is not None and record.filled and record.writer is None
+            consistent = not record.refs and record.hash is not None and record.filled and record.writer is None
         case PageState.ARRIVING:
-            consistent = record.refs > 0 and record.name is not None and not record.filled
+            consistent = record.refs > 0 and record.hash is not None and not record.filled
         case PageState.ACTIVE:
-            consistent = record.refs > 0 and record.writer is None and (record.name is None) == (not record.filled)
+            consistent = record.refs > 0 and record.writer is None and (record.hash is None) == (not record.filled)
         case PageState.QUARANTINED:
-            consistent = not record.refs and record.name is None and record.writer is not None
+            consistent = not record.refs and record.hash is None and record.writer is not None
     assert consistent, f"page {page} is inconsistent: {record}"

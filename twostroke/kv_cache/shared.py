@@ -1,8 +1,7 @@
 """A memfd that its owner writes and others read.
 
-It has no name, so nothing is left behind when its owner dies, and another process on the same host can map it once it
-was handed the descriptor. Once mapped, it is sealed: whoever gets the descriptor can read it, but neither write to nor
-resize it.
+It has no name, so nothing is left behind when its owner dies. Another process on the same host can map it with its
+descriptor. It carries file seals (F_ADD_SEALS of Linux): other processes can neither write to nor resize it.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import numpy.typing as npt
 
 from twostroke.errors import ConfigError
 
-_SEAL_FUTURE_WRITE = 0x0010
-"""F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl does not name it yet."""
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
+_F_FUTURE_WRITE = 0x0010
+"""F_SEAL_FUTURE_WRITE of Linux 5.1: mappings made before stay writable. Python's fcntl lacks it."""
+_PROTECTION = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | _F_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
@@ -30,21 +29,21 @@ class SharedMemory:
             os.ftruncate(self.fd, size_bytes)
             both = mmap.PROT_READ | mmap.PROT_WRITE
             self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=both)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _PROTECTION)
         else:
             self.fd = fd
             self.map = mmap.mmap(self.fd, size_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> SharedMemory:
-        """Map what another process handed over, and take its descriptor over.
+        """Map another process's memory by its descriptor, which this object closes.
 
-        Raises ConfigError where it is not such a memory; the descriptor then stays the caller's.
+        Raises ConfigError if it is not such a memory; the descriptor then stays the caller's.
         """
         actual = os.fstat(fd).st_size
         if actual != size_bytes:
             raise ConfigError(f"shared page memory is {actual} bytes, expected {size_bytes}")
-        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _PROTECTION != _PROTECTION:
             raise ConfigError("shared page memory is not sealed: its owner could shrink it under a reader")
         return cls(size_bytes, fd=fd)
 
@@ -68,7 +67,7 @@ class GenerationTable:
 
     @classmethod
     def attach(cls, fd: int, pages: int) -> GenerationTable:
-        """What another process handed over. Raises ConfigError; the descriptor then stays the caller's."""
+        """Map another process's table. Raises ConfigError; the descriptor then stays the caller's."""
         return cls(pages, fd=fd)
 
     def close(self) -> None:
@@ -77,5 +76,5 @@ class GenerationTable:
 
 
 def generation_bytes(pages: int) -> int:
-    """One u64 per page, up to a page of the system."""
+    """Return the size of one u64 per page, rounded up to a system page."""
     return -(-pages * 8 // mmap.PAGESIZE) * mmap.PAGESIZE

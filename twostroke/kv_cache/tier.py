@@ -1,4 +1,4 @@
-"""Where a page may lie, nearest first."""
+"""The tiers of pages, nearest first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Tier(enum.IntEnum):
-    """The number is the place in order, and how far a name is turned in the digest of a worker's set."""
+    """A tier of pages; its number is also the rotation of a block hash in the digest of a worker's set."""
 
     DEVICE = 0
     """Where the model computes."""

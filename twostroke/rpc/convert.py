@@ -6,22 +6,24 @@ from collections.abc import Iterable, Sequence
 
 from twostroke import errors
 from twostroke.errors import InternalError, InvalidRequest, ServeError
-from twostroke.ids import BlockName, RequestId
-from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.ids import BlockHash, RequestId
+from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.tracing.context import TraceContext, header_of
 
 
-def names_to_bytes(names: Iterable[BlockName]) -> bytes:
-    return b"".join(names)
+def hashes_to_bytes(hashes: Iterable[BlockHash]) -> bytes:
+    return b"".join(hashes)
 
 
-def names_from_bytes(packed: bytes) -> list[BlockName]:
-    if len(packed) % NAME_BYTES:
-        raise InvalidRequest(f"names must be a multiple of {NAME_BYTES} bytes, got {len(packed)}", field="names")
-    return [BlockName(packed[start : start + NAME_BYTES]) for start in range(0, len(packed), NAME_BYTES)]
+def hashes_from_bytes(packed: bytes) -> list[BlockHash]:
+    if len(packed) % HASH_BYTES:
+        raise InvalidRequest(
+            f"block_hashes must be a multiple of {HASH_BYTES} bytes, got {len(packed)}", field="block_hashes"
+        )
+    return [BlockHash(packed[start : start + HASH_BYTES]) for start in range(0, len(packed), HASH_BYTES)]
 
 
 def sampling_to_message(params: SamplingParams) -> worker_pb2.Sampling:
@@ -84,7 +86,7 @@ def request_to_message(
         worker_epoch=worker_epoch,
         prompt=request.prompt,
         emitted=tokens_to_messages(request.emitted),
-        names=names_to_bytes(request.names),
+        block_hashes=hashes_to_bytes(request.block_hashes),
         salt=request.salt,
         public_blocks=request.public_blocks,
         sampling=sampling_to_message(request.sampling),
@@ -103,7 +105,7 @@ def request_from_message(message: worker_pb2.OpenRequest) -> Request:
         attempt=message.attempt,
         prompt=tuple(message.prompt),
         emitted=tuple(token_from_message(token) for token in message.emitted),
-        names=tuple(names_from_bytes(message.names)),
+        block_hashes=tuple(hashes_from_bytes(message.block_hashes)),
         salt=message.salt,
         public_blocks=message.public_blocks,
         sampling=sampling_from_message(message.sampling),

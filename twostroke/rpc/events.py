@@ -6,7 +6,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.ids import Epoch, WorkerId
 from twostroke.kv_cache.events import EventBatch, TierChange
 from twostroke.kv_cache.tier import Tier
-from twostroke.rpc.convert import names_from_bytes, names_to_bytes
+from twostroke.rpc.convert import hashes_from_bytes, hashes_to_bytes
 from twostroke.rpc.v1 import control_pb2
 
 _TIERS = {
@@ -36,8 +36,8 @@ def batch_to_message(
         epoch=str(epoch),
         sequence=batch.sequence,
         snapshot=batch.snapshot,
-        stored=names_to_bytes(batch.stored),
-        removed=names_to_bytes(batch.removed),
+        stored=hashes_to_bytes(batch.stored),
+        removed=hashes_to_bytes(batch.removed),
         cleared=batch.cleared,
         block_count=batch.block_count,
         digest=batch.digest,
@@ -50,8 +50,8 @@ def batch_to_message(
 def batch_from_message(message: control_pb2.KvEventBatch) -> EventBatch:
     return EventBatch(
         sequence=message.sequence,
-        stored=tuple(names_from_bytes(message.stored)),
-        removed=tuple(names_from_bytes(message.removed)),
+        stored=tuple(hashes_from_bytes(message.stored)),
+        removed=tuple(hashes_from_bytes(message.removed)),
         block_count=message.block_count,
         digest=message.digest,
         snapshot=message.snapshot,
@@ -64,14 +64,14 @@ def batch_from_message(message: control_pb2.KvEventBatch) -> EventBatch:
 def _change_to_message(change: TierChange) -> control_pb2.TierChange:
     return control_pb2.TierChange(
         tier=tier_to_message(change.tier),
-        stored=names_to_bytes(change.stored),
-        removed=names_to_bytes(change.removed),
+        stored=hashes_to_bytes(change.stored),
+        removed=hashes_to_bytes(change.removed),
     )
 
 
 def _change_from_message(message: control_pb2.TierChange) -> TierChange:
     return TierChange(
         tier_from_message(message.tier),
-        tuple(names_from_bytes(message.stored)),
-        tuple(names_from_bytes(message.removed)),
+        tuple(hashes_from_bytes(message.stored)),
+        tuple(hashes_from_bytes(message.removed)),
     )

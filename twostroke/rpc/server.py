@@ -235,7 +235,7 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     await context.abort(grpc.StatusCode[error.grpc_status], error.message, trailing_metadata=trailing)
 
 
-class SealedPort(NamedTuple):
+class TlsPort(NamedTuple):
     port: int
     certificates: Certificates
 
@@ -250,7 +250,7 @@ class RpcServer:
         *,
         token: str | None,
         certificates: Certificates | None = None,
-        sealed: SealedPort | None = None,
+        sealed: TlsPort | None = None,
         callers: Callers = PEERS,
         shares_port: bool = False,
     ) -> None:

@@ -1,10 +1,10 @@
 """Page transports behind one small interface.
 
-base       the interface                          registry  transports by name, the choice for one pair of workers
-shm        same host: the peer's memfd            tcp       own sockets (tcp_owner, tcp_reader)
-cuda_ipc   same host: the peer's GPU memory       nixl      RDMA where there is any (nixl_agent, nixl_owner)
-fake       injects faults, for tests
-
-Beneath them: lane_transport (what all but fake share), same_host and network (with connection, requests), listener and
-hello (who may read), peers (one per life of a worker), pulls (deadline and fence), threads, frames, host.
+base                   the interface: open, connect, pull, wait, fence
+registry               transports by name, and the choice for one pair of workers
+copy_thread_transport  what all transports share: listener, peers, pulls and their fence
+peers                  one connection per epoch of a worker        pulls  one pull: deadline and fence
+copy_threads           threads that copy                           sockets/  frames, handshake, TLS, listener
+same_host/             shm (the peer's memfd), cuda_ipc (the peer's GPU memory)
+network/               tcp (own sockets), nixl (RDMA where there is any)
 """

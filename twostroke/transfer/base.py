@@ -11,6 +11,8 @@ from __future__ import annotations
 import abc
 import asyncio
 import enum
+import functools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +28,7 @@ from twostroke.kv_cache.memory import Pages
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who offers or reads pages. `token` is the cluster's shared secret, never part of an Endpoint."""
+    """A worker that offers or reads pages. `token` is the cluster's shared secret, never part of an Endpoint."""
 
     worker_id: str
     epoch: Epoch
@@ -41,7 +43,7 @@ class Endpoint:
     transport: str
     """Name of the implementation: "shm", "tcp", ..."""
     address: str
-    """What that implementation connects to: host:port, an abstract socket's name, ..."""
+    """Address for that implementation: host:port, the name of an abstract socket, ..."""
     host_id: str
     """Boot id of the machine (and its network namespace where that matters): same-host transports compare it."""
     epoch: Epoch
@@ -99,13 +101,13 @@ class TransferResult:
     outcome: Outcome
     copied_bytes: int
     seconds: float
-    """From the first byte asked for to the last byte copied."""
+    """Time from the first request to the last byte copied."""
     reason: str = ""
-    """Why it was not DONE, in words."""
+    """Reason why it was not DONE."""
 
 
 class Peer:
-    """A connection to one life of one worker's pages."""
+    """A connection to one epoch of one worker's pages."""
 
     endpoint: Endpoint
 
@@ -125,13 +127,13 @@ class PageTransport(abc.ABC):
 
     @abc.abstractmethod
     def reaches(self, endpoint: Endpoint) -> bool:
-        """Whether a peer's endpoint of this kind can be connected to from here."""
+        """Tell whether a peer's endpoint of this kind can be connected to from here."""
 
     @abc.abstractmethod
     async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
         """Reach a peer within `deadline_s` seconds; idempotent per (address, epoch), a new epoch replaces the old.
 
-        Raises PeerLost (nobody there), StaleEpoch (another life answers), FingerprintMismatch (both values in the
+        Raises PeerLost (no answer), StaleEpoch (another epoch answers), FingerprintMismatch (both values in the
         message) or Unauthenticated.
         """
 
@@ -141,7 +143,7 @@ class PageTransport(abc.ABC):
 
     @abc.abstractmethod
     async def wait(self, transfer: Transfer) -> TransferResult:
-        """How the transfer ended. Returns soon after the deadline whatever the peer does. May be awaited once."""
+        """Return how the transfer ended, soon after the deadline at the latest. May be awaited once."""
 
     @abc.abstractmethod
     async def fence(self, transfer: Transfer) -> None:
@@ -153,17 +155,17 @@ class PageTransport(abc.ABC):
 
     @property
     def refused(self) -> Mapping[str, int]:
-        """Connections to our pages that were closed for what their other end said, or did not say, by reason."""
+        """Connections to our pages that were refused, by reason."""
         return {}
 
 
 def digest(page: npt.NDArray[np.uint8] | bytes | memoryview) -> bytes:
-    """Checksum of one page's bytes (XXH3, 64 bits): detects what a wire or a stale page does, not an attacker."""
+    """Return the digest of one page's bytes (XXH3, 64 bits). It detects damage and stale pages, not attackers."""
     return xxhash.xxh3_64_digest(page.data if isinstance(page, np.ndarray) else page)
 
 
 async def fence_for_good(transport: PageTransport, transfer: Transfer) -> None:
-    """However often it is cancelled meanwhile: before the fence stands, the pages may still be written to."""
+    """Wait for the fence even when cancelled, because the pages may be written to until it has returned."""
     fence = asyncio.ensure_future(transport.fence(transfer))
     was_cancelled = False
     while not fence.done():
@@ -174,3 +176,14 @@ async def fence_for_good(transport: PageTransport, transfer: Transfer) -> None:
     fence.result()
     if was_cancelled:
         raise asyncio.CancelledError
+
+
+@functools.cache
+def host_id() -> str:
+    """Return the kernel's boot id and network namespace.
+
+    They are equal exactly for processes that can reach each other's abstract Unix sockets.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as text:
+        boot_id = text.read().strip()
+    return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"

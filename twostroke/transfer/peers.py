@@ -1,4 +1,4 @@
-"""Which peers a transport is connected to: one per address and epoch, and only the latest life of each worker."""
+"""The peers of a transport: one per address and epoch, and only the latest epoch of each worker."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Generic, TypeVar
 from twostroke.errors import FingerprintMismatch, PeerLost, StaleEpoch
 from twostroke.ids import Epoch
 from twostroke.transfer.base import Endpoint, Identity, PageCopy, Peer
-from twostroke.transfer.frames import Deadline
-from twostroke.transfer.hello import Welcome, mismatch
+from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.pulls import Pull
-from twostroke.transfer.threads import off_loop
+from twostroke.transfer.sockets.frames import Deadline
+from twostroke.transfer.sockets.handshake import Welcome, mismatch
 
 _GRACE_S = 0.02
-"""How long a connect waits past its deadline for the connecting thread's own reason."""
+"""Time past its deadline that a connect waits for the thread's own error."""
 
 
-class LanePeer(Peer, abc.ABC):
+class CopyThreadPeer(Peer, abc.ABC):
     """A peer whose copies run on threads of its own."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.worker_id = ""
-        """What the peer calls itself; known after the hello."""
+        """The peer's own worker id; known after the handshake."""
         self._close_lock = threading.Lock()
         self._is_closed = False
 
     def close(self) -> None:
-        """Fail what is queued, hang up, end the threads. Blocks until that is done, whoever does it."""
+        """Fail queued pulls, hang up, end the threads. Blocks until that is done."""
         with self._close_lock:
             if not self._is_closed:
                 self._is_closed = True
                 self.end()
 
     @abc.abstractmethod
-    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
-        """Make sure on the peer's thread that it can be reached: connects where no connection is alive."""
+    def start_handshake(self, deadline: Deadline) -> Future[Welcome]:
+        """Make sure on the peer's thread that it answers; connect if no connection is alive."""
 
     @abc.abstractmethod
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
@@ -50,27 +50,27 @@ class LanePeer(Peer, abc.ABC):
         """Called by `close`, once."""
 
 
-AnyPeer = TypeVar("AnyPeer", bound=LanePeer)
+AnyPeer = TypeVar("AnyPeer", bound=CopyThreadPeer)
 
 
-class PeerBook(Generic[AnyPeer]):
+class Peers(Generic[AnyPeer]):
     """Peers by (address, epoch)."""
 
     def __init__(self) -> None:
         self._peers: dict[tuple[str, Epoch], AnyPeer] = {}
         self._arriving: set[AnyPeer] = set()
-        """Not remembered yet: their hello is under way."""
+        """Peers whose handshake is under way."""
         self._is_closed = False
 
     def find(self, endpoint: Endpoint) -> AnyPeer | None:
         return self._peers.get((endpoint.address, endpoint.epoch))
 
     async def reach(self, peer: AnyPeer, deadline_s: float) -> AnyPeer:
-        """Say hello and remember the peer; whoever it replaces is closed. Raises what `PageTransport.connect` does."""
+        """Shake hands, remember the peer and close the one it replaces. Raises what `PageTransport.connect` does."""
         self._arriving.add(peer)
         try:
-            peer.worker_id = (await _hello(peer, deadline_s)).worker_id
-            self._refuse_an_earlier_life(peer)
+            peer.worker_id = (await _handshake(peer, deadline_s)).worker_id
+            self._refuse_earlier_epoch(peer)
             if self._is_closed:
                 raise PeerLost("the page transport was closed")
         except asyncio.CancelledError:
@@ -103,12 +103,12 @@ class PeerBook(Generic[AnyPeer]):
             await self._drop(other)
         return peer
 
-    def _refuse_an_earlier_life(self, peer: AnyPeer) -> None:
+    def _refuse_earlier_epoch(self, peer: AnyPeer) -> None:
         for other in self._peers.values():
             if other.worker_id == peer.worker_id and other.endpoint.epoch.incarnation > peer.endpoint.epoch.incarnation:
                 raise StaleEpoch(
                     f"epoch {peer.endpoint.epoch} of {peer.worker_id} answers, but epoch {other.endpoint.epoch} "
-                    "was met already: this is an earlier life"
+                    "was met already: this is an earlier epoch"
                 )
 
     async def _drop(self, peer: AnyPeer) -> None:
@@ -119,18 +119,18 @@ class PeerBook(Generic[AnyPeer]):
 
 
 def refuse_other_layouts(endpoint: Endpoint, identity: Identity, page_bytes: int) -> None:
-    """What can be known before anything is sent. Raises FingerprintMismatch."""
+    """Raise FingerprintMismatch if the endpoint already shows another layout."""
     theirs, ours = (endpoint.fingerprint, endpoint.page_bytes), (identity.fingerprint, page_bytes)
     if theirs != ours:
         raise FingerprintMismatch(mismatch(f"the worker at {endpoint.address}", theirs, identity.worker_id, ours))
 
 
-async def _hello(peer: LanePeer, deadline_s: float) -> Welcome:
+async def _handshake(peer: CopyThreadPeer, deadline_s: float) -> Welcome:
     where = f"{peer.endpoint.transport} {peer.endpoint.address}"
-    hello = asyncio.wrap_future(peer.start_hello(Deadline.after(deadline_s)))
+    handshake = asyncio.wrap_future(peer.start_handshake(Deadline.after(deadline_s)))
     try:
         async with asyncio.timeout(deadline_s + _GRACE_S):
-            return await hello
+            return await handshake
     except TimeoutError as error:
         raise PeerLost(f"pages at {where}: no answer within {deadline_s:.3f} s") from error
     except (OSError, EOFError) as error:

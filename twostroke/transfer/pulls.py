@@ -1,7 +1,7 @@
-"""One pull of a transport that copies on threads: checked before it starts, awaited with a deadline, fenced.
+"""A pull of a transport that copies on threads is checked before it starts, awaited with a deadline, and fenced.
 
 queued -> copying -> ended          the thread that copies is the only writer of the local pages
-   \\-> dropped                      fenced, or expired before its turn: no byte was or will be written
+   \\-> dropped                      fenced or expired while queued: no byte was or will be written
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from twostroke.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages
 from twostroke.transfer.base import Endpoint, Outcome, PageCopy, Transfer, TransferResult
-from twostroke.transfer.frames import Deadline
+from twostroke.transfer.sockets.frames import Deadline
 
 _GRACE_S = 0.02
-"""How long `wait` lets the copying thread notice the deadline itself: its reason says more."""
+"""Time that `wait` lets the copying thread notice the deadline itself, for a better reason."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +63,7 @@ async def wait_for(pull: Pull) -> TransferResult:
     left_s = pull.deadline.at - time.monotonic()
     await asyncio.wait({ended}, timeout=max(0.0, left_s) + _GRACE_S)
     if ended.cancelled():
-        return TransferResult(Outcome.FAILED, 0, 0.0, "fenced before its turn")
+        return TransferResult(Outcome.FAILED, 0, 0.0, "fenced while queued")
     if ended.done():
         try:
             return ended.result()

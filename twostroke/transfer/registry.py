@@ -6,38 +6,37 @@ from collections.abc import Callable, Sequence
 
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
-from twostroke.transfer.base import Endpoint, PageTransport
-from twostroke.transfer.host import host_id
-from twostroke.transfer.seal import PLAIN, Seal
-from twostroke.transfer.shm import ShmTransport
-from twostroke.transfer.tcp import TcpTransport
+from twostroke.transfer.base import Endpoint, PageTransport, host_id
+from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.same_host.shm import ShmTransport
+from twostroke.transfer.sockets.tls import PLAIN, SocketWrapper
 
 
-def _open_cuda_ipc(_host: str, _stall_s: float, _seal: Seal, _port: int) -> PageTransport:
-    from twostroke.transfer.cuda_ipc import CudaIpcTransport  # loads torch
+def _open_cuda_ipc(_host: str, _stall_s: float, _wrapper: SocketWrapper, _port: int) -> PageTransport:
+    from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport  # loads torch
 
     return CudaIpcTransport()
 
 
-def _open_nixl(host: str, _stall_s: float, seal: Seal, _port: int) -> PageTransport:
-    from twostroke.transfer.nixl import NixlTransport  # may not be installed
+def _open_nixl(host: str, _stall_s: float, wrapper: SocketWrapper, _port: int) -> PageTransport:
+    from twostroke.transfer.network.nixl import NixlTransport  # may not be installed
 
-    return NixlTransport(host, seal)
+    return NixlTransport(host, wrapper)
 
 
 ONE_HOST = frozenset({"cuda_ipc", "shm"})
-"""They lead nowhere else."""
+"""Transports that work within one host only."""
 
-_MAKERS: dict[str, Callable[[str, float, Seal, int], PageTransport]] = {
+_MAKERS: dict[str, Callable[[str, float, SocketWrapper, int], PageTransport]] = {
     "cuda_ipc": _open_cuda_ipc,
-    "shm": lambda _host, _stall_s, _seal, _port: ShmTransport(),
+    "shm": lambda _host, _stall_s, _wrapper, _port: ShmTransport(),
     "nixl": _open_nixl,
     "tcp": TcpTransport,
 }
 
 
 def default_names(memory: Pages) -> tuple[str, ...]:
-    """What suits the pages' memory, best first. nixl is for whoever names it: it needs a network to be trusted."""
+    """Return the default transports for the pages' memory, best first. nixl is none: it needs a trusted network."""
     return ("shm", "tcp") if isinstance(memory, PageMemory) else ("cuda_ipc", "tcp")
 
 
@@ -49,17 +48,19 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def open_transports(
-    names: Sequence[str], host: str, stall_s: float, seal: Seal = PLAIN, port: int = 0
+    names: Sequence[str], host: str, stall_s: float, wrapper: SocketWrapper = PLAIN, port: int = 0
 ) -> list[PageTransport]:
-    """One transport per name, in this order of preference; `host` is the interface that network ones bind to, and
-    `port` is that of tcp. Pulls of which no byte moves for `stall_s` fail (where one can see that). `seal`: of what
-    leaves the host."""
+    """Return one transport per name, in this order of preference.
+
+    Network transports bind to `host`, tcp to `port`. A pull without progress for `stall_s` fails, where that can be
+    seen. `wrapper` adds TLS to connections that leave the host.
+    """
     check_names(names)
-    return [_MAKERS[name](host, stall_s, seal, port) for name in names]
+    return [_MAKERS[name](host, stall_s, wrapper, port) for name in names]
 
 
 def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> list[str]:
-    """Better ones than the chosen that should have led there: to another host, those of one host need not."""
+    """Return better transports than the chosen that should reach the peer; between hosts, not those of one host."""
     is_here = any(endpoint.host_id == host_id() for endpoint in endpoints)
     better = [transport.name for transport in transports[: transports.index(chosen)]]
     return [name for name in better if is_here or name not in ONE_HOST]
@@ -68,9 +69,9 @@ def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: 
 def leading_to(
     endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]
 ) -> list[tuple[PageTransport, Endpoint]]:
-    """Our transports that reach one of the peer's endpoints each, best first: at least one.
+    """Return our transports that reach the peer, best first, each with its endpoint: at least one.
 
-    Raises ConfigError where both have no transport in common, PeerLost where the common ones do not lead there.
+    Raises ConfigError if there is no common transport, and PeerLost if the common ones do not reach the peer.
     """
     found = []
     for transport in transports:

@@ -1,4 +1,4 @@
-"""Control service of a worker: what it is, how loaded it is, which blocks it holds."""
+"""The Control service of a worker says what it is, how loaded it is and which blocks it holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Context = grpc.aio.ServicerContext[object, object]
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    def __init__(self, host: WorkerHost, drain: Callable[[float, Sequence[control_pb2.Heir]], Awaitable[int]]) -> None:
+    def __init__(
+        self, host: WorkerHost, drain: Callable[[float, Sequence[control_pb2.Successor]], Awaitable[int]]
+    ) -> None:
         self._host = host
         self._drain = drain
 
@@ -52,7 +54,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Drain(  # noqa: N802
         self, request: control_pb2.DrainRequest, context: Context
     ) -> control_pb2.DrainResponse:
-        return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s, request.heirs))
+        return control_pb2.DrainResponse(open_requests=await self._drain(request.deadline_s, request.successors))
 
     async def GetTrace(  # noqa: N802
         self, request: control_pb2.GetTraceRequest, context: Context

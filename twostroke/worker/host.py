@@ -1,4 +1,4 @@
-"""The parts of one life of a worker, put together: everything that both roles are made of."""
+"""The worker host puts together the parts of one epoch of a worker that both roles share."""
 
 from __future__ import annotations
 
@@ -7,41 +7,42 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from twostroke import __version__
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import EngineLost
 from twostroke.ids import Epoch, SessionId
+from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
-from twostroke.schedule.scheduler import Limits, Scheduler
+from twostroke.scheduler.scheduler import Limits, Scheduler
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
 from twostroke.transfer.base import Endpoint, Identity
 from twostroke.transfer.registry import default_names, open_transports
-from twostroke.transfer.seal import seal_with
-from twostroke.worker import calibration
-from twostroke.worker.calibration import Reach, calibrate
-from twostroke.worker.digests import PageDigests
-from twostroke.worker.engine_check import EngineCheck, probe_batch
-from twostroke.worker.events import EventFeed
-from twostroke.worker.gate import Gate
-from twostroke.worker.loop import WorkLoop
+from twostroke.transfer.sockets.tls import wrapper_for
+from twostroke.worker.condition import Condition
+from twostroke.worker.engine_state import EngineState
 from twostroke.worker.metrics import WorkerMetrics
-from twostroke.worker.news import News
-from twostroke.worker.plant import Plant
-from twostroke.worker.pull_client import PullClient, PullLimits
+from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits
+from twostroke.worker.request_validator import RequestValidator
+from twostroke.worker.steps import calibration
+from twostroke.worker.steps.calibration import StepLimits, calibrate
+from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
+from twostroke.worker.steps.work_loop import WorkLoop
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyInfo:
-    """What the supervisor publishes of a worker that serves."""
+    """Facts about a serving worker that the supervisor publishes."""
 
     worker_id: str
     role: str
@@ -52,25 +53,25 @@ class ReadyInfo:
     metrics_address: str
     pid: int
     advice: str = ""
-    """What an operator should know (see LoadedModel); empty where there is nothing to say."""
+    """Advice to the operator (see LoadedModel), or empty."""
 
 
 class WorkerHost:
-    """Owns transports and servers of one life, around its plant; `open` before use, `close` at the end."""
+    """Owns transports and servers of one epoch, around its engine state; `open` before use, `close` at the end."""
 
-    def __init__(self, config: WorkerConfig, epoch: Epoch, plant: Plant) -> None:
-        facts = plant.facts
-        self._plant = plant
+    def __init__(self, config: WorkerConfig, epoch: Epoch, engine_state: EngineState) -> None:
+        facts = engine_state.facts
+        self._engine_state = engine_state
         self.config = config
         self.us = Membership.of(config.cluster_token, config.cluster_tls)
         self.epoch = epoch
         self.facts = facts
-        self.memory = plant.memory
+        self.memory = engine_state.memory
         self.metrics = WorkerMetrics(config.role, facts.block_size)
         self.metrics.expiries.watch("cluster", self.us.certificates)
-        self.metrics.computes(plant.determinism)
-        self.feed = EventFeed(plant.begin_life(epoch), config.patience.heartbeat_s)
-        self.pool = plant.pool
+        self.metrics.computes(engine_state.determinism)
+        self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
+        self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
         self.scheduler = Scheduler(
             self.pool,
@@ -80,12 +81,12 @@ class WorkerHost:
                 facts.max_model_len,
                 facts.eos_token_ids,
                 align_chunks=config.role is Role.PREFILL,
-                on_gpu=not isinstance(plant.memory, PageMemory),
+                on_gpu=not isinstance(engine_state.memory, PageMemory),
             ),
         )
-        self.gate = Gate(config.worker_id, epoch, facts.fingerprint, self.metrics)
-        self.progress = News()
-        self.engine = plant.engine
+        self.validator = RequestValidator(config.worker_id, epoch, facts.fingerprint, self.metrics)
+        self.progress = Condition()
+        self.engine = engine_state.engine
         probe = probe_batch(facts.block_size, self.pool.total, facts.max_model_len, samples=config.can_sample)
         self._check = EngineCheck(self.engine, probe, time.monotonic)
         self.loop = WorkLoop(
@@ -94,18 +95,18 @@ class WorkerHost:
             self.metrics,
             self.progress,
             config.schedule.step_target_s,
-            plant.rates,
+            engine_state.rates,
             self._check,
         )
         self.metrics.watch(self.pool, self.scheduler, self.feed.log, lambda: self.loop.queued_s)
-        names = config.runtime.transports or default_names(plant.memory)
-        seal = seal_with(config.cluster_tls)
-        self.transports = open_transports(names, config.host, config.patience.dead_after_s, seal, config.ports.pages)
+        names = config.runtime.transports or default_names(engine_state.memory)
+        wrapper = wrapper_for(config.cluster_tls)
+        self.transports = open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.pages)
         self.endpoints: list[Endpoint] = []
-        self.digests = PageDigests(plant.memory)
+        self.digests = PageDigests(engine_state.memory)
         self.metrics.watch_pages(self.digests, self.transports)
         self.pulls = PullClient(
-            self.gate,
+            self.validator,
             self.pool,
             self.digests,
             self.transports,
@@ -118,7 +119,7 @@ class WorkerHost:
             config.host, config.ports.rpc, token=config.cluster_token or None, certificates=self.us.certificates
         )
         self.address = self.rpc.address
-        """Of the rpc server, as others are told."""
+        """Address of the rpc server, as others see it."""
         self._metrics_server = MetricsServer(self.metrics.registry, config.host, config.ports.metrics)
         self._sessions = itertools.count(1)
 
@@ -130,13 +131,13 @@ class WorkerHost:
         await self._check.learn()
 
     async def close(self) -> None:
-        """Servers first, so that nobody asks for what is being taken down."""
+        """Close everything, servers first."""
         await self.rpc.stop(grace_s=0.5)
         await self.pulls.close()
         for transport in self.transports:
             await transport.close()
         await self.digests.close()
-        await self.engine.settle()
+        await self.engine.wait_idle()
         await asyncio.to_thread(self._metrics_server.close)
         await asyncio.to_thread(self.recorder.close)
 
@@ -144,17 +145,17 @@ class WorkerHost:
         return SessionId(next(self._sessions))
 
     async def lose_engine(self, error: EngineLost) -> None:
-        """From here on nobody waits for the engine, and everybody who asks is told to go elsewhere."""
-        self.gate.lost = error
+        """Stop waiting for the engine, and refuse all calls from here on."""
+        self.validator.lost = error
         self.engine.give_up()
         await self.rpc.set_serving(False)
         self.feed.publish()
 
     @property
     def state(self) -> control_pb2.WorkerState:
-        if self.gate.lost is not None:
+        if self.validator.lost is not None:
             return control_pb2.WORKER_STATE_DEAD
-        if self.gate.is_draining:
+        if self.validator.is_draining:
             return control_pb2.WORKER_STATE_DRAINING
         return control_pb2.WORKER_STATE_SERVING
 
@@ -200,7 +201,7 @@ class WorkerHost:
         return control_pb2.Load(
             running=self.scheduler.running,
             waiting=self.scheduler.waiting,
-            seats=self.config.schedule.max_num_seqs,
+            slots=self.config.schedule.max_num_seqs,
             queued_tokens=self.scheduler.queued_tokens,
             pages_total=self.pool.total,
             pages_free=self.pool.count(PageState.FREE),
@@ -225,10 +226,10 @@ class WorkerHost:
         )
 
     async def _calibrate(self) -> None:
-        """Nobody is served before what that costs is known; what an earlier life has learned still holds."""
-        if self._plant.is_calibrated:
+        """Measure step costs before serving, unless an earlier epoch of this process has."""
+        if self._engine_state.is_calibrated:
             return
-        reach = Reach(
+        step_limits = StepLimits(
             step_tokens=self.scheduler.step_tokens,
             max_model_len=self.facts.max_model_len,
             max_sequences=self.config.schedule.max_num_seqs,
@@ -236,8 +237,50 @@ class WorkerHost:
             block_size=self.facts.block_size,
             samples=self.config.can_sample,
         )
-        effort = calibration.PACED if self.config.model.is_paced else calibration.COMPUTED
+        budget = calibration.PACED if self.config.model.is_paced else calibration.COMPUTED
         started_s = time.monotonic()
-        await calibrate(self.engine, self.loop.rates, reach, effort)
-        self._plant.is_calibrated = True
+        await calibrate(self.engine, self.loop.rates, step_limits, budget)
+        self._engine_state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
+
+
+class EventFeed:
+    """The worker's event log as routers follow it: batches in order, or a snapshot first."""
+
+    def __init__(self, log: EventLog, heartbeat_s: float) -> None:
+        self.log = log
+        self._heartbeat_s = heartbeat_s
+        self._published = Condition()
+
+    def publish(self) -> None:
+        self.log.publish(time.time())
+        self._published.notify()
+
+    def publish_changes(self) -> None:
+        if self.log.has_changes:
+            self.publish()
+
+    async def beat(self) -> None:
+        """Publish a batch at least every `heartbeat_s`, even an empty one."""
+        while True:
+            ticket = self._published.ticket()
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    await ticket.wait()
+            except TimeoutError:
+                self.publish()
+
+    async def follow(self, epoch: str, start_sequence: int) -> AsyncIterator[EventBatch]:
+        """Yield batches from `start_sequence` of `epoch` on, after a snapshot if the log does not step_limits back."""
+        known = epoch == str(self.log.epoch)
+        batches = self.log.since(start_sequence) if known else None
+        while True:
+            ticket = self._published.ticket()
+            if batches is None:
+                batches = [self.log.snapshot()]
+            for batch in batches:
+                yield batch
+                start_sequence = batch.sequence + 1
+            if self.log.sequence < start_sequence:
+                await ticket.wait()
+            batches = self.log.since(start_sequence)

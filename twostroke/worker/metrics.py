@@ -1,4 +1,4 @@
-"""What a worker counts; one registry per process, every series with a `role` label."""
+"""Metrics of a worker: one registry per process, every series with a `role` label."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from twostroke.engine.determinism import Determinism
 from twostroke.errors import Overloaded, PeerLost, StaleEpoch, TransferFailed
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
-from twostroke.schedule.batching import Step
-from twostroke.schedule.scheduler import Scheduler
-from twostroke.schedule.sequence import Sequence as KnownSequence
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.telemetry import ITL_BUCKETS_S, PULL_BUCKETS_S, introduce
 from twostroke.transfer.base import PageTransport
-from twostroke.worker.digests import PageDigests
+from twostroke.worker.pulls.digests import PageDigests
 
 PULL_TROUBLES = (PeerLost, TransferFailed, StaleEpoch, Overloaded)
-"""Counted from 0 on: what is counted from its first time on has no rate then."""
-
+"""Error kinds that are exported from 0 on, so that their first occurrence has a rate."""
 
 STEP_OUTCOMES = ("repeated", "request_failed", "engine_lost")
-"""Run again in parts, they succeeded; some sequences failed it; the worker's epoch ended."""
+"""Outcomes of a failed step: its parts succeeded; some sequences failed alone; the worker's epoch ended."""
 
 
 class WorkerMetrics:
@@ -43,7 +42,7 @@ class WorkerMetrics:
 
         role_name = role.value
         self._steps = histogram("step_seconds", "Device time of one engine step.", ITL_BUCKETS_S, "kind")
-        self._prefill_busy = counter("prefill_busy_seconds_total", "Of steps, what went to prompt tokens.").labels(
+        self._prefill_busy = counter("prefill_busy_seconds_total", "Step time spent on prompt tokens.").labels(
             role_name
         )
         self._computed = counter("computed_tokens_total", "Tokens run through the model.").labels(role_name)
@@ -51,12 +50,16 @@ class WorkerMetrics:
         self._queries = counter("prefix_cache_queries_total", "Tokens looked up in the prefix cache.").labels(role_name)
         self._hits = counter("prefix_cache_hits_total", "Tokens found in the prefix cache.").labels(role_name)
         self.preemptions = counter("preemptions_total", "Sequences that gave their pages back.").labels(role_name)
-        self.takeovers = counter("takeovers_total", "Prompts computed here instead of waiting.").labels(role_name)
+        self.local_prefills = counter("local_prefills_total", "Prompts computed here instead of waiting.").labels(
+            role_name
+        )
         self._pull_bytes = counter("pull_bytes_total", "Page bytes received.", "transport")
         self._pull_seconds = histogram("pull_seconds", "Time on the wire of one transfer.", PULL_BUCKETS_S, "transport")
         self._pull_failures = counter("pull_failures_total", "Pulls that ended in local computation.", "reason")
         self._fallbacks = counter(
-            "transport_fallbacks_total", "Pulls that a faster transport of this host should have taken.", "transport"
+            "transport_fallbacks_total",
+            "Pulls for which a faster transport of this host could not connect.",
+            "transport",
         )
         self._peer_blocks = counter("peer_pulled_blocks_total", "Blocks fetched from peers.").labels(role_name)
         self._peer_bytes = counter("peer_pulled_bytes_total", "Page bytes fetched from peers.").labels(role_name)
@@ -70,7 +73,7 @@ class WorkerMetrics:
         for kind in ("prefill", "decode"):
             self._steps.labels(role_name, kind)
         self.digest_mismatches = counter("digest_mismatches_total", "Pages that arrived damaged.").labels(role_name)
-        self.stale_epochs = counter("stale_epochs_total", "Calls meant for, or from, another life.").labels(role_name)
+        self.stale_epochs = counter("stale_epochs_total", "Calls that named another epoch.").labels(role_name)
         self.stale_attempts = counter("stale_attempts_total", "Calls about a replaced attempt.").labels(role_name)
         self.served_pages = counter("served_pages_total", "Pages announced to pulling workers.").labels(role_name)
 
@@ -79,7 +82,7 @@ class WorkerMetrics:
         self.registry.register(_Gauges(self._role, pool, scheduler, log, queued_s))
 
     def computes(self, determinism: Determinism) -> None:
-        """Say for good whether a stream's bits depend on others, and why."""
+        """Report whether a stream's bits depend on others, and why."""
         gauge = Gauge(
             "twostroke_deterministic",
             "1 where a stream's tokens and pages depend, to the bit, on no other stream, chunk or thread.",
@@ -89,7 +92,7 @@ class WorkerMetrics:
         gauge.labels(self._role, determinism.why).set(determinism.holds)
 
     def watch_pages(self, digests: PageDigests, transports: Sequence[PageTransport]) -> None:
-        """Report at every scrape what checksums cost, and who was refused at the page ports."""
+        """Report at every scrape the cost of digests and refused page connections."""
         self.registry.register(_PageCounters(self._role, digests, transports))
         for transport in transports:
             self._pull_bytes.labels(self._role, transport.name)
@@ -118,11 +121,11 @@ class WorkerMetrics:
         self._pull_seconds.labels(self._role, transport).observe(seconds)
 
     def fell_back(self, transport: str) -> None:
-        """Of two on one host, that should have reached one another by it."""
+        """Count a pull for which this transport could not connect although both ends are on one host."""
         self._fallbacks.labels(self._role, transport).inc()
 
     def pulled_from_peer(self, blocks: int, copied_bytes: int) -> None:
-        """Besides `pulled`, which counts all pulls."""
+        """Count a pull from a peer, besides `pulled`, which counts all pulls."""
         self._peer_blocks.inc(blocks)
         self._peer_bytes.inc(copied_bytes)
 
@@ -140,10 +143,10 @@ class _Gauges(Collector):
             ("requests_running", "Sequences that hold pages.", lambda: scheduler.running),
             ("requests_waiting", "Sequences that wait for pages.", lambda: scheduler.waiting),
             ("queued_tokens", "Known tokens that are to be computed here.", lambda: scheduler.queued_tokens),
-            ("queued_seconds", "Predicted, until these are computed.", queued_s),
+            ("queued_seconds", "Predicted time until queued_tokens are computed.", queued_s),
             (
                 "event_sequence",
-                "Of the last batch in the event log: routers should know as many.",
+                "Sequence of the last batch in the event log.",
                 lambda: log.sequence,
             ),
         )
@@ -167,15 +170,15 @@ class _PageCounters(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         for name, text, value in (
-            ("digest_seconds", "Spent on checksums of pages, served and arrived.", self._digests.seconds),
-            ("digest_bytes", "Of pages whose checksum was taken.", self._digests.bytes),
+            ("digest_seconds", "Time spent on digests of pages, served and arrived.", self._digests.seconds),
+            ("digest_bytes", "Page bytes that were digested.", self._digests.bytes),
         ):
             counter = CounterMetricFamily(f"twostroke_{name}", text, labels=("role",))
             counter.add_metric((self._role,), value)
             yield counter
         refused = CounterMetricFamily(
             "twostroke_page_connections_refused",
-            "Connections to this worker's pages that were closed for what their other end said, or did not say.",
+            "Connections to this worker's pages that were refused.",
             labels=("role", "transport", "reason"),
         )
         for transport in self._transports:

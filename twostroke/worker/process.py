@@ -17,14 +17,13 @@ from twostroke.telemetry import configure_logging
 from twostroke.worker.worker import Worker
 
 ENGINE_LOST = 3
-"""Status of a process that ends because its engine, or the device, has failed: start another one."""
+"""Exit status of a process whose engine or device has failed: start another one."""
 DRAIN_S = 30.0
 """How long SIGTERM waits for open requests; a second signal does not wait."""
 
 
 def main(worker_class: type[Worker]) -> int:
-    """Read a WorkerConfig as JSON from stdin, as arguments are for everybody to read; print ReadyInfo as JSON once
-    serving."""
+    """Read a WorkerConfig as JSON from stdin (it holds secrets), serve, and print ReadyInfo as JSON once ready."""
     try:
         config = WorkerConfig.from_json(sys.stdin.read())
         configure_logging(config.worker_id)

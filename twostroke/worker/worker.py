@@ -1,4 +1,4 @@
-"""The plain class behind a Ray actor or a process of its own: one life of one worker.
+"""The plain class behind a Ray actor or a process of its own: one epoch of one worker.
 
 `__init__` is cheap, because a restarted actor reruns only that; servers and engine start in `run`.
 """
@@ -16,21 +16,21 @@ from twostroke.errors import EngineLost, PeerLost
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
-from twostroke.worker.bequest import bequeath
 from twostroke.worker.control import ControlService
+from twostroke.worker.engine_state import EngineState
 from twostroke.worker.host import ReadyInfo, WorkerHost
-from twostroke.worker.loop import Role
-from twostroke.worker.pages_service import PageJobs, PagesService
-from twostroke.worker.plant import Plant
+from twostroke.worker.pulls.cache_handoff import hand_off_cache
+from twostroke.worker.pulls.pages_service import PageJobs, PagesService
+from twostroke.worker.steps.work_loop import Role
 
 log = logging.getLogger(__name__)
 
 CLOSE_LOST_S = 5.0
-"""For what is closed after the engine is lost: whoever reads pages of a device that hangs never comes back."""
+"""Time for closing after the engine is lost: a thread that reads pages of a hung device never returns."""
 
 
 class RoleServices(Role, PageJobs, abc.ABC):
-    """What a role adds to the host: how it answers the scheduler and pulls, and services of its own."""
+    """A role handles events of the work loop, serves pulls, and has rpc services of its own."""
 
     @abc.abstractmethod
     def register(self, host: WorkerHost) -> None:
@@ -39,7 +39,7 @@ class RoleServices(Role, PageJobs, abc.ABC):
     @property
     @abc.abstractmethod
     def open_requests(self) -> int:
-        """What a drain waits for, besides open pulls."""
+        """Requests that a drain waits for, besides open pulls."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -47,11 +47,11 @@ class RoleServices(Role, PageJobs, abc.ABC):
 
 
 class Worker(abc.ABC):
-    def __init__(self, config: WorkerConfig, plant: Plant | None = None) -> None:
-        """`plant` comes from an earlier life in this process."""
+    def __init__(self, config: WorkerConfig, engine_state: EngineState | None = None) -> None:
+        """`engine_state` comes from an earlier epoch in this process."""
         self._config = config
-        self.plant = plant
-        """Once it is loaded. A flexible worker leaves it to the next life."""
+        self.engine_state = engine_state
+        """None until loaded. A flexible worker leaves it to the next epoch."""
         self._ready: asyncio.Future[ReadyInfo] | None = None
         self._host: WorkerHost | None = None
         self._pages: PagesService | None = None
@@ -60,60 +60,62 @@ class Worker(abc.ABC):
 
     @abc.abstractmethod
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
-        """The role on this host; `tasks` end with the worker."""
+        """Create the role on this host; `tasks` end with the worker."""
 
     async def run(self, incarnation: int | None = None) -> None:
         """Load the model and serve until `shutdown`; once per object.
 
-        Raises ConfigError for what cannot be started, and EngineLost where the process must end, and not wait for the
-        engine's thread.
+        Raises ConfigError for what cannot be started, and EngineLost where the process must end without waiting for
+        the engine's thread.
         """
         ready = self._ready_future()
         try:
-            plant = self.plant = self.plant or await Plant.load(self._config)
+            engine_state = self.engine_state = self.engine_state or await EngineState.load(self._config)
             try:
-                host = WorkerHost(self._config, Epoch.begin(incarnation or self._config.incarnation), plant)
+                host = WorkerHost(self._config, Epoch.begin(incarnation or self._config.incarnation), engine_state)
                 try:
                     await self._serve(host, ready)
                 finally:
                     await _close(host)
             finally:
                 if not self._config.flexible:
-                    await plant.close()
+                    await engine_state.close()
         except Exception as error:
             if not ready.done():
                 ready.set_exception(error)
-                ready.exception()  # whoever waits for it sees it; nobody has to
-            if self._host is not None and self._host.gate.lost is not None:
-                raise self._host.gate.lost from error  # whatever else went wrong then
+                ready.exception()  # marked as retrieved: nobody has to wait for it
+            if self._host is not None and self._host.validator.lost is not None:
+                raise self._host.validator.lost from error  # other errors are its consequences
             raise
         finally:
             ready.cancel()  # changes nothing unless `run` was cancelled while it started
 
     async def ready(self) -> ReadyInfo:
-        """Where and as whom the worker serves, once it does. Raises what `run` raised."""
+        """Wait until the worker serves, and return its addresses and epoch. Raises what `run` raised."""
         return await asyncio.shield(self._ready_future())
 
-    async def drain(self, deadline_s: float, heirs: Sequence[control_pb2.Heir] = ()) -> int:
-        """Take no new work; wait up to `deadline_s` for what is open, then leave what is cached to the heirs. Returns
-        how much was still open at the deadline."""
+    async def drain(self, deadline_s: float, successors: Sequence[control_pb2.Successor] = ()) -> int:
+        """Take no new work, wait up to `deadline_s` for open work, then hand the cache to the successors.
+
+        Returns how much was still open at the deadline.
+        """
         if self._host is None or self._role is None or self._pages is None:
             raise PeerLost(f"{self._config.worker_id} is not serving")
         reach(Point.WORKER_DRAINING)
         until_s = asyncio.get_running_loop().time() + deadline_s
-        self._host.gate.is_draining = True
+        self._host.validator.is_draining = True
         await self._host.rpc.set_serving(False)
         self._host.feed.publish()
-        log.info("draining deadline_s=%.1f heirs=%d", deadline_s, len(heirs))
+        log.info("draining deadline_s=%.1f successors=%d", deadline_s, len(successors))
         try:
             async with asyncio.timeout_at(until_s):
                 while self._open_work():
                     await self._host.progress.ticket().wait()
         except TimeoutError:
             return self._open_work()
-        if heirs:
-            await bequeath(self._host, heirs, until_s)
-        return 0  # at most a lease of an heir is open, which has what it wanted
+        if successors:
+            await hand_off_cache(self._host, successors, until_s)
+        return 0  # at most the lease of a successor is open, and it has its pages
 
     async def shutdown(self) -> None:
         """Let `run` return."""
@@ -148,17 +150,17 @@ class Worker(abc.ABC):
             ready.set_result(info)
             try:
                 await self._stop.wait()
-                await host.rpc.stop(grace_s=0.5)  # what was told last goes out meanwhile
+                await host.rpc.stop(grace_s=0.5)  # the last messages are sent meanwhile
             finally:
                 for task in running:
                     task.cancel()
                 role.close()
                 host.pulls.stop()
-        if host.gate.lost is not None:
-            raise host.gate.lost
+        if host.validator.lost is not None:
+            raise host.validator.lost
 
     async def _work(self, host: WorkerHost, role: RoleServices) -> None:
-        """Ends the epoch where the engine is lost: what is open here goes on elsewhere."""
+        """Run the work loop; a lost engine ends the epoch, and open requests go on elsewhere."""
         try:
             await host.loop.run(role)
         except EngineLost as error:
@@ -179,14 +181,14 @@ class Worker(abc.ABC):
 
 async def _close(host: WorkerHost) -> None:
     try:
-        async with asyncio.timeout(None if host.gate.lost is None else CLOSE_LOST_S):
+        async with asyncio.timeout(None if host.validator.lost is None else CLOSE_LOST_S):
             await host.close()
     except TimeoutError:
         log.error("not everything could be closed within %.1f s: the process ends without it", CLOSE_LOST_S)
 
 
 async def _publish_progress(host: WorkerHost) -> None:
-    """Tell routers of changed blocks after the step that changed them."""
+    """Publish changed blocks after the step that changed them."""
     while True:
         ticket = host.progress.ticket()
         host.feed.publish_changes()

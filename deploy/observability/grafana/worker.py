@@ -52,11 +52,11 @@ WORKER = Dashboard(
                     ],
                 ),
                 Panel(
-                    "preempted, taken over",
+                    "preempted, local prefill",
                     "ops",
                     [
                         (rate("twostroke_preemptions_total", "instance", ONE), "preempted {{instance}}"),
-                        (rate("twostroke_takeovers_total", "instance", ONE), "taken over {{instance}}"),
+                        (rate("twostroke_local_prefills_total", "instance", ONE), "local prefill {{instance}}"),
                     ],
                 ),
                 Panel("pulls on the wire", "s", quantiles("twostroke_pull_seconds", "transport", ONE)),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from router.routing.forecast import UNKNOWN_COST, decide
 from router.routing.policies.baselines import least, lightest_decode
 from router.routing.policy import Decision, Snapshot, WorkerView
-from twostroke.ids import BlockName, WorkerId
+from twostroke.ids import BlockHash, WorkerId
 
 
 class History:
@@ -19,23 +19,23 @@ class History:
 
     def __init__(self, most_blocks: int | None = None) -> None:
         self._most_blocks = most_blocks
-        self._sent: dict[WorkerId, OrderedDict[BlockName, None]] = {}
+        self._sent: dict[WorkerId, OrderedDict[BlockHash, None]] = {}
 
-    def matched(self, worker: WorkerId, names: Sequence[BlockName]) -> int:
+    def matched(self, worker: WorkerId, hashes: Sequence[BlockHash]) -> int:
         """Returns how many of the first blocks were sent there."""
         sent = self._sent.get(worker)
         if not sent:
             return 0
-        return next((depth for depth, name in enumerate(names) if name not in sent), len(names))
+        return next((depth for depth, block_hash in enumerate(hashes) if block_hash not in sent), len(hashes))
 
     def size(self, worker: WorkerId) -> int:
         return len(self._sent.get(worker, ()))
 
-    def send(self, worker: WorkerId, names: Sequence[BlockName]) -> None:
+    def send(self, worker: WorkerId, hashes: Sequence[BlockHash]) -> None:
         sent = self._sent.setdefault(worker, OrderedDict())
-        for name in reversed(names):  # leaves are forgotten before what they grew from
-            sent[name] = None
-            sent.move_to_end(name)
+        for block_hash in reversed(hashes):  # leaves are forgotten before what they grew from
+            sent[block_hash] = None
+            sent.move_to_end(block_hash)
         while self._most_blocks is not None and len(sent) > self._most_blocks:
             sent.popitem(last=False)
 
@@ -60,7 +60,7 @@ class SglangCacheAware:
         if self._history is None:
             self._history = History(self.HISTORY_TOKENS // snapshot.block_size)
         source = self._source(snapshot, self._history)
-        self._history.send(source.worker, snapshot.names)
+        self._history.send(source.worker, snapshot.block_hashes)
         return decide(snapshot, decode, source)
 
     def _source(self, snapshot: Snapshot, history: History) -> WorkerView:
@@ -69,7 +69,7 @@ class SglangCacheAware:
         is_uneven = max(loads) - min(loads) > self.BALANCE_ABSOLUTE and max(loads) > self.BALANCE_RELATIVE * min(loads)
         if is_uneven:
             return lightest
-        matched, best = _longest([history.matched(v.worker, snapshot.names) for v in snapshot.prefill], snapshot)
+        matched, best = _longest([history.matched(v.worker, snapshot.block_hashes) for v in snapshot.prefill], snapshot)
         rate = matched * snapshot.block_size / max(1, snapshot.known_tokens)
         return best if rate > self.CACHE_THRESHOLD else lightest
 
@@ -89,14 +89,16 @@ class RayPrefixAffinity:
         if not snapshot.prefill:
             return decide(snapshot, decode, None)
         source = self._source(snapshot)
-        self._history.send(source.worker, snapshot.names)
+        self._history.send(source.worker, snapshot.block_hashes)
         return decide(snapshot, decode, source)
 
     def _source(self, snapshot: Snapshot) -> WorkerView:
         loads = [view.requests for view in snapshot.prefill]
         if max(loads) - min(loads) > self._imbalance:
             return least(snapshot.prefill, lambda view: (view.requests,), snapshot.turn)
-        matched, best = _longest([self._history.matched(v.worker, snapshot.names) for v in snapshot.prefill], snapshot)
+        matched, best = _longest(
+            [self._history.matched(v.worker, snapshot.block_hashes) for v in snapshot.prefill], snapshot
+        )
         if matched * snapshot.block_size >= self.MATCH_RATE * snapshot.known_tokens:
             return best
         return least(snapshot.prefill, lambda view: (self._history.size(view.worker),), snapshot.turn)

@@ -56,14 +56,14 @@ def choose_by_hash(snapshot: Snapshot) -> Decision:
     This is Mirrokni et al., "Consistent hashing with bounded loads", 2018. The decode worker has the fewest requests.
     """
     decode = lightest_decode(snapshot)
-    if not snapshot.prefill or not snapshot.names:
+    if not snapshot.prefill or not snapshot.block_hashes:
         return decide(snapshot, decode, least(snapshot.prefill, _requests, snapshot.turn) if snapshot.prefill else None)
     ring = sorted(
         (_point(f"{view.worker}/{i}".encode()), view.worker) for view in snapshot.prefill for i in range(RING_POINTS)
     )
     views = {view.worker: view for view in snapshot.prefill}
     most = math.ceil(BOUND * (sum(view.requests for view in snapshot.prefill) + 1) / len(snapshot.prefill))
-    start = bisect.bisect(ring, (_point(snapshot.names[:SESSION_BLOCKS][-1]), WorkerId("")))
+    start = bisect.bisect(ring, (_point(snapshot.block_hashes[:SESSION_BLOCKS][-1]), WorkerId("")))
     around = (views[ring[(start + step) % len(ring)][1]] for step in range(len(ring)))
     return decide(snapshot, decode, next(view for view in around if view.requests < most))
 

@@ -23,7 +23,7 @@ from tests.bench.index.subjects import subject_named
 from tests.bench.index.subjects.our_index import EPOCH, OurIndex
 from tools.output import write_json
 from twostroke.config import Role
-from twostroke.ids import BlockName, RequestId
+from twostroke.ids import BlockHash, RequestId
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, LinkRate, Load, StepCosts
 
 BLOCK_TOKENS = 16
@@ -98,7 +98,7 @@ def _taken(options: DecisionOptions, content: Content, subject: OurIndex, depth:
 
 def _requests(content: Content, depth: int, count: int) -> Iterator[QueuedRequest]:
     for number, question in enumerate(content.questions(depth, count, popular=False)):
-        hashes = tuple(BlockName(name) for name in question.names)
+        hashes = tuple(BlockHash(name) for name in question.block_hashes)
         request_id = RequestId(f"{depth}-{number}")
         yield QueuedRequest(
             request_id=request_id,

@@ -14,8 +14,8 @@ from twostroke.engine.runner import ModelRunner
 from twostroke.engine.sampler import sample
 from twostroke.ids import PageId, RequestId, SessionId
 from twostroke.request import SamplingParams
-from twostroke.schedule.batching import BatchBuilder, Chunk
-from twostroke.schedule.sequence import Sequence
+from twostroke.scheduler.batching import BatchBuilder, Chunk
+from twostroke.scheduler.sequence import Sequence
 
 LONGEST_PROMPT: Final = 300
 CHUNK: Final = 128
@@ -90,7 +90,7 @@ class Streams:
             session=SessionId(stream),
             known=known.copy(),
             prompt_tokens=len(self._prompts[stream]),
-            names=[],
+            block_hashes=[],
             sampling=SamplingParams(seed=stream, max_tokens=self._tokens, temperature=0.8 * (stream % 2)),
             pages=[PageId(stream * share + page) for page in range(share)],
         )

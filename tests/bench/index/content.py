@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-NAME_BYTES = 16
+HASH_BYTES = 16
 SHALLOW_BLOCKS = 24
 """The mean prompt of the Mooncake conversation trace, in its blocks of 512 tokens."""
 DEEP_BLOCKS = 750
@@ -28,12 +28,12 @@ class Stored:
 
     worker: int
     parent: bytes | None
-    names: tuple[bytes, ...]
+    block_hashes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    names: list[bytes]
+    block_hashes: list[bytes]
     depths: dict[int, int]
     """The right answer: worker -> leading blocks."""
 
@@ -48,30 +48,30 @@ class Content:
         """All there is to learn, parents before children."""
         common = self._chain(0, 0)[:1]
         for worker in range(self.workers):
-            yield Stored(worker=worker, parent=None, names=tuple(common))
+            yield Stored(worker=worker, parent=None, block_hashes=tuple(common))
         for depth in (SHALLOW_BLOCKS, DEEP_BLOCKS):
             for number in range(self._chains(depth)):
-                names = self._chain(depth, number)
+                hashes = self._chain(depth, number)
                 for worker, held in self._holders(depth, number).items():
                     for start in range(1, held, BATCH_BLOCKS):
-                        part = tuple(names[start : min(held, start + BATCH_BLOCKS)])
-                        yield Stored(worker=worker, parent=names[start - 1], names=part)
+                        part = tuple(hashes[start : min(held, start + BATCH_BLOCKS)])
+                        yield Stored(worker=worker, parent=hashes[start - 1], block_hashes=part)
 
     def questions(self, depth: int, count: int, *, popular: bool) -> Iterator[Question]:
         """For the chain that everybody holds, or for any of the others."""
         draws = random.Random(f"questions {self.seed} {depth} {popular}")
         for _ in range(count):
             number = 0 if popular else draws.randrange(1, self._chains(depth))
-            new = draws.randbytes(NAME_BYTES * UNKNOWN_BLOCKS)
+            new = draws.randbytes(HASH_BYTES * UNKNOWN_BLOCKS)
             depths = dict.fromkeys(range(self.workers), 1) | self._holders(depth, number)
-            yield Question(names=self._chain(depth, number) + _cut(new), depths=depths)
+            yield Question(block_hashes=self._chain(depth, number) + _cut(new), depths=depths)
 
     def _chains(self, depth: int) -> int:
         return self.blocks // 2 // (depth - 1)
 
     def _chain(self, depth: int, number: int) -> list[bytes]:
-        common = random.Random(f"common {self.seed}").randbytes(NAME_BYTES)
-        own = random.Random(f"chain {self.seed} {depth} {number}").randbytes(NAME_BYTES * max(0, depth - 1))
+        common = random.Random(f"common {self.seed}").randbytes(HASH_BYTES)
+        own = random.Random(f"chain {self.seed} {depth} {number}").randbytes(HASH_BYTES * max(0, depth - 1))
         return [common, *_cut(own)]
 
     def _holders(self, depth: int, number: int) -> dict[int, int]:
@@ -81,4 +81,4 @@ class Content:
 
 
 def _cut(raw: bytes) -> list[bytes]:
-    return [raw[start : start + NAME_BYTES] for start in range(0, len(raw), NAME_BYTES)]
+    return [raw[start : start + HASH_BYTES] for start in range(0, len(raw), HASH_BYTES)]

@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--blocks", type=int, default=1_000_000, metavar="N", help="different ones (default %(default)s)"
     )
     parser.add_argument("--lookups", type=int, default=2000, metavar="N", help="of each kind (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of names and questions (default %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of hashes and questions (default %(default)s)"
+    )
     parser.add_argument(
         "--dynamo-python", metavar="PROGRAM", help="Python that has ai-dynamo-runtime: its radix tree is measured too"
     )

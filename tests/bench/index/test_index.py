@@ -35,8 +35,8 @@ def test_what_is_stored_follows_on_what_the_worker_has_and_adds_up() -> None:
     held: dict[int, set[bytes]] = {worker: set() for worker in range(5)}
     for stored in SMALL.stored():
         assert stored.parent is None or stored.parent in held[stored.worker]
-        assert not held[stored.worker] & set(stored.names)
-        held[stored.worker].update(stored.names)
+        assert not held[stored.worker] & set(stored.block_hashes)
+        held[stored.worker].update(stored.block_hashes)
     different = len(set().union(*held.values()))
     assert different == pytest.approx(SMALL.blocks, rel=0.2)
 
@@ -46,18 +46,18 @@ def test_what_is_stored_follows_on_what_the_worker_has_and_adds_up() -> None:
 def test_the_right_answer_to_a_question_is_what_was_stored(depth: int, popular: bool) -> None:
     held: dict[int, set[bytes]] = {worker: set() for worker in range(5)}
     for stored in SMALL.stored():
-        held[stored.worker].update(stored.names)
+        held[stored.worker].update(stored.block_hashes)
     for question in SMALL.questions(depth, 10, popular=popular):
         scanned = {
-            worker: next(place for place, name in enumerate(question.names) if name not in names)
-            for worker, names in held.items()
+            worker: next(place for place, name in enumerate(question.block_hashes) if name not in hashes)
+            for worker, hashes in held.items()
         }
         assert question.depths == scanned
         assert max(scanned.values()) == depth
 
 
 def test_a_wrong_answer_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Question(names=[b"x" * 16], depths={0: 1})
+    wrong = Question(block_hashes=[b"x" * 16], depths={0: 1})
     monkeypatch.setattr(Content, "questions", lambda *_, **__: iter([wrong]))
     with pytest.raises(SystemExit, match="wrong answer"):
         trial.measure("twostroke", SMALL, 1)

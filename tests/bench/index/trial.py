@@ -51,7 +51,7 @@ def measure(name: str, content: Content, lookups: int) -> Trial:
     news = content.stored()
     while part := list(islice(news, PREPARED)):
         messages = [(stored.worker, subject.message(stored)) for stored in part]
-        holdings += sum(len(stored.names) for stored in part)
+        holdings += sum(len(stored.block_hashes) for stored in part)
         started_s = time.process_time()
         for worker, message in messages:
             subject.learn(worker, message)
@@ -74,7 +74,7 @@ def _lookups(subject: Subject, content: Content, count: int) -> Iterator[Lookup]
         for popular in (False, True):
             taken_s = []
             for asked in content.questions(depth, count, popular=popular):
-                question = subject.question(asked.names)
+                question = subject.question(asked.block_hashes)
                 started_s = time.perf_counter()
                 answer = subject.answer(question)
                 taken_s.append(time.perf_counter() - started_s)

@@ -13,7 +13,7 @@ from tests.bench.kernels.timing import Result, Work, timed
 from twostroke.config import CacheConfig, Role, RuntimeConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.request import SamplingParams
-from twostroke.schedule.batch import Batch, Runner, SampleRow
+from twostroke.scheduler.batch import Batch, Runner, SampleRow
 
 STEPS = (Span(1, 1, 128), Span(1, 1, 1024), Span(16, 1, 128), Span(16, 1, 1024), Span(1, 512, 512))
 GREEDY = SamplingParams(seed=0, max_tokens=1, temperature=0)

@@ -23,7 +23,7 @@ NO_LOCAL_PREFILL = "--no-local-prefill"
 def fleet_of(trials: Sequence[Trial], served: Served) -> FleetShape:
     """One for all policies: the simulator is told of none of them how it did."""
     shape = fitted(*(trial.log for trial in trials))
-    return replace(shape, seed=served.seed, takeover=shape.takeover and NO_LOCAL_PREFILL not in served.flags)
+    return replace(shape, seed=served.seed, local_prefill=shape.local_prefill and NO_LOCAL_PREFILL not in served.flags)
 
 
 def replayed(policies: Sequence[str], trace: Trace, shape: FleetShape, run_all: Runner) -> list[Run]:

@@ -24,21 +24,19 @@ from tests.inline_preparer import InlinePreparer
 from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.errors import ServeError
 from twostroke.ids import Epoch, PageId, RequestId
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.memory import PageMemory, Place
 from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc import convert, events
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.transfer.base import Endpoint, Identity, PageCopy
-from twostroke.transfer.frames import Deadline
-from twostroke.transfer.hello import PROTOCOL, Gate, introduce
-from twostroke.transfer.nixl import NixlConnection
-from twostroke.transfer.nixl_agent import Agent, RemotePages
-from twostroke.transfer.nixl_owner import serve_writes
+from twostroke.transfer.network.nixl import NixlConnection, serve_writes
+from twostroke.transfer.network.nixl_agent import Agent, RemotePages
+from twostroke.transfer.network.tcp import TcpConnection, serve_pages
 from twostroke.transfer.pulls import Tally, check_copies
-from twostroke.transfer.seal import PLAIN
-from twostroke.transfer.tcp_owner import serve_pages
-from twostroke.transfer.tcp_reader import TcpConnection
+from twostroke.transfer.sockets.frames import Deadline
+from twostroke.transfer.sockets.handshake import PROTOCOL, ReaderValidator, introduce
+from twostroke.transfer.sockets.tls import PLAIN
 
 PAGES, PAGE_BYTES = 4, 64
 RESUMED = "r-1~0123456789abcdef:0:3"
@@ -95,7 +93,7 @@ def tcp_owner() -> Iterator[Try]:
     def attempt(data: bytes) -> None:
         wire = Wire(data)
         with contextlib.suppress(*HARMLESS):
-            Gate(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            ReaderValidator(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
             serve_pages(wire.sock, pages.memory)
         pages.check()
         assert bytes([CONTENT]) * PAGE_BYTES not in wire.sent or b"secret" in data, "pages for somebody unknown"
@@ -112,7 +110,7 @@ def nixl_owner() -> Iterator[Try]:
         agent = NoAgent()
         with contextlib.suppress(*HARMLESS):
             wire = Wire(data)
-            Gate(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
+            ReaderValidator(OWNER, PAGES, PAGE_BYTES).admit(wire.sock, Deadline.after(9.0))
             serve_writes(wire.sock, pages.memory, cast(Agent, agent))
         pages.check()
         assert not agent.open
@@ -301,7 +299,7 @@ SAMPLING = SamplingParams(seed=3, max_tokens=9, top_k=4, logit_bias=((3, 1.5),),
 OPEN = convert.request_to_message(
     Request(
         request_id=RequestId("r#0"), attempt=1, prompt=PROMPT, emitted=(SampledToken(1), SampledToken(2)),
-        names=tuple(name_blocks(PROMPT, 16)),
+        block_hashes=tuple(block_hashes_of(PROMPT, 16)),
         sampling=SAMPLING, deadline_s=2e9, router_id="router-0",
     ),
     fingerprint="fingerprint", worker_epoch="1.0000000000000007",

@@ -43,9 +43,9 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
 from twostroke.transfer.base import Outcome, PageCopy
-from twostroke.transfer.lane_transport import LaneTransport
-from twostroke.transfer.shm import ShmTransport
-from twostroke.transfer.tcp import TcpTransport
+from twostroke.transfer.copy_thread_transport import CopyThreadTransport
+from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.same_host.shm import ShmTransport
 
 STRANGER = 0x80
 """Set in the first byte: the caller does not know the token."""
@@ -69,8 +69,8 @@ HALF_OPEN = 24
 def page_ports() -> Iterator[Try]:
     with asyncio.Runner() as runner:
         pages, mine = Untouched(), PageMemory(PAGES, PAGE_BYTES)
-        owners: list[LaneTransport[Any, Any]] = [TcpTransport("127.0.0.1"), ShmTransport()]
-        readers: list[LaneTransport[Any, Any]] = [TcpTransport("127.0.0.1"), ShmTransport()]
+        owners: list[CopyThreadTransport[Any, Any]] = [TcpTransport("127.0.0.1"), ShmTransport()]
+        readers: list[CopyThreadTransport[Any, Any]] = [TcpTransport("127.0.0.1"), ShmTransport()]
         endpoints = [runner.run(owner.open(pages.memory, OWNER)) for owner in owners]
         for reader in readers:
             runner.run(reader.open(mine, READER))
@@ -231,7 +231,8 @@ def _addressed(message: Message, worker: Running) -> Message:
 def _worker_seeds() -> Sequence[bytes]:
     known = {
         "PullRequest": worker_pb2.PullRequest(
-            request_id="r#0", requester="w", fingerprint="fingerprint", tokens=OPEN.prompt, names=OPEN.names,
+            request_id="r#0", requester="w", fingerprint="fingerprint", tokens=OPEN.prompt,
+            block_hashes=OPEN.block_hashes,
             wanted=[0, 1], peer=OPEN.source, peer_blocks=1,
         ),
         "OpenRequest": OPEN,
@@ -239,7 +240,8 @@ def _worker_seeds() -> Sequence[bytes]:
         "AttachRequest": worker_pb2.AttachRequest(request_id="r#0", attempt=1, router_id="router-0", from_position=1),
         "TokensRequest": worker_pb2.TokensRequest(router_id="router-0"),
         "FetchRequest": worker_pb2.FetchRequest(
-            fingerprint="fingerprint", worker_epoch=str(OWNER.epoch), source=OPEN.source, names=OPEN.names,
+            fingerprint="fingerprint", worker_epoch=str(OWNER.epoch), source=OPEN.source,
+            block_hashes=OPEN.block_hashes,
             root=bytes(16), within_s=0.2,
         ),
         "FindRequest": worker_pb2.FindRequest(stream="r"),

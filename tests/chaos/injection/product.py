@@ -203,11 +203,11 @@ def _page_ports(injection: Injection, module: ModuleType) -> None:
 
 
 def _page_readers(injection: Injection, module: ModuleType) -> None:
-    def carry(inner: Around, seal: Any, sock: Any) -> Any:
-        return inner(seal, injection.injector.links.carry(sock))
+    def carry(inner: Around, wrapper: Any, sock: Any) -> Any:
+        return inner(wrapper, injection.injector.links.carry(sock))
 
-    for seal in (module.Plain, module.Sealed):
-        injection.wrap(seal, "dialled", carry)
+    for wrapper in (module.PlainWrapper, module.TlsWrapper):
+        injection.wrap(wrapper, "dialled", carry)
 
 
 def _page_requests(injection: Injection, module: ModuleType) -> None:
@@ -265,7 +265,7 @@ def _attempts(injection: Injection, module: ModuleType) -> None:
     def is_late(inner: Around, *args: Any) -> bool:
         return bool(inner(*args)) and not injection.injector.is_off(Guard.ATTEMPTS)
 
-    injection.wrap(module.AnswerBook, "_is_late", is_late)
+    injection.wrap(module.RequestManager, "_is_late", is_late)
 
 
 def _resume(injection: Injection, module: ModuleType) -> None:
@@ -280,17 +280,17 @@ def _resume(injection: Injection, module: ModuleType) -> None:
 PARTS: dict[str, Callable[[Injection, ModuleType], None]] = {
     "cluster.routers.process": _processes,
     "cluster.supervisor.supervisor": _supervisor,
-    "decode_worker.book": _attempts,
+    "decode_worker.request_manager": _attempts,
     "router.fleet.feed": _feeds,
     "router.frontend.resume": _resume,
     "router.server": _router,
     "twostroke.rpc.channel": _channels,
-    "twostroke.transfer.cuda_ipc": _same_host,
-    "twostroke.transfer.network": _page_ports,
-    "twostroke.transfer.requests": _page_requests,
-    "twostroke.transfer.seal": _page_readers,
-    "twostroke.transfer.shm": _shared_memory,
+    "twostroke.transfer.same_host.cuda_ipc": _same_host,
+    "twostroke.transfer.network.network_transport": _page_ports,
+    "twostroke.transfer.network.requests": _page_requests,
+    "twostroke.transfer.sockets.tls": _page_readers,
+    "twostroke.transfer.same_host.shm": _shared_memory,
     "twostroke.worker.host": _worker,
-    "twostroke.worker.pages_service": _leases,
-    "twostroke.worker.pull_client": _digests,
+    "twostroke.worker.pulls.pages_service": _leases,
+    "twostroke.worker.pulls.pull_client": _digests,
 }

@@ -32,7 +32,7 @@ def kind_of(title: str) -> str | None:
 @dataclass(frozen=True, slots=True)
 class Sample:
     at_s: float
-    resident_bytes: int
+    rss_bytes: int
     files: int
 
 
@@ -55,7 +55,7 @@ class Life:
     def bytes_per_s(self) -> float:
         """Return the trend, by least squares over what is warm."""
         warm = self.warm
-        times_s, sizes = [sample.at_s for sample in warm], [sample.resident_bytes for sample in warm]
+        times_s, sizes = [sample.at_s for sample in warm], [sample.rss_bytes for sample in warm]
         return statistics.linear_regression(times_s, sizes).slope
 
     @property
@@ -73,11 +73,11 @@ class Memory:
 
     def take(self, now_s: float, processes: Iterable[tuple[int, str, int, int]]) -> None:
         """Process id, title, resident bytes and open files of each that lives."""
-        for pid, title, resident_bytes, files in processes:
+        for pid, title, rss_bytes, files in processes:
             kind = kind_of(title)
-            if kind is not None and resident_bytes:
+            if kind is not None and rss_bytes:
                 life = self.lives.setdefault(pid, Life(kind))
-                life.samples.append(Sample(now_s, resident_bytes, files))
+                life.samples.append(Sample(now_s, rss_bytes, files))
 
     def by_kind(self) -> dict[str, list[Life]]:
         found: dict[str, list[Life]] = {}
@@ -105,4 +105,4 @@ def most_files(lives: Sequence[Life]) -> int:
 
 
 def most_bytes(lives: Sequence[Life]) -> int:
-    return max((sample.resident_bytes for life in lives for sample in life.samples), default=0)
+    return max((sample.rss_bytes for life in lives for sample in life.samples), default=0)

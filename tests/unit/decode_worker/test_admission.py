@@ -25,8 +25,8 @@ SMALL = ModelConfig(model=paced().model.replace("max_model_len=4096", f"max_mode
         ([5] * 40, {"max_tokens": MODEL_LEN - 39}, "max_tokens", f"{MODEL_LEN + 1}.*serves {MODEL_LEN}"),
         ([5] * 140, {"max_tokens": 1}, "max_tokens", f"whole page pool holds {PAGES * BLOCK} tokens"),
         ([5] * 10, {"emitted": [1, 2], "max_tokens": 2}, "emitted", "all 2 tokens are emitted"),
-        ([5] * 40, {"names": b"x" * 16}, "names", "1 block names for 2 full blocks"),
-        ([5] * 40, {"names": b"x" * 17}, "names", "multiple of 16"),
+        ([5] * 40, {"block_hashes": b"x" * 16}, "block_hashes", "1 block hashes for 2 full blocks"),
+        ([5] * 40, {"block_hashes": b"x" * 17}, "block_hashes", "multiple of 16"),
         ([5] * 4, {"deadline_s": float("nan")}, "deadline_s", "finite"),
     ],
 )
@@ -38,7 +38,7 @@ async def test_what_can_never_be_served_is_refused_by_field_and_nothing_is_left(
             await router.open(prompt, **changes)
         assert refusal.value.field == field
         assert worker.is_idle
-        assert not worker.role._answers
+        assert not worker.role._requests
         assert len((await router.answer([1, 2, 3], 2, request_id="next")).tokens) == 2
 
 

@@ -6,14 +6,13 @@ import itertools
 
 import pytest
 
-from decode_worker.answer import Answer
-from decode_worker.stage import FINAL, NEXT, Stage
-from tests.unit.decode_worker.answers import an_answer
+from decode_worker.request_state import FINAL, NEXT, RequestState, Stage
+from tests.unit.decode_worker.request_states import an_answer
 
 
 @pytest.mark.parametrize(("before", "after"), list(itertools.product(Stage, Stage)), ids=lambda stage: stage.name)
 def test_a_request_moves_only_as_the_table_says(before: Stage, after: Stage) -> None:
-    answer: Answer = an_answer()
+    answer: RequestState = an_answer()
     answer.stage = before
     if after in NEXT[before]:
         answer.move_to(after)

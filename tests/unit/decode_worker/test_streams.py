@@ -50,7 +50,7 @@ async def test_another_router_can_attach_and_the_first_hears_no_more() -> None:
         assert moved.tokens == expected_tokens(PROMPT, 30)[2:]
         assert moved.positions == list(range(2, 30))
         assert len(got.tokens) < 30
-        assert not worker.role._outboxes["router-0"]._positions, "the first router's stream still carries it"
+        assert not worker.role._output_streams["router-0"]._positions, "the first router's stream still carries it"
 
 
 async def test_the_end_can_be_fetched_after_it_was_missed_and_only_within_the_grace() -> None:
@@ -63,7 +63,7 @@ async def test_the_end_can_be_fetched_after_it_was_missed_and_only_within_the_gr
         await got.done.wait()
         assert got.last.finish_reason == "length"
         assert got.last.position == 4
-        await eventually(lambda: not worker.role._answers)
+        await eventually(lambda: not worker.role._requests)
         with pytest.raises(NotFound):
             await router.attach(from_position=4)
 
@@ -103,7 +103,7 @@ async def test_requests_of_a_router_that_stays_away_are_dropped_after_the_grace(
         await eventually(lambda: worker.role.open_requests == 1)
         await kept.done.wait()
         assert kept.tokens == expected_tokens(PROMPT, 60)
-        assert "lost" not in worker.role._outboxes
+        assert "lost" not in worker.role._output_streams
 
 
 async def test_a_router_that_opens_but_never_listens_is_dropped_after_the_grace() -> None:

@@ -33,7 +33,7 @@ def test_what_lands_in_pages_is_read_from_them(memory: Pages) -> None:
         for page, view in zip(batch, window.landing(batch), strict=True):
             view[:] = bytes([page + 1]) * PAGE_BYTES
         window.landed()
-    window.settle()
+    window.synchronize()
     found = [[bytes(view) for view in views] for views in memory.window(3).read([[0, 1, 2], [3, 4], [5]])]
     assert found == [[bytes([c]) * PAGE_BYTES for c in row] for row in ([1, 2, 3], [4, 0], [6])]
     window.close()
@@ -42,10 +42,10 @@ def test_what_lands_in_pages_is_read_from_them(memory: Pages) -> None:
 def test_a_landing_that_was_given_up_leaves_the_window_usable(memory: Pages) -> None:
     window = memory.window(1)
     window.landing([2])
-    window.settle()
+    window.synchronize()
     window.landing([1])[0][:] = b"x" * PAGE_BYTES
     window.landed()
-    window.settle()
+    window.synchronize()
     assert [bytes(views[0]) for views in window.read([[1]])] == [b"x" * PAGE_BYTES]
     window.close()
 
@@ -55,7 +55,7 @@ def test_reading_that_was_given_up_leaves_the_window_usable(memory: Pages) -> No
     for page in range(PAGES):
         window.landing([page])[0][:] = bytes([page]) * PAGE_BYTES
         window.landed()
-    window.settle()
+    window.synchronize()
     assert next(iter(window.read([[4], [5]])))[0][0] == 4
     assert [views[0][0] for views in window.read([[1], [2], [3]])] == [1, 2, 3]
     window.close()

@@ -61,5 +61,5 @@ def test_a_buffer_is_not_filled_again_before_it_has_landed() -> None:
         window.landing([page])[0][:] = bytes([100 + page]) * PAGE_BYTES
         window.landed()
     assert pool[PAGES - 1, 0] == PAGES - 1
-    window.settle()
+    window.synchronize()
     assert pool[:, 0].tolist() == [100 + page for page in range(PAGES)]

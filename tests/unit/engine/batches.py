@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.request import SamplingParams
-from twostroke.schedule.batch import Batch, Runner, SampleRow
+from twostroke.scheduler.batch import Batch, Runner, SampleRow
 
 GREEDY = SamplingParams(seed=0, max_tokens=1000, temperature=0)
 

@@ -18,7 +18,7 @@ from twostroke.engine.decode_graphs import (
     is_decode_step,
     padded,
 )
-from twostroke.schedule.batch import Batch
+from twostroke.scheduler.batch import Batch
 
 PAGES = PageTable(block_size=16, max_blocks=8, scratch_page=40)
 

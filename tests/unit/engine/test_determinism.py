@@ -15,7 +15,7 @@ from twostroke.engine.build import build_runner
 from twostroke.engine.determinism import NATIVE, PACED, STEADY, TORCH, check_deterministic
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.schedule.batch import Batch
+from twostroke.scheduler.batch import Batch
 
 BLOCK = 16
 

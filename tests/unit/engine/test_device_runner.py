@@ -26,8 +26,8 @@ from twostroke.models.files import TensorFiles
 from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
 from twostroke.request import SampledToken, SamplingParams
-from twostroke.schedule.batch import Runner
-from twostroke.worker.calibration import Reach, sweep
+from twostroke.scheduler.batch import Runner
+from twostroke.worker.steps.calibration import StepLimits, sweep
 
 SIZES = {
     "hidden_size": 64,
@@ -257,7 +257,7 @@ def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
         runner = make_device_runner(plan, files, pages, Host(), reference_kernels)
-    reach = Reach(
+    reach = StepLimits(
         step_tokens=plan.max_tokens,
         max_model_len=plan.max_model_len,
         max_sequences=plan.max_sequences,

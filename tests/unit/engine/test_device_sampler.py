@@ -11,7 +11,7 @@ from twostroke.engine.device_sampler import WITHOUT_NOISE, draw_rows
 from twostroke.engine.noise import gumbel, gumbel_rows, stream_of
 from twostroke.engine.sampler import is_plain_draw, sample
 from twostroke.request import SamplingParams
-from twostroke.schedule.batch import SampleRow
+from twostroke.scheduler.batch import SampleRow
 
 VOCAB = 4000
 

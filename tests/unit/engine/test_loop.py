@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.engine.batches import Stream, step
 from twostroke.engine.loop import EngineThread
-from twostroke.schedule.batch import Batch, StepResult
+from twostroke.scheduler.batch import Batch, StepResult
 
 
 class Recorder:

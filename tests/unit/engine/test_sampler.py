@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from twostroke.engine.noise import gumbel
 from twostroke.engine.sampler import sample
 from twostroke.request import SampledToken, SamplingParams
-from twostroke.schedule.batch import SampleRow
+from twostroke.scheduler.batch import SampleRow
 
 VOCAB = 600
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from twostroke.ids import BlockName, Epoch
-from twostroke.kv_cache.block import NAME_BYTES, name_blocks
+from twostroke.ids import BlockHash, Epoch
+from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import RING_BATCHES, EventLog, TierChange, digest_term
 from twostroke.kv_cache.tier import Tier
 
-A, B, C = name_blocks(range(3), 1)
+A, B, C = block_hashes_of(range(3), 1)
 
 
-def fresh_log(*stored: BlockName) -> EventLog:
+def fresh_log(*stored: BlockHash) -> EventLog:
     log = EventLog(Epoch(1, 2))
-    for name in stored:
-        log.stored(name)
+    for block_hash in stored:
+        log.stored(block_hash)
     return log
 
 
@@ -31,7 +31,7 @@ def test_an_empty_set_has_the_digest_zero() -> None:
     log = fresh_log(A)
     log.publish()
     log.removed(A)
-    assert log.publish().digest == bytes(NAME_BYTES)
+    assert log.publish().digest == bytes(HASH_BYTES)
 
 
 def test_what_came_and_went_between_two_batches_is_not_told() -> None:
@@ -41,7 +41,7 @@ def test_what_came_and_went_between_two_batches_is_not_told() -> None:
     log.removed(B)
     log.removed(A)
     log.stored(A)
-    assert not log.has_news
+    assert not log.has_changes
     batch = log.publish()
     assert (batch.stored, batch.removed, batch.block_count) == ((), (), 1)
 
@@ -92,8 +92,8 @@ def test_a_cache_that_is_dropped_is_told_in_one_word_and_what_is_left() -> None:
     log = fresh_log(A, B, C)
     log.stored(A, Tier.HOST)
     log.publish()
-    for name in (A, B):
-        log.removed(name)
+    for block_hash in (A, B):
+        log.removed(block_hash)
     log.removed(A, Tier.HOST)
     batch = log.publish()
     assert (batch.cleared, batch.snapshot, batch.stored, batch.removed) == (True, False, (C,), ())
@@ -113,16 +113,16 @@ def test_a_lower_tier_is_told_and_proved_apart_from_the_device() -> None:
     assert batch.lower_tiers == (TierChange(Tier.HOST, (A, B), ()), TierChange(Tier.DISK, (C,), ()))
     members = [(A, Tier.DEVICE), (A, Tier.HOST), (B, Tier.HOST), (C, Tier.DISK)]
     digest = 0
-    for name, tier in members:
-        digest ^= digest_term(name, tier)
-    assert batch.digest == digest.to_bytes(NAME_BYTES, "big")
+    for block_hash, tier in members:
+        digest ^= digest_term(block_hash, tier)
+    assert batch.digest == digest.to_bytes(HASH_BYTES, "big")
     snapshot = log.snapshot()
     assert (set(snapshot.stored), snapshot.block_count, snapshot.digest) == ({A}, 4, batch.digest)
     assert {change.tier: set(change.stored) for change in snapshot.lower_tiers} == {Tier.HOST: {A, B}, Tier.DISK: {C}}
 
 
 def test_a_block_that_moves_between_tiers_changes_the_digest_by_whole_turns_of_its_name() -> None:
-    name = BlockName(bytes([0x80, *[0] * 14, 0x01]))
-    assert digest_term(name, Tier.DEVICE) == int.from_bytes(name, "big")
-    assert digest_term(name, Tier.HOST) == 0b11
-    assert digest_term(name, Tier.DISK) == 0b110
+    block_hash = BlockHash(bytes([0x80, *[0] * 14, 0x01]))
+    assert digest_term(block_hash, Tier.DEVICE) == int.from_bytes(block_hash, "big")
+    assert digest_term(block_hash, Tier.HOST) == 0b11
+    assert digest_term(block_hash, Tier.DISK) == 0b110

@@ -13,7 +13,7 @@ import pytest
 
 from twostroke.errors import ConfigError
 from twostroke.ids import PageId
-from twostroke.kv_cache.memory import PageMemory, available_memory_bytes, cgroup_headroom_bytes
+from twostroke.kv_cache.memory import PageMemory, available_memory_bytes, cgroup_free_bytes
 
 PAGES, PAGE_BYTES = 5, 4096 + 64
 
@@ -162,13 +162,13 @@ def test_the_headroom_of_a_cgroup_counts_cold_file_cache_as_free(tmp_path: Path)
     (tmp_path / "memory.max").write_text("1000\n")
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 500\nactive_file 100\n")
-    assert cgroup_headroom_bytes(tmp_path, otherwise=7) == 600
+    assert cgroup_free_bytes(tmp_path, otherwise=7) == 600
 
 
 def test_a_cgroup_without_a_limit_does_not_bind(tmp_path: Path) -> None:
-    assert cgroup_headroom_bytes(tmp_path, otherwise=7) == 7
+    assert cgroup_free_bytes(tmp_path, otherwise=7) == 7
     (tmp_path / "memory.max").write_text("max\n")
-    assert cgroup_headroom_bytes(tmp_path, otherwise=7) == 7
+    assert cgroup_free_bytes(tmp_path, otherwise=7) == 7
 
 
 def test_this_machine_has_memory() -> None:

@@ -1,14 +1,14 @@
-"""The pool, step by step: sharing, eviction, writers, takeover, quarantine."""
+"""The pool, step by step: sharing, eviction, writers, local_prefill, quarantine."""
 
 from __future__ import annotations
 
 import pytest
 
-from twostroke.ids import BlockName, PageId, SessionId
-from twostroke.kv_cache.block import name_blocks, root_name
+from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pool import BlockPool, PageState
 
-ROOT = root_name()
+ROOT = root_hash()
 BLOCK = 2
 
 
@@ -16,11 +16,11 @@ class Witness:
     def __init__(self) -> None:
         self.told: list[tuple[str, object]] = []
 
-    def stored(self, name: BlockName) -> None:
-        self.told.append(("stored", name))
+    def stored(self, block_hash: BlockHash) -> None:
+        self.told.append(("stored", block_hash))
 
-    def removed(self, name: BlockName) -> None:
-        self.told.append(("removed", name))
+    def removed(self, block_hash: BlockHash) -> None:
+        self.told.append(("removed", block_hash))
 
     def new_writer(self, page: PageId) -> None:
         self.told.append(("new writer", page))
@@ -31,9 +31,9 @@ class Witness:
         return told
 
 
-def chain(*tokens: int) -> list[BlockName]:
+def chain(*tokens: int) -> list[BlockHash]:
     """One block per token."""
-    return name_blocks([token for token in tokens for _ in range(BLOCK)], BLOCK)
+    return block_hashes_of([token for token in tokens for _ in range(BLOCK)], BLOCK)
 
 
 def pool_of(total: int) -> tuple[BlockPool, Witness]:
@@ -41,9 +41,9 @@ def pool_of(total: int) -> tuple[BlockPool, Witness]:
     return BlockPool(total, witness), witness
 
 
-def cache(pool: BlockPool, names: list[BlockName]) -> list[PageId]:
+def cache(pool: BlockPool, hashes: list[BlockHash]) -> list[PageId]:
     """Claim, fill and release a chain."""
-    claim = pool.claim(names, ROOT, 0)
+    claim = pool.claim(hashes, ROOT, 0)
     assert claim is not None
     for index in claim.missing:
         pool.fill(claim.pages[index])
@@ -115,12 +115,12 @@ def test_every_new_life_of_a_page_is_told_and_a_shared_one_is_not() -> None:
 
 def test_eviction_takes_the_leaf_before_its_parent() -> None:
     pool, witness = pool_of(3)
-    names = chain(1, 2, 3)
-    cache(pool, names)
+    hashes = chain(1, 2, 3)
+    cache(pool, hashes)
     pool.claim([], ROOT, 1)
-    assert witness.take("removed") == [names[2]]
+    assert witness.take("removed") == [hashes[2]]
     pool.claim([], ROOT, 2)
-    assert witness.take("removed") == [names[1], names[0]]
+    assert witness.take("removed") == [hashes[1], hashes[0]]
 
 
 def test_eviction_takes_what_was_used_longest_ago() -> None:
@@ -246,7 +246,7 @@ def test_a_private_page_becomes_a_block_when_it_is_full() -> None:
     pool, witness = pool_of(2)
     claim = pool.claim([], ROOT, 1)
     assert claim is not None
-    pool.name_private(claim.pages[0], chain(1)[0], ROOT)
+    pool.register_private(claim.pages[0], chain(1)[0], ROOT)
     assert witness.take("stored") == chain(1)
     pool.release(claim.pages)
     assert pool.hits(chain(1)) == 1
@@ -257,7 +257,7 @@ def test_a_private_twin_of_a_block_stays_private() -> None:
     twins = [pool.claim([], ROOT, 1) for _ in range(2)]
     for twin in twins:
         assert twin is not None
-        pool.name_private(twin.pages[0], chain(1)[0], ROOT)
+        pool.register_private(twin.pages[0], chain(1)[0], ROOT)
     assert witness.take("stored") == chain(1)
     for twin in twins:
         assert twin is not None
@@ -267,30 +267,30 @@ def test_a_private_twin_of_a_block_stays_private() -> None:
 
 def test_a_cached_parent_whose_child_is_held_through_a_twin_can_be_evicted() -> None:
     pool, witness = pool_of(3)
-    names = chain(1, 2)
+    hashes = chain(1, 2)
     twin = pool.claim([], ROOT, 2)
-    cache(pool, names[:1])
+    cache(pool, hashes[:1])
     assert twin is not None
-    pool.name_private(twin.pages[0], names[0], ROOT)
-    pool.name_private(twin.pages[1], names[1], names[0])
+    pool.register_private(twin.pages[0], hashes[0], ROOT)
+    pool.register_private(twin.pages[1], hashes[1], hashes[0])
     assert pool.claim([], ROOT, 1) is not None
-    assert witness.take("removed") == names[:1]
+    assert witness.take("removed") == hashes[:1]
     pool.release(twin.pages)
     assert states(pool) == {"active": 1, "cached": 1, "free": 1}
 
 
 def test_a_child_that_lost_its_parent_is_no_hit_until_the_parent_is_back() -> None:
     pool, _ = pool_of(3)
-    names = chain(1, 2)
+    hashes = chain(1, 2)
     twin = pool.claim([], ROOT, 2)
     assert twin is not None
-    pool.name_private(twin.pages[1], names[1], names[0])
-    assert pool.hits(names) == 0
-    claim = pool.claim(names, ROOT, 0)
+    pool.register_private(twin.pages[1], hashes[1], hashes[0])
+    assert pool.hits(hashes) == 0
+    claim = pool.claim(hashes, ROOT, 0)
     assert claim is not None
     assert (claim.missing, claim.hits) == ([0], 0)
     pool.fill(claim.pages[0])
-    assert pool.hits(names) == 2
+    assert pool.hits(hashes) == 2
 
 
 def test_thousands_of_uses_do_not_grow_the_list_of_leaves() -> None:
@@ -308,7 +308,7 @@ def test_a_chain_that_is_forgotten_takes_along_nothing_that_others_have_built_on
     witness.take("removed")
     pool.forget(spoilt)
     assert witness.take("removed") == list(reversed(chain(1, 2, 5, 6)[2:]))
-    assert all(pool.find(name) is not None for name in chain(1, 2, 3, 4))
+    assert all(pool.find(block_hash) is not None for block_hash in chain(1, 2, 3, 4))
     assert states(pool) == {"free": 4, "cached": 4}
     pool.forget(cache(pool, chain(1, 2, 3, 4)))
     assert states(pool) == {"free": 8}

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from twostroke.ids import BlockName, Epoch, PageId, SessionId
-from twostroke.kv_cache.block import NAME_BYTES, name_block, name_blocks, root_name
+from twostroke.ids import BlockHash, Epoch, PageId, SessionId
+from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of, hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 
-ROOT = root_name()
-chains = st.lists(st.integers(0, 1), max_size=5).map(lambda tokens: name_blocks(tokens, 1))
+ROOT = root_hash()
+chains = st.lists(st.integers(0, 1), max_size=5).map(lambda tokens: block_hashes_of(tokens, 1))
 picks = st.integers(0, 10**6)
 
 
@@ -22,8 +22,8 @@ picks = st.integers(0, 10**6)
 class Truth:
     """What one page that is not free must be."""
 
-    name: BlockName | None = None
-    parent: BlockName | None = None
+    hash: BlockHash | None = None
+    parent: BlockHash | None = None
     filled: bool = False
     holders: int = 1
     writer: SessionId | None = None
@@ -32,7 +32,7 @@ class Truth:
     @property
     def state(self) -> PageState:
         if self.holders:
-            return PageState.ARRIVING if self.name is not None and not self.filled else PageState.ACTIVE
+            return PageState.ARRIVING if self.hash is not None and not self.filled else PageState.ACTIVE
         return PageState.CACHED if self.filled else PageState.QUARANTINED
 
 
@@ -41,15 +41,15 @@ class Listener:
     """Hands the pool's news on to an event log, and keeps what an eviction took."""
 
     log: EventLog
-    removed_names: list[BlockName] = field(default_factory=list)
+    removed_hashes: list[BlockHash] = field(default_factory=list)
     lives: list[PageId] = field(default_factory=list)
 
-    def stored(self, name: BlockName) -> None:
-        self.log.stored(name)
+    def stored(self, block_hash: BlockHash) -> None:
+        self.log.stored(block_hash)
 
-    def removed(self, name: BlockName) -> None:
-        self.removed_names.append(name)
-        self.log.removed(name)
+    def removed(self, block_hash: BlockHash) -> None:
+        self.removed_hashes.append(block_hash)
+        self.log.removed(block_hash)
 
     def new_writer(self, page: PageId) -> None:
         self.lives.append(page)
@@ -59,7 +59,7 @@ class Reader:
     """Follows the log as a router would."""
 
     def __init__(self) -> None:
-        self.blocks: set[BlockName] = set()
+        self.blocks: set[BlockHash] = set()
         self.next_sequence = 1
 
     def follow(self, log: EventLog) -> None:
@@ -82,10 +82,10 @@ class Reader:
         assert digest_of(self.blocks) == batch.digest
 
 
-def digest_of(blocks: set[BlockName]) -> bytes:
-    digest = bytes(NAME_BYTES)
-    for name in blocks:
-        digest = bytes(a ^ b for a, b in zip(digest, name, strict=True))
+def digest_of(blocks: set[BlockHash]) -> bytes:
+    digest = bytes(HASH_BYTES)
+    for block_hash in blocks:
+        digest = bytes(a ^ b for a, b in zip(digest, block_hash, strict=True))
     return digest
 
 
@@ -103,14 +103,14 @@ class PoolHistory(RuleBasedStateMachine):
 
     # The oracle's own words
 
-    def held_by_name(self, name: BlockName) -> PageId | None:
-        return next((page for page, truth in self.truth.items() if truth.name == name), None)
+    def held_by_hash(self, block_hash: BlockHash) -> PageId | None:
+        return next((page for page, truth in self.truth.items() if truth.hash == block_hash), None)
 
     def in_state(self, state: PageState) -> list[PageId]:
         return sorted(page for page, truth in self.truth.items() if truth.state is state)
 
-    def readable(self) -> set[BlockName]:
-        return {truth.name for truth in self.truth.values() if truth.filled and truth.name is not None}
+    def readable(self) -> set[BlockHash]:
+        return {truth.hash for truth in self.truth.values() if truth.filled and truth.hash is not None}
 
     def room(self) -> int:
         return self.pool.total - len(self.truth) + len(self.in_state(PageState.CACHED))
@@ -123,8 +123,8 @@ class PoolHistory(RuleBasedStateMachine):
             cached = [page for page, t in left.items() if t.state is PageState.CACHED and page not in protected]
             if not cached:
                 return order
-            parents = {truth.parent for truth in left.values() if truth.name is not None}
-            leaves = [page for page in cached if left[page].name not in parents]
+            parents = {truth.parent for truth in left.values() if truth.hash is not None}
+            leaves = [page for page in cached if left[page].hash not in parents]
             gone = min(leaves or cached, key=lambda page: left[page].released_at)
             order.append(gone)
             del left[gone]
@@ -133,13 +133,13 @@ class PoolHistory(RuleBasedStateMachine):
         """`pages` are new; what had to be evicted for them is what the oracle would have evicted."""
         free = self.pool.total - len(self.truth)
         evicted = self.evictions(protected)[: max(0, len(pages) - free)]
-        assert self.listener.removed_names == [self.truth[page].name for page in evicted]
+        assert self.listener.removed_hashes == [self.truth[page].hash for page in evicted]
         for page in evicted:
             del self.truth[page]
         assert self.listener.lives == pages
         assert len(set(pages)) == len(pages)
         assert not set(pages) & set(self.truth)
-        self.listener.removed_names.clear()
+        self.listener.removed_hashes.clear()
         self.listener.lives.clear()
 
     def fill_truth(self, page: PageId) -> None:
@@ -148,29 +148,29 @@ class PoolHistory(RuleBasedStateMachine):
 
     # What happens to a pool
 
-    @rule(names=chains, private=st.integers(0, 3))
-    def claim(self, names: list[BlockName], private: int) -> None:
-        before = [self.held_by_name(name) for name in names]
+    @rule(hashes=chains, private=st.integers(0, 3))
+    def claim(self, hashes: list[BlockHash], private: int) -> None:
+        before = [self.held_by_hash(block_hash) for block_hash in hashes]
         here = [page for page in before if page is not None]
         missing = [index for index, page in enumerate(before) if page is None]
         woken = sum(self.truth[page].state is PageState.CACHED for page in here)
         hits = 0
-        while hits < len(names) and names[hits] in self.readable():
+        while hits < len(hashes) and hashes[hits] in self.readable():
             hits += 1
-        claim = self.pool.claim(names, ROOT, private)
+        claim = self.pool.claim(hashes, ROOT, private)
         if len(missing) + private > self.room() - woken:
             assert claim is None
             return
         assert claim is not None
         assert (claim.missing, claim.hits) == (missing, hits)
         assert [claim.pages[index] for index, page in enumerate(before) if page is not None] == here
-        taken = [claim.pages[index] for index in missing] + claim.pages[len(names) :]
+        taken = [claim.pages[index] for index in missing] + claim.pages[len(hashes) :]
         self.expect_taken(taken, protected=here)
         for page in here:
             self.truth[page].holders += 1
         for index in missing:
-            self.truth[claim.pages[index]] = Truth(names[index], names[index - 1] if index else ROOT)
-        for page in claim.pages[len(names) :]:
+            self.truth[claim.pages[index]] = Truth(hashes[index], hashes[index - 1] if index else ROOT)
+        for page in claim.pages[len(hashes) :]:
             self.truth[page] = Truth()
         self.holds.append(list(claim.pages))
 
@@ -185,10 +185,10 @@ class PoolHistory(RuleBasedStateMachine):
             self.truth[page] = Truth()
             self.holds[pick % len(self.holds)].append(page)
 
-    @rule(names=chains)
-    def pin(self, names: list[BlockName]) -> None:
-        shared = self.pool.share_filled(names)
-        expected = [self.held_by_name(name) if name in self.readable() else None for name in names]
+    @rule(hashes=chains)
+    def pin(self, hashes: list[BlockHash]) -> None:
+        shared = self.pool.share_filled(hashes)
+        expected = [self.held_by_hash(block_hash) if block_hash in self.readable() else None for block_hash in hashes]
         assert shared == expected
         pages = [page for page in shared if page is not None]
         for page in pages:
@@ -208,7 +208,7 @@ class PoolHistory(RuleBasedStateMachine):
             self.clock += 1
             truth.released_at = self.clock
             if not truth.filled:
-                truth.name = truth.parent = None
+                truth.hash = truth.parent = None
                 if truth.writer is None:
                     del self.truth[page]
 
@@ -240,18 +240,18 @@ class PoolHistory(RuleBasedStateMachine):
         self.pool.fill(page)
         self.fill_truth(page)
 
-    @precondition(lambda self: any(t.holders and t.name is None for t in self.truth.values()))
+    @precondition(lambda self: any(t.holders and t.hash is None for t in self.truth.values()))
     @rule(pick=picks, parents=chains, token=st.integers(0, 1))
-    def complete_private(self, pick: int, parents: list[BlockName], token: int) -> None:
+    def complete_private(self, pick: int, parents: list[BlockHash], token: int) -> None:
         """Also below parents that are not here, or only as a private twin."""
-        pages = sorted(page for page, truth in self.truth.items() if truth.holders and truth.name is None)
+        pages = sorted(page for page, truth in self.truth.items() if truth.holders and truth.hash is None)
         page = pages[pick % len(pages)]
         parent = parents[-1] if parents else ROOT
-        name = name_block(parent, [token])
-        is_twin = self.held_by_name(name) is not None
-        self.pool.name_private(page, name, parent)
+        block_hash = hash_block(parent, [token])
+        is_twin = self.held_by_hash(block_hash) is not None
+        self.pool.register_private(page, block_hash, parent)
         if not is_twin:
-            self.truth[page].name, self.truth[page].parent = name, parent
+            self.truth[page].hash, self.truth[page].parent = block_hash, parent
             self.fill_truth(page)
 
     @rule(is_rare=st.integers(0, 4))
@@ -262,7 +262,7 @@ class PoolHistory(RuleBasedStateMachine):
         assert self.pool.forget_cached() == len(cached)
         for page in cached:
             del self.truth[page]
-        self.listener.removed_names.clear()
+        self.listener.removed_hashes.clear()
 
     @rule()
     def publish(self) -> None:
@@ -274,7 +274,7 @@ class PoolHistory(RuleBasedStateMachine):
     @rule()
     def read_the_log(self) -> None:
         self.reader.follow(self.log)
-        if not self.log.has_news:
+        if not self.log.has_changes:
             assert self.reader.blocks == self.readable()
 
     @rule()
@@ -296,8 +296,8 @@ class PoolHistory(RuleBasedStateMachine):
             assert self.pool.is_filled(page) == truth.filled
             assert self.pool.is_wanted(page) == (truth.holders > 0)
             assert self.pool.is_arriving(page) == (truth.state is PageState.ARRIVING)
-            if truth.name is not None:
-                assert self.pool.find(truth.name) == (page if truth.filled else None)
+            if truth.hash is not None:
+                assert self.pool.find(truth.hash) == (page if truth.filled else None)
 
     def teardown(self) -> None:
         for pages in self.holds:

@@ -22,7 +22,7 @@ from twostroke.errors import (
 )
 from twostroke.kv_cache.pool import PageState
 from twostroke.transfer.base import digest
-from twostroke.worker.engine_check import PROBE_TOKENS
+from twostroke.worker.steps.engine_check import PROBE_TOKENS
 
 TOKENS = prompt_of(8 * BLOCK)
 SLOW = paced(prefill_tokens_per_s=800)
@@ -176,9 +176,9 @@ async def test_a_full_queue_refuses() -> None:
         (prompt_of(BLOCK), {"wanted": []}, "wanted", "ascending"),
         (prompt_of(3 * BLOCK), {"wanted": [1, 0]}, "wanted", "ascending"),
         (prompt_of(3 * BLOCK), {"wanted": [1, 1]}, "wanted", "ascending"),
-        (prompt_of(2 * BLOCK), {"wanted": [5]}, "wanted", "only 2 are named"),
-        (prompt_of(BLOCK), {"names": b"x" * 32, "wanted": [1]}, "tokens", "do not fill 2 blocks"),
-        (prompt_of(BLOCK), {"names": b"x" * 7}, "names", "multiple of 16"),
+        (prompt_of(2 * BLOCK), {"wanted": [5]}, "wanted", "only 2 block hashes"),
+        (prompt_of(BLOCK), {"block_hashes": b"x" * 32, "wanted": [1]}, "tokens", "do not fill 2 blocks"),
+        (prompt_of(BLOCK), {"block_hashes": b"x" * 7}, "block_hashes", "multiple of 16"),
     ],
 )
 async def test_a_pull_that_can_never_be_served_is_refused_by_field(
@@ -214,7 +214,7 @@ async def test_a_draining_source_finishes_open_pulls_and_refuses_new_ones() -> N
         call = puller.pull(TOKENS)
         await puller.pages(call, 1)
         draining = asyncio.create_task(source.worker.drain(10))
-        await eventually(lambda: source.host.gate.is_draining)
+        await eventually(lambda: source.host.validator.is_draining)
         assert isinstance(await puller.refusal(puller.pull(TOKENS)), Draining)
         await puller.pages(call, 7)
         assert not draining.done(), "the pages are still leased"

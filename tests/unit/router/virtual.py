@@ -17,7 +17,7 @@ from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
-from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
+from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.rpc.v1 import control_pb2
 
 BLOCK = 16
@@ -120,7 +120,7 @@ class VirtualFleet:
         return self.first_token_s[name] - self.asked_s[name]
 
     def queued(self, name: str, tokens: int = 160, most_output_tokens: int = 8, **queued) -> QueuedRequest:
-        hashes = tuple(BlockName(next(self._names).to_bytes(16, "big")) for _ in range(tokens // BLOCK))
+        hashes = tuple(BlockHash(next(self._names).to_bytes(16, "big")) for _ in range(tokens // BLOCK))
         needs = {"known_tokens": tokens, "block_hashes": hashes, "most_output_tokens": most_output_tokens}
         return QueuedRequest(request_id=RequestId(name), **needs, **{"arrived_s": self.now_s, **queued})
 

@@ -105,7 +105,7 @@ class Talkative(DecodeServicer):
 
 
 async def test_a_stream_that_nobody_reads_is_not_written_to_for_long() -> None:
-    """So what a worker has for a frozen router stays in its outbox, which holds no token twice."""
+    """So what a worker has for a frozen router stays in its output_stream, which holds no token twice."""
     talker, server = Talkative(), RpcServer("127.0.0.1", 0, token="secret")
     add_DecodeServicer_to_server(talker, server.server)
     await server.start()

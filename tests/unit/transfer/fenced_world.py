@@ -17,25 +17,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.chaos.fuzz.wire import Wire
-from tests.unit.transfer.fenced_lives import SOURCE_PAGES, Bytes, Call, Life, StillLoop, metrics
+from tests.unit.transfer.fenced_epochs import SOURCE_PAGES, Bytes, Call, Life, StillLoop, metrics
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError, TransferFailed
-from twostroke.ids import BlockName, Epoch, PageId, RequestId, SessionId
-from twostroke.kv_cache.block import NAME_BYTES, name_blocks, root_name
+from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId
+from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of, root_hash
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.transfer import hello, same_host
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageTransport, Peer, Transfer, TransferResult
-from twostroke.transfer.frames import Deadline
-from twostroke.worker import pull_client
-from twostroke.worker.digests import PageDigests
-from twostroke.worker.gate import Gate
-from twostroke.worker.pull_client import PullClient, PullLimits, PullSpec
+from twostroke.transfer.same_host import same_host_transport as same_host
+from twostroke.transfer.sockets import handshake
+from twostroke.transfer.sockets.frames import Deadline
+from twostroke.worker.pulls import pull_client
+from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullSpec
+from twostroke.worker.request_validator import RequestValidator
 
 TARGET_PAGES = 5
-HALF = NAME_BYTES // 2
+HALF = HASH_BYTES // 2
 SILENCE_S = 2.0
 
 
@@ -142,22 +143,22 @@ class PlayedTransport(PageTransport):
 class Line(Wire):
     """The owner answers when the reader has spoken and listens."""
 
-    def __init__(self, gate: hello.Gate) -> None:
+    def __init__(self, validator: handshake.ReaderValidator) -> None:
         super().__init__(b"")
-        self._gate: hello.Gate | None = gate
+        self._validator: handshake.ReaderValidator | None = validator
 
     def recvmsg_into(self, buffers: Sequence[memoryview]) -> tuple[int, list[Any], int, None]:
-        if self._gate is not None:
-            owner, gate, self._gate = Wire(bytes(self.sent)), self._gate, None
+        if self._validator is not None:
+            owner, validator, self._validator = Wire(bytes(self.sent)), self._validator, None
             with contextlib.suppress(ServeError):
-                gate.admit(owner.sock, Deadline.after(9.0))
+                validator.admit(owner.sock, Deadline.after(9.0))
             self._left = memoryview(bytes(owner.sent))
         return super().recvmsg_into(buffers)
 
 
 def greet(reader: Identity, owner: Life, endpoint: Endpoint) -> None:
-    """The hello of a page connection. Raises its refusal."""
-    hello.introduce(Line(owner.hello).sock, reader, endpoint, Deadline.after(9.0))
+    """The handshake of a page connection. Raises its refusal."""
+    handshake.introduce(Line(owner.handshake).sock, reader, endpoint, Deadline.after(9.0))
 
 
 @dataclass
@@ -165,7 +166,7 @@ class Held:
     """A sequence's pages."""
 
     tokens: list[int]
-    names: list[BlockName]
+    block_hashes: list[BlockHash]
     pages: list[PageId]
 
 
@@ -186,7 +187,7 @@ class World(Bytes):
         self.computing: dict[PageId, SessionId] = {}
         self._sessions = itertools.count(1)
         self.client = PullClient(
-            Gate("target", Epoch(1, 1), "f", metrics(Role.DECODE)),
+            RequestValidator("target", Epoch(1, 1), "f", metrics(Role.DECODE)),
             self.pool,
             PageDigests(self.memory),
             [self.transport],
@@ -214,7 +215,7 @@ class World(Bytes):
         self.calls.append(Call(self.loop, life, request))
         return self.calls[-1]
 
-    def begin_life(self, worker_id: str) -> Life:
+    def begin_epoch(self, worker_id: str) -> Life:
         """It takes over its predecessor's ports; that one may live on."""
         life = Life(worker_id, 1 + sum(other.worker_id == worker_id for other in self.lives))
         self.lives.append(life)
@@ -222,8 +223,8 @@ class World(Bytes):
         return life
 
     def claim(self, tokens: list[int]) -> Held | None:
-        names = name_blocks(tokens, 1)
-        claim = self.pool.claim(names, root_name(), 0)
+        names = block_hashes_of(tokens, 1)
+        claim = self.pool.claim(names, root_hash(), 0)
         if claim is None:
             return None
         self.held.append(Held(tokens, names, claim.pages))
@@ -238,12 +239,12 @@ class World(Bytes):
                 SessionId(next(self._sessions)),
                 source,
                 held.tokens,
-                held.names,
+                held.block_hashes,
                 orphans,
-                resident_within_s=5.0 if from_cache else None,
+                cached_within_s=5.0 if from_cache else None,
             )
             self.loop.call_soon(self.client.start, spec, self.loop)
-            self.loop.settle()
+            self.loop.synchronize()
 
     def begin_computing(self, held: Held) -> None:
         for page in held.pages:
@@ -254,7 +255,7 @@ class World(Bytes):
 
     def end_computing(self, page: PageId, *, is_done: bool) -> None:
         del self.computing[page]
-        name = next((name for name, other in self.pool._by_name.items() if other == page), None)
+        name = next((name for name, other in self.pool._by_hash.items() if other == page), None)
         if is_done and name is not None and self.pool.is_arriving(page):
             self.write(page, name)
             self.pool.fill(page)
@@ -266,7 +267,7 @@ class World(Bytes):
         self.held.remove(held)
         self.pool.release(held.pages)
         self.client.prune()
-        self.loop.settle()
+        self.loop.synchronize()
 
     def check(self) -> None:
         super().check()
@@ -302,14 +303,14 @@ class World(Bytes):
                 transfer.fence.set()
             for call in self.calls:
                 call.pass_on()
-            self.loop.settle()
+            self.loop.synchronize()
         self.check()
         assert self.pool.available == TARGET_PAGES, "pages are lost"
         assert not self.client._sessions
         assert not any(call.is_open for call in self.calls)
 
     def close(self) -> None:
-        self.loop.settle()
+        self.loop.synchronize()
         self.loop.close()
         for each in (self, *self.lives):
             each.memory.close()

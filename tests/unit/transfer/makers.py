@@ -17,16 +17,16 @@ import pytest
 import torch
 
 from tests.certificates import Authority
+from tests.chaos.injection.fake_transport import FakeTransport
 from twostroke.credentials import TlsConfig
 from twostroke.device.memory import DeviceMemory
 from twostroke.device.sharing import Sharing
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import PageTransport
-from twostroke.transfer.cuda_ipc import CudaIpcTransport
-from twostroke.transfer.fake import FakeTransport
-from twostroke.transfer.seal import seal_with
-from twostroke.transfer.shm import ShmTransport
-from twostroke.transfer.tcp import TcpTransport
+from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport
+from twostroke.transfer.same_host.shm import ShmTransport
+from twostroke.transfer.sockets.tls import wrapper_for
 
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 GPU_KINDS = ["cuda_ipc-gpu", "tcp-gpu"]
@@ -122,11 +122,11 @@ def make_transport(kind: str) -> PageTransport:
             return CudaIpcTransport(HostSharing())
         case "nixl":
             os.environ["UCX_TLS"] = "tcp"
-            from twostroke.transfer.nixl import NixlTransport
+            from twostroke.transfer.network.nixl import NixlTransport
 
             return NixlTransport("127.0.0.1")
         case "tcp-sealed":
-            return TcpTransport("127.0.0.1", seal=seal_with(TlsConfig(**json.loads(os.environ[CERTIFICATES]))))
+            return TcpTransport("127.0.0.1", wrapper=wrapper_for(TlsConfig(**json.loads(os.environ[CERTIFICATES]))))
         case "fake":
             return FakeTransport(TcpTransport("127.0.0.1"))
     return TcpTransport("127.0.0.1")

@@ -319,7 +319,7 @@ async def test_a_restarted_peer_is_reached_under_its_new_epoch(reader: Any, star
 async def test_a_zombie_is_not_connected_to_after_its_successor(reader: Any, start_owner: Make) -> None:
     zombie, successor = start_owner(incarnation=1), start_owner(incarnation=2)
     await reader.connect(successor)
-    with pytest.raises(StaleEpoch, match="earlier life"):
+    with pytest.raises(StaleEpoch, match="earlier epoch"):
         await reader.connect(zombie)
 
 

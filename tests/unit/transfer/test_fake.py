@@ -9,12 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.chaos.injection.fake_transport import (
+    Delay,
+    Expire,
+    Fail,
+    FakeTransport,
+    Fault,
+    FaultPlan,
+    FlipByte,
+    WriteLate,
+)
 from twostroke.errors import PeerLost
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity, Outcome, PageCopy, digest
-from twostroke.transfer.fake import Delay, Expire, Fail, FakeTransport, Fault, FaultPlan, FlipByte, WriteLate
-from twostroke.transfer.shm import ShmTransport
+from twostroke.transfer.same_host.shm import ShmTransport
 
 COPIES = [PageCopy(PageId(1), PageId(2), 0), PageCopy(PageId(2), PageId(3), 0)]
 

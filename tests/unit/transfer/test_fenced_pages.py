@@ -11,16 +11,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.unit.transfer.fenced_lives import Life
+from tests.unit.transfer.fenced_epochs import Life
 from tests.unit.transfer.fenced_world import Copying, Held, World, greet, play_in
 from twostroke.errors import PeerLost, StaleEpoch
 from twostroke.ids import PageId
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool, PageState
-from twostroke.transfer import hello, same_host
 from twostroke.transfer.base import Outcome
-from twostroke.worker import pull_client
-from twostroke.worker.gate import Gate
+from twostroke.transfer.same_host import same_host_transport as same_host
+from twostroke.transfer.sockets import handshake
+from twostroke.worker.pulls import pull_client
+from twostroke.worker.request_validator import RequestValidator
 
 Spoil = Callable[[pytest.MonkeyPatch], None]
 WORKERS = ("a", "b")
@@ -42,9 +43,9 @@ def without_generations(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_epochs(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(hello.Gate, "_check", lambda *_: None)
-    patch.setattr(hello, "_compare", lambda *_: None)
-    patch.setattr(Gate, "check", lambda *_, **__: None)
+    patch.setattr(handshake.ReaderValidator, "_check", lambda *_: None)
+    patch.setattr(handshake, "_compare", lambda *_: None)
+    patch.setattr(RequestValidator, "check", lambda *_, **__: None)
 
 
 def without_fences(patch: pytest.MonkeyPatch) -> None:
@@ -124,8 +125,8 @@ class Pages(RuleBasedStateMachine):
     @rule(pick=picks)
     def leave(self, pick: int) -> None:
         sessions = [session.spec.session for session in self.world.client._sessions]
-        self.world.client.leave(sessions[pick % len(sessions)])
-        self.world.loop.settle()
+        self.world.client.stop_one(sessions[pick % len(sessions)])
+        self.world.loop.synchronize()
 
     # The wire
 
@@ -137,13 +138,13 @@ class Pages(RuleBasedStateMachine):
         for _ in range(halves):
             if not transfer.is_terminal:
                 self.world.transport.advance(transfer)
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @precondition(lambda self: self.is_copying)
     @rule(pick=picks)
     def expire(self, pick: int) -> None:
         self.copying(pick).end(Outcome.EXPIRED, is_terminal=False)
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @precondition(lambda self: any(t.is_fencing and not t.is_terminal for t in self.world.transport.transfers))
     @rule(pick=picks)
@@ -152,7 +153,7 @@ class Pages(RuleBasedStateMachine):
         transfer = fencing[pick % len(fencing)]
         transfer.is_terminal = True
         transfer.fence.set()
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @rule(half=st.integers(0, 40))
     def damage(self, half: int) -> None:
@@ -163,11 +164,11 @@ class Pages(RuleBasedStateMachine):
     @rule(pick=picks)
     def source_computes(self, pick: int) -> None:
         self.life(pick).compute()
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @rule(pick=picks, tokens=chains)
     def source_is_used(self, pick: int, tokens: list[int]) -> None:
-        self.life(pick).use(name_blocks(tokens, 1))
+        self.life(pick).use(block_hashes_of(tokens, 1))
 
     @precondition(lambda self: any(call.is_open for call in self.world.calls))
     @rule(pick=picks)
@@ -175,7 +176,7 @@ class Pages(RuleBasedStateMachine):
         """The source takes the puller for dead; that one was only frozen."""
         open_calls = [call for call in self.world.calls if call.is_open]
         open_calls[pick % len(open_calls)].drop()
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @precondition(lambda self: any(call.is_open for call in self.world.calls))
     @rule(pick=picks)
@@ -188,7 +189,7 @@ class Pages(RuleBasedStateMachine):
         for ports in (self.world.rpc_ports, self.world.page_ports):
             if ports.get(life.worker_id) is life:
                 del ports[life.worker_id]
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @rule(pick=picks)
     def link_is_cut_or_heals(self, pick: int) -> None:
@@ -196,13 +197,13 @@ class Pages(RuleBasedStateMachine):
         life.is_cut = not life.is_cut
         for call in self.world.calls:
             call.pass_on()
-        self.world.loop.settle()
+        self.world.loop.synchronize()
 
     @precondition(lambda self: len(self.world.lives) < 5)
     @rule(worker=st.sampled_from(WORKERS))
     def successor_begins(self, worker: str) -> None:
         """The supervisor took the one before it for dead; that one may have been frozen."""
-        self.world.begin_life(worker)
+        self.world.begin_epoch(worker)
 
     @rule(pick=picks, rpc=st.booleans(), pages=st.booleans())
     def port_is_anothers(self, pick: int, rpc: bool, pages: bool) -> None:
@@ -216,13 +217,13 @@ class Pages(RuleBasedStateMachine):
     def life_says_hello(self, reader: int, owner: int) -> None:
         """Any life, also one that has a successor, wants to read from any other."""
         mine, theirs = self.life(reader), self.life(owner)
-        newest = theirs.hello._incarnations.get(mine.worker_id, 0)
+        newest = theirs.handshake._incarnations.get(mine.worker_id, 0)
         try:
             greet(mine.identity, theirs, theirs.endpoint)
         except (StaleEpoch, PeerLost):
             assert mine.epoch.incarnation < newest
         else:
-            assert mine.epoch.incarnation >= newest, "an earlier life was let in"
+            assert mine.epoch.incarnation >= newest, "an earlier epoch was let in"
 
     @rule(seconds=st.sampled_from([0.6, 2.5]))
     def time_passes(self, seconds: float) -> None:
@@ -261,17 +262,17 @@ def outlived(world: World) -> None:
     pulled(world, source)
     copy(world, halves=1)
     world.calls[0].drop()
-    world.loop.settle()
+    world.loop.synchronize()
     for tokens in ([1, 0, 0], [1, 1]):
-        source.use(name_blocks(tokens, 1))
+        source.use(block_hashes_of(tokens, 1))
     assert source.memory.generation(PageId(0)) == 2
     copy(world, halves=2)
 
 
 def misled(world: World) -> None:
     """A successor announces its pages; the address leads to the life before, which has something else there."""
-    zombie, successor = world.lives[0], world.begin_life("a")
-    zombie.use(name_blocks([1], 1))
+    zombie, successor = world.lives[0], world.begin_epoch("a")
+    zombie.use(block_hashes_of([1], 1))
     world.page_ports["a"] = zombie
     pulled(world, successor)
     copy(world, halves=3)
@@ -282,7 +283,7 @@ def pulled(world: World, source: Life) -> Held:
     assert held is not None
     world.pull(held, source.source)
     source.compute()
-    world.loop.settle()
+    world.loop.synchronize()
     return held
 
 
@@ -291,7 +292,7 @@ def copy(world: World, *, halves: int) -> None:
         for _ in range(halves):
             if not transfer.is_terminal:
                 world.transport.advance(transfer)
-    world.loop.settle()
+    world.loop.synchronize()
 
 
 @pytest.mark.parametrize(
@@ -330,5 +331,5 @@ def begin(patch: pytest.MonkeyPatch) -> World:
     world = World()
     play_in(world, patch)
     for worker in WORKERS:
-        world.begin_life(worker)
+        world.begin_epoch(worker)
     return world

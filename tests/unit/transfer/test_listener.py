@@ -15,12 +15,12 @@ import pytest
 from tests.chaos.fuzz.mutate import frame
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer import listener
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
-from twostroke.transfer.hello import PROTOCOL
-from twostroke.transfer.lane_transport import LaneTransport
-from twostroke.transfer.shm import ShmTransport
-from twostroke.transfer.tcp import TcpTransport
+from twostroke.transfer.copy_thread_transport import CopyThreadTransport
+from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.same_host.shm import ShmTransport
+from twostroke.transfer.sockets import listener
+from twostroke.transfer.sockets.handshake import PROTOCOL
 
 OWNER = Identity("owner", Epoch(1, 7), "f", "secret")
 READER = Identity("reader", Epoch(1, 8), "f", "secret")
@@ -29,8 +29,8 @@ HELLO = frame([PROTOCOL, "secret", "other", str(READER.epoch), "f", str(OWNER.ep
 
 @dataclass
 class Door:
-    owner: LaneTransport[Any, Any]
-    reader: LaneTransport[Any, Any]
+    owner: CopyThreadTransport[Any, Any]
+    reader: CopyThreadTransport[Any, Any]
     endpoint: Endpoint
 
     def knock(self, said: bytes = b"") -> socket.socket:
@@ -69,7 +69,7 @@ async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
 
 
 async def test_silent_strangers_keep_nobody_out(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HELLO_S", 600.0)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 600.0)
     with contextlib.ExitStack() as strangers:
         first = strangers.enter_context(door.knock())
         for _ in range(listener.MAX_STRANGERS + 5):
@@ -96,7 +96,7 @@ async def test_admitted_readers_are_not_strangers(door: Door) -> None:
 async def test_a_hello_that_does_not_come_in_time_ends_the_connection(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "HELLO_S", 0.1)
+    monkeypatch.setattr(listener, "HANDSHAKE_S", 0.1)
     with door.knock(HELLO[:-1]) as sock:
         await door.shows_out("slow")
         assert sock.recv(1) == b""

@@ -10,8 +10,8 @@ import pytest
 
 from twostroke.errors import PeerLost
 from twostroke.kv_cache.memory import PageMemory, Place
-from twostroke.transfer import nixl_agent
-from twostroke.transfer.nixl_agent import Agent, RemotePages
+from twostroke.transfer.network import nixl_agent
+from twostroke.transfer.network.nixl_agent import Agent, RemotePages
 
 
 class Bindings(SimpleNamespace):

@@ -15,10 +15,10 @@ from twostroke.errors import PeerLost
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory, Place
 from twostroke.transfer.base import Endpoint, Identity
-from twostroke.transfer.frames import Deadline, receive_frame, send_frame
-from twostroke.transfer.hello import Gate, introduce
-from twostroke.transfer.nixl_agent import Agent, RemotePages
-from twostroke.transfer.nixl_owner import serve_writes
+from twostroke.transfer.network.nixl import serve_writes
+from twostroke.transfer.network.nixl_agent import Agent, RemotePages
+from twostroke.transfer.sockets.frames import Deadline, receive_frame, send_frame
+from twostroke.transfer.sockets.handshake import ReaderValidator, introduce
 
 PAGES, READER_PAGES, PAGE_BYTES = 8, 5, 64
 OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
@@ -51,9 +51,9 @@ class Served:
         self.memory = PageMemory(PAGES, PAGE_BYTES)
         self.agent = RecordingAgent()
         self.sock, theirs = a_connection()
-        gate = Gate(OWNER, PAGES, PAGE_BYTES)
+        validator = ReaderValidator(OWNER, PAGES, PAGE_BYTES)
         self.ending: list[BaseException] = []
-        self._thread = threading.Thread(target=self._serve, args=(theirs, gate))
+        self._thread = threading.Thread(target=self._serve, args=(theirs, validator))
         self._thread.start()
 
     def enter(self, entry: list[Any]) -> None:
@@ -74,10 +74,10 @@ class Served:
         self._thread.join()
         return type(self.ending[0]).__name__
 
-    def _serve(self, sock: socket.socket, gate: Gate) -> None:
+    def _serve(self, sock: socket.socket, validator: ReaderValidator) -> None:
         with sock:
             try:
-                gate.admit(sock, Deadline.after(5.0))
+                validator.admit(sock, Deadline.after(5.0))
                 serve_writes(sock, self.memory, cast(Agent, self.agent))
             except BaseException as error:
                 self.ending.append(error)

@@ -16,23 +16,23 @@ from twostroke.errors import PeerLost, ServeError
 from twostroke.ids import Epoch
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Endpoint, Identity, PageCopy
-from twostroke.transfer.cuda_ipc import CudaIpcTransport
-from twostroke.transfer.frames import Deadline
-from twostroke.transfer.hello import Welcome
-from twostroke.transfer.peers import LanePeer, PeerBook
+from twostroke.transfer.peers import CopyThreadPeer, Peers
 from twostroke.transfer.pulls import Pull
-from twostroke.transfer.shm import ShmTransport
+from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport
+from twostroke.transfer.same_host.shm import ShmTransport
+from twostroke.transfer.sockets.frames import Deadline
+from twostroke.transfer.sockets.handshake import Welcome
 
 OWNER, READER = (Identity(name, Epoch(1, 7), "fingerprint", "secret") for name in ("owner", "reader"))
 
 
-class BrokenPeer(LanePeer):
+class BrokenPeer(CopyThreadPeer):
     ended = False
 
-    def start_hello(self, deadline: Deadline) -> Future[Welcome]:
-        hello: Future[Welcome] = Future()
-        hello.set_exception(ZeroDivisionError("a bug"))
-        return hello
+    def start_handshake(self, deadline: Deadline) -> Future[Welcome]:
+        handshake: Future[Welcome] = Future()
+        handshake.set_exception(ZeroDivisionError("a bug"))
+        return handshake
 
     def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
         raise NotImplementedError
@@ -44,7 +44,7 @@ class BrokenPeer(LanePeer):
 async def test_a_peer_whose_hello_fails_for_any_reason_is_closed() -> None:
     peer = BrokenPeer(Endpoint("tcp", "somewhere", "here", Epoch(1, 1), "fingerprint", 1, 1))
     with pytest.raises(ZeroDivisionError):
-        await PeerBook[BrokenPeer]().reach(peer, 1.0)
+        await Peers[BrokenPeer]().reach(peer, 1.0)
     assert peer.ended
 
 

@@ -10,11 +10,10 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
 from twostroke.kv_cache.memory import PageMemory, Pages
-from twostroke.transfer import nixl_agent
-from twostroke.transfer.base import Endpoint, Identity
-from twostroke.transfer.cuda_ipc import CudaIpcTransport
-from twostroke.transfer.host import host_id
+from twostroke.transfer.base import Endpoint, Identity, host_id
+from twostroke.transfer.network import nixl_agent
 from twostroke.transfer.registry import default_names, leading_to, open_transports
+from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport
 
 
 def endpoint(transport: str, address: str, host: str) -> Endpoint:

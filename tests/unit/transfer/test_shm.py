@@ -17,9 +17,9 @@ from twostroke.errors import ConfigError, PeerLost, StaleEpoch
 from twostroke.ids import Epoch
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Identity
-from twostroke.transfer.frames import Deadline
-from twostroke.transfer.hello import introduce
-from twostroke.transfer.shm import ShmTransport
+from twostroke.transfer.same_host.shm import ShmTransport
+from twostroke.transfer.sockets.frames import Deadline
+from twostroke.transfer.sockets.handshake import introduce
 
 
 def unix_sockets() -> str:

@@ -20,8 +20,8 @@ from twostroke.errors import ConfigError, FingerprintMismatch, PeerLost, ServeEr
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
-from twostroke.transfer.hello import PROTOCOL
-from twostroke.transfer.tcp import TcpTransport
+from twostroke.transfer.network.tcp import TcpTransport
+from twostroke.transfer.sockets.handshake import PROTOCOL
 
 PAGES, PAGE_BYTES = 4, 1000
 OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
@@ -56,7 +56,7 @@ def frame(fields: Any) -> bytes:
     return struct.pack("!I", len(body)) + body
 
 
-def hello(**changes: str) -> bytes:
+def handshake(**changes: str) -> bytes:
     facts = {
         "protocol": PROTOCOL,
         "token": "secret",
@@ -93,7 +93,7 @@ def read_frame(data: bytes) -> list[Any]:
 
 async def test_the_owner_says_who_it_is_and_sends_what_is_asked_for() -> None:
     async with serving() as served:
-        answer = all_that_comes(served.dial(), hello() + request([2, 0]))
+        answer = all_that_comes(served.dial(), handshake() + request([2, 0]))
     welcome = frame(["welcome", "owner", str(OWNER.epoch), "fingerprint", PAGES, PAGE_BYTES])
     assert answer == welcome + b"\0" + b"\3" * PAGE_BYTES + b"\1" * PAGE_BYTES + b"\0"
 
@@ -113,7 +113,7 @@ async def test_a_refusal_is_typed_counted_and_ends_the_connection(
     changes: dict[str, str], error: type[ServeError]
 ) -> None:
     async with serving() as served:
-        answer = all_that_comes(served.dial(), hello(**changes) + request([0]))
+        answer = all_that_comes(served.dial(), handshake(**changes) + request([0]))
         assert served.transport.refused == {error.label(): 1}
     fields = read_frame(answer)
     assert fields[:2] == ["refused", error.__name__]
@@ -130,8 +130,8 @@ async def test_a_refusal_is_typed_counted_and_ends_the_connection(
         frame({"token": "secret"}),
         frame(["a"] * 5),
         frame(["a", "b", "c", "d", "e", 6]),
-        hello(epoch="not an epoch"),
-        hello(meant="x.y"),
+        handshake(epoch="not an epoch"),
+        handshake(meant="x.y"),
         b"\0\0\0\5\xdd\xff\xff\xff\xff",
     ],
 )
@@ -158,16 +158,16 @@ async def test_a_stranger_that_speaks_garbage_gets_no_answer(garbage: bytes) -> 
 )
 async def test_a_request_out_of_bounds_ends_the_connection_without_a_page(garbage: bytes) -> None:
     async with serving() as served:
-        welcome = all_that_comes(served.dial(), hello())
-        assert all_that_comes(served.dial(), hello() + garbage + request([0])) == welcome
+        welcome = all_that_comes(served.dial(), handshake())
+        assert all_that_comes(served.dial(), handshake() + garbage + request([0])) == welcome
 
 
 async def test_a_page_that_is_reused_while_it_is_sent_is_reported() -> None:
     async with serving(page_bytes=32 << 20) as served:
-        welcome = all_that_comes(served.dial(), hello())
+        welcome = all_that_comes(served.dial(), handshake())
         with served.dial() as sock:
             sock.settimeout(None)  # with a timeout MSG_WAITALL does not wait
-            sock.sendall(hello() + request([1, 2]))
+            sock.sendall(handshake() + request([1, 2]))
             begun = sock.recv(len(welcome) + 1, socket.MSG_WAITALL)
             assert begun == welcome + b"\0"  # the owner is now stuck in the middle of page 1: buffers hold less
             served.memory.begin_new_generation(PageId(1))
@@ -183,7 +183,7 @@ async def test_a_page_that_is_reused_while_it_is_sent_is_reported() -> None:
 async def test_a_reader_that_stops_reading_loses_its_connection_at_its_deadline() -> None:
     async with serving(page_bytes=32 << 20) as served:
         with served.dial() as sock:
-            sock.sendall(hello() + request([1], seconds=0.2))
+            sock.sendall(handshake() + request([1], seconds=0.2))
             await asyncio.sleep(0.5)
             received = 0
             with contextlib.suppress(ConnectionError):
@@ -194,7 +194,7 @@ async def test_a_reader_that_stops_reading_loses_its_connection_at_its_deadline(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    prefix=st.sampled_from([b"", hello(), hello() + request([1]), hello()[:20]]),
+    prefix=st.sampled_from([b"", handshake(), handshake() + request([1]), handshake()[:20]]),
     garbage=st.one_of(
         st.binary(max_size=200),
         st.binary(max_size=60).map(lambda body: struct.pack("!I", len(body)) + body),

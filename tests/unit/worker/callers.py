@@ -12,10 +12,10 @@ import grpc.aio
 from tests.unit.worker.rig import BLOCK, TOKEN, Running
 from twostroke.errors import ServeError
 from twostroke.ids import RequestId
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc.channel import PeerChannel, error_of
-from twostroke.rpc.convert import names_to_bytes, request_to_message
+from twostroke.rpc.convert import hashes_to_bytes, request_to_message
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.worker.host import ReadyInfo
@@ -106,7 +106,7 @@ class Router:
             attempt=attempt,
             prompt=tuple(prompt),
             emitted=tuple(SampledToken(token) for token in emitted),
-            names=tuple(name_blocks([*prompt, *emitted], BLOCK)),
+            block_hashes=tuple(block_hashes_of([*prompt, *emitted], BLOCK)),
             sampling=SamplingParams(seed=seed, max_tokens=max_tokens),
             deadline_s=deadline_s,
             router_id=self.router_id,
@@ -138,15 +138,15 @@ class Router:
         await self._ask(self._stub.Close(request, metadata=self._peer.metadata))
 
     async def attach(self, request_id: str = "r", attempt: int = 0, *, from_position: int, **taking) -> None:
-        """`taking`: take_as and deadline_s."""
+        """`taking`: new_attempt and deadline_s."""
         request = worker_pb2.AttachRequest(
             request_id=request_id, attempt=attempt, router_id=self.router_id, from_position=from_position, **taking
         )
         await self._ask(self._stub.Attach(request, metadata=self._peer.metadata))
 
-    async def find(self, stream: str) -> list[worker_pb2.FoundAnswer]:
+    async def find(self, stream: str) -> list[worker_pb2.RequestSnapshot]:
         call = self._stub.Find(worker_pb2.FindRequest(stream=stream), metadata=self._peer.metadata)
-        return list((await self._ask(call)).answers)
+        return list((await self._ask(call)).requests)
 
     async def answer(self, prompt: Sequence[int], max_tokens: int = 8, **options) -> Received:
         """Open, and wait for the end."""
@@ -177,13 +177,13 @@ class Puller:
         self._peer = PeerChannel(source.address, token)
 
     def pull(self, tokens: Sequence[int], wanted: Sequence[int] | None = None, **changes) -> grpc.aio.UnaryStreamCall:
-        names = name_blocks(tokens, BLOCK)
+        hashes = block_hashes_of(tokens, BLOCK)
         fields: dict = {
             "fingerprint": self._source.fingerprint,
             "source_epoch": self._source.epoch,
             "tokens": tokens,
-            "names": names_to_bytes(names),
-            "wanted": range(len(names)) if wanted is None else wanted,
+            "block_hashes": hashes_to_bytes(hashes),
+            "wanted": range(len(hashes)) if wanted is None else wanted,
         }
         stub = worker_pb2_grpc.PagesStub(self._peer.channel)
         return stub.Pull(worker_pb2.PullRequest(**fields | changes), metadata=self._peer.metadata)

@@ -11,21 +11,21 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from decode_worker.book import AnswerBook
+from decode_worker.request_manager import RequestManager
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
+from tests.chaos.injection.fake_transport import FakeTransport, FaultPlan
 from twostroke.config import CacheConfig, ModelConfig, Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import build_runner
 from twostroke.ids import PageId, RequestId, SessionId
-from twostroke.kv_cache.block import name_blocks, root_name
+from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.schedule.scheduler import Limits, Scheduler
-from twostroke.schedule.sequence import Sequence as KnownSequence
-from twostroke.transfer.fake import FakeTransport, FaultPlan
+from twostroke.scheduler.scheduler import Limits, Scheduler
+from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.host import ReadyInfo, WorkerHost
-from twostroke.worker.pull_client import PullSpec
+from twostroke.worker.pulls.pull_client import PullSpec
 from twostroke.worker.worker import RoleServices, Worker
 
 BLOCK = 16
@@ -152,8 +152,8 @@ def decode(
     return serving(worker_config(Role.DECODE, worker_id, **settings), plan)
 
 
-def answers_of(running: Running) -> AnswerBook:
-    assert isinstance(running.role, AnswerBook)
+def answers_of(running: Running) -> RequestManager:
+    assert isinstance(running.role, RequestManager)
     return running.role
 
 
@@ -174,12 +174,14 @@ def expected_tokens(prompt: Sequence[int], count: int, seed: int = 1) -> list[in
     scheduler = Scheduler(BlockPool(built.model.pages, Silent()), config.schedule, Limits(BLOCK, 4096, (), False))
     params = SamplingParams(seed=seed, max_tokens=count)
     scheduler.enqueue(
-        KnownSequence(RequestId("r"), SessionId(1), list(prompt), len(prompt), name_blocks(prompt, BLOCK), b"", params)
+        KnownSequence(
+            RequestId("r"), SessionId(1), list(prompt), len(prompt), block_hashes_of(prompt, BLOCK), b"", params
+        )
     )
     answer: list[int] = []
     scheduler.admit()
     while (step := scheduler.plan()) is not None:
-        answer += [emission.token.token for emission in scheduler.settle(step, built.runner.run(step.batch))]
+        answer += [emission.token.token for emission in scheduler.update(step, built.runner.run(step.batch))]
     built.close()
     assert len(answer) == count
     return answer
@@ -187,11 +189,11 @@ def expected_tokens(prompt: Sequence[int], count: int, seed: int = 1) -> list[in
 
 def claimed(running: Running, source: worker_pb2.PageSource, prompt: Sequence[int]) -> tuple[list[PageId], PullSpec]:
     """Pages of a prompt's blocks, as a sequence would have them, and the pull that is to fill them."""
-    names = name_blocks(prompt, BLOCK)
-    claim = running.host.pool.claim(names, root_name(), 0)
+    hashes = block_hashes_of(prompt, BLOCK)
+    claim = running.host.pool.claim(hashes, root_hash(), 0)
     assert claim is not None
     session = running.host.new_session()
-    return claim.pages, PullSpec(RequestId("r"), session, source, prompt, names, dict(enumerate(claim.pages)))
+    return claim.pages, PullSpec(RequestId("r"), session, source, prompt, hashes, dict(enumerate(claim.pages)))
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -19,10 +19,10 @@ from twostroke.engine.loop import EngineThread
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
-from twostroke.schedule.batch import Batch, StepResult
-from twostroke.schedule.cost import StepCost, StepTerms
-from twostroke.worker.calibration import COMPUTED, PACED, Effort, Reach, calibrate, sweep
-from twostroke.worker.rates import Rates
+from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.worker.steps.calibration import COMPUTED, PACED, StepLimits, SweepBudget, calibrate, sweep
+from twostroke.worker.steps.rates import Rates
 
 SPEC = PacedSpec(
     prefill_tokens_per_s=8000, prefill_step_ms=2, prefill_us_per_1k_pairs=20, step_ms=4, step_us_per_seq=500
@@ -43,12 +43,12 @@ class Priced:
     def close(self) -> None: ...
 
 
-def reach(**changes: int | bool) -> Reach:
+def reach(**changes: int | bool) -> StepLimits:
     usual = {"step_tokens": 128, "max_model_len": 4096, "max_sequences": 64, "pages": 500, "block_size": 16}
-    return Reach(**(usual | {"samples": True} | changes))  # type: ignore[arg-type]  # of the test's own keys
+    return StepLimits(**(usual | {"samples": True} | changes))  # type: ignore[arg-type]  # of the test's own keys
 
 
-def calibrated(runner: Priced, of: Reach, effort: Effort = PACED) -> Rates:
+def calibrated(runner: Priced, of: StepLimits, effort: SweepBudget = PACED) -> Rates:
     rates, engine = Rates(), EngineThread(runner)
     asyncio.run(calibrate(engine, rates, of, effort))
     engine.close()

@@ -12,7 +12,7 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.transfer.base import digest
-from twostroke.worker.digests import PageDigests
+from twostroke.worker.pulls.digests import PageDigests
 
 
 def digest_threads() -> list[str]:

@@ -13,10 +13,10 @@ from tests.unit.worker.callers import Received, Router, router_to
 from tests.unit.worker.rig import Running, decode, eventually, expected_tokens, paced, prefill, prompt_of
 from twostroke.errors import EngineLost, PeerLost
 from twostroke.rpc.v1 import control_pb2
-from twostroke.schedule.batch import Batch, StepResult
-from twostroke.worker import engine_check
+from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.worker import worker as worker_module
-from twostroke.worker.engine_check import MOST_FAILED_STEPS, PROBE_TOKENS
+from twostroke.worker.steps import engine_check
+from twostroke.worker.steps.engine_check import MOST_FAILED_STEPS, PROBE_TOKENS
 
 PROMPTS = [prompt_of(40, seed=seed) for seed in range(1, 7)]
 LONG = 300

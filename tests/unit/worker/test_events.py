@@ -11,17 +11,17 @@ import pytest
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import TOKEN, decode, eventually, prefill, prompt_of
 from twostroke.config import PatienceConfig
-from twostroke.ids import BlockName, Epoch
-from twostroke.kv_cache.block import name_blocks
+from twostroke.ids import BlockHash, Epoch
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import RING_BATCHES, EventBatch, EventLog
 from twostroke.rpc.channel import PeerChannel
-from twostroke.rpc.convert import names_from_bytes
+from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
-from twostroke.worker.events import EventFeed
+from twostroke.worker.host import EventFeed
 
 EPOCH = Epoch(3, 77)
 OFTEN, SELDOM = PatienceConfig(heartbeat_s=0.05), PatienceConfig(heartbeat_s=60, suspect_after_s=120, dead_after_s=240)
-A, B, C = (BlockName(bytes([letter] * 16)) for letter in b"abc")
+A, B, C = (BlockHash(bytes([letter] * 16)) for letter in b"abc")
 
 
 @pytest.fixture
@@ -29,8 +29,8 @@ def feed() -> EventFeed:
     return EventFeed(EventLog(EPOCH), heartbeat_s=0.02)
 
 
-def published(feed: EventFeed, *names: BlockName) -> None:
-    for name in names:
+def published(feed: EventFeed, *hashes: BlockHash) -> None:
+    for name in hashes:
         feed.log.stored(name)
     feed.publish()
 
@@ -128,19 +128,19 @@ async def test_a_subscriber_over_rpc_can_prove_that_it_knows_the_workers_blocks(
         batch = await call.read()
         assert batch.snapshot
         assert batch.epoch == worker.info.epoch
-        known: set[bytes] = set(names_from_bytes(batch.stored))
+        known: set[bytes] = set(hashes_from_bytes(batch.stored))
         for seed in range(4):  # more blocks than there are pages: some are removed
             await router.answer(prompt_of(120, seed=seed), 3, request_id=str(seed), source=source)
         await router.answer(prompt, 3, source=source)
         removed, sequence = 0, batch.sequence
-        while not set(name_blocks(prompt, 16)) <= known:
+        while not set(block_hashes_of(prompt, 16)) <= known:
             batch = await call.read()
             assert batch.sequence == sequence + 1
             assert batch.published_s > 0
             sequence = batch.sequence
-            gone = set(names_from_bytes(batch.removed))
+            gone = set(hashes_from_bytes(batch.removed))
             removed += len(gone)
-            known = (set() if batch.cleared else known - gone) | set(names_from_bytes(batch.stored))
+            known = (set() if batch.cleared else known - gone) | set(hashes_from_bytes(batch.stored))
             assert len(known) == batch.block_count
             assert _xor(known) == batch.digest
             assert batch.load.pages_total == 12
@@ -169,8 +169,8 @@ async def test_a_worker_told_to_forget_says_so_in_one_word() -> None:
         await channel.close()
 
 
-def _xor(names: set[bytes]) -> bytes:
+def _xor(hashes: set[bytes]) -> bytes:
     total = 0
-    for name in names:
+    for name in hashes:
         total ^= int.from_bytes(name, "big")
     return total.to_bytes(16, "big")

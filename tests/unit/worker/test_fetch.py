@@ -8,31 +8,31 @@ import contextlib
 import grpc.aio
 import pytest
 
+from tests.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.peers import fetched, warm
 from tests.unit.worker.rig import BLOCK, Running, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.errors import Draining, InvalidRequest, StaleEpoch
-from twostroke.ids import BlockName
-from twostroke.kv_cache.block import name_blocks, root_name
+from twostroke.ids import BlockHash
+from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.channel import PeerChannel, error_of
-from twostroke.rpc.convert import names_to_bytes
+from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
-from twostroke.transfer.fake import Delay, FaultPlan
 
 BLOCKS = 8
 PROMPT = prompt_of(BLOCKS * BLOCK + 5)
-NAMES = name_blocks(PROMPT, BLOCK)
+NAMES = block_hashes_of(PROMPT, BLOCK)
 
 
-async def fetch(at: Running, source: Running, names: list[BlockName] = NAMES, **changes: object) -> int:
+async def fetch(at: Running, source: Running, hashes: list[BlockHash] = NAMES, **changes: object) -> int:
     """What the worker answers. Raises the ServeError that it answered with."""
     fields: dict = {
         "fingerprint": at.info.fingerprint,
         "worker_epoch": at.info.epoch,
         "source": source.source,
-        "names": names_to_bytes(names),
-        "root": root_name(),
+        "block_hashes": hashes_to_bytes(hashes),
+        "root": root_hash(),
         "within_s": 10.0,
     }
     peer = PeerChannel(at.info.address, at.host.config.cluster_token)
@@ -46,13 +46,18 @@ async def fetch(at: Running, source: Running, names: list[BlockName] = NAMES, **
 
 
 async def test_blocks_that_were_fetched_are_cached_and_nobody_computes_them() -> None:
-    async with decode("leaving") as leaving, decode("heir") as heir, router_to(leaving) as old, router_to(heir) as new:
+    async with (
+        decode("leaving") as leaving,
+        decode("successor") as successor,
+        router_to(leaving) as old,
+        router_to(successor) as new,
+    ):
         await old.answer(PROMPT, 1)
-        leaving.host.gate.is_draining = True
-        assert await fetch(heir, leaving, NAMES[:3]) == 3
-        assert await fetch(heir, leaving) == BLOCKS
-        assert fetched(heir) == BLOCKS
-        assert heir.host.pool.count(PageState.CACHED) == BLOCKS
+        leaving.host.validator.is_draining = True
+        assert await fetch(successor, leaving, NAMES[:3]) == 3
+        assert await fetch(successor, leaving) == BLOCKS
+        assert fetched(successor) == BLOCKS
+        assert successor.host.pool.count(PageState.CACHED) == BLOCKS
         got = await new.answer(PROMPT, 6)
         assert got.tokens == expected_tokens(PROMPT, 6)
         assert got.last.local_tokens == BLOCKS * BLOCK
@@ -60,33 +65,36 @@ async def test_blocks_that_were_fetched_are_cached_and_nobody_computes_them() ->
 
 async def test_what_the_source_lacks_or_does_not_send_in_time_stays_away_and_nothing_is_held() -> None:
     plan = FaultPlan()
-    async with prefill("holder") as holder, prefill("heir", plan=plan) as heir:
-        assert await fetch(heir, holder) == 0
+    async with prefill("holder") as holder, prefill("successor", plan=plan) as successor:
+        assert await fetch(successor, holder) == 0
         await warm(holder, PROMPT[: 3 * BLOCK])
-        assert await fetch(heir, holder) == 3
-        await heir.idle()
+        assert await fetch(successor, holder) == 3
+        await successor.idle()
         await warm(holder, PROMPT)
         plan.every_transfer = Delay(30.0)
-        assert await fetch(heir, holder, within_s=0.2) == 3
+        assert await fetch(successor, holder, within_s=0.2) == 3
 
 
 async def test_blocks_that_are_coming_for_somebody_else_are_waited_for_and_fetched_once() -> None:
-    async with prefill("holder") as holder, prefill("heir", plan=FaultPlan(every_transfer=Delay(0.2))) as heir:
+    async with (
+        prefill("holder") as holder,
+        prefill("successor", plan=FaultPlan(every_transfer=Delay(0.2))) as successor,
+    ):
         await warm(holder, PROMPT)
-        assert await asyncio.gather(*(fetch(heir, holder) for _ in range(3))) == [BLOCKS] * 3
-        assert fetched(heir) == BLOCKS
+        assert await asyncio.gather(*(fetch(successor, holder) for _ in range(3))) == [BLOCKS] * 3
+        assert fetched(successor) == BLOCKS
 
 
 async def test_what_is_in_use_is_not_evicted() -> None:
     async with (
         prefill("holder") as holder,
-        decode("heir", pages=12) as heir,
-        router_to(heir) as router,
+        decode("successor", pages=12) as successor,
+        router_to(successor) as router,
     ):
         await warm(holder, PROMPT)
         got = await router.open(prompt_of(6 * BLOCK, seed=5), 60)
         await eventually(lambda: len(got.tokens) > 1)
-        assert await fetch(heir, holder) == 4, "half of what was asked for: there is no room for all"
+        assert await fetch(successor, holder) == 4, "half of what was asked for: there is no room for all"
         await router.close()
 
 
@@ -96,22 +104,22 @@ async def test_what_is_in_use_is_not_evicted() -> None:
         ({"worker_epoch": "7.0000000000000000"}, StaleEpoch),
         ({"root": b"short"}, InvalidRequest),
         ({"within_s": float("nan")}, InvalidRequest),
-        ({"names": [NAMES[0], NAMES[0]]}, InvalidRequest),
+        ({"hashes": [NAMES[0], NAMES[0]]}, InvalidRequest),
     ],
-    ids=["epoch", "root", "time", "names"],
+    ids=["epoch", "root", "time", "hashes"],
 )
 async def test_what_makes_no_sense_is_refused(changes: dict, error: type[Exception]) -> None:
-    async with prefill("holder") as holder, prefill("heir") as heir:
+    async with prefill("holder") as holder, prefill("successor") as successor:
         with pytest.raises(error):
-            await fetch(heir, holder, **changes)
+            await fetch(successor, holder, **changes)
 
 
 async def test_a_draining_worker_gives_what_it_has_and_takes_nothing() -> None:
-    async with prefill("holder") as holder, prefill("heir") as heir:
+    async with prefill("holder") as holder, prefill("successor") as successor:
         await warm(holder, PROMPT)
-        holder.host.gate.is_draining = True
-        assert await fetch(heir, holder) == BLOCKS
+        holder.host.validator.is_draining = True
+        assert await fetch(successor, holder) == BLOCKS
         with pytest.raises(Draining):
-            await fetch(holder, heir)
+            await fetch(holder, successor)
         async with contextlib.aclosing(Puller(holder.info)) as puller:
             assert isinstance(await puller.refusal(puller.pull(PROMPT)), Draining)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from decode_worker.worker import DecodeWorker
+from tests.chaos.injection.fake_transport import FaultPlan
 from tests.unit.worker.callers import router_to
 from tests.unit.worker.rig import (
     BLOCK,
@@ -24,10 +25,9 @@ from tests.unit.worker.rig import (
     worker_config,
 )
 from twostroke.config import Role, ScheduleConfig
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.rpc.convert import rebuild_error
-from twostroke.schedule.batch import Batch, SampleRow, StepResult
-from twostroke.transfer.fake import FaultPlan
+from twostroke.scheduler.batch import Batch, SampleRow, StepResult
 
 PROMPT = prompt_of(20)
 
@@ -97,8 +97,8 @@ async def test_a_request_whose_numbers_overflow_fails_alone_for_good_and_leaves_
         assert answers[1].tokens == expected_tokens(innocent, 30)
         await eventually(lambda: worker.is_idle)
         pool = worker.host.pool
-        assert all(pool.find(name) is None for name in name_blocks(guilty, BLOCK))
-        assert all(pool.find(name) is not None for name in name_blocks(innocent, BLOCK))
+        assert all(pool.find(name) is None for name in block_hashes_of(guilty, BLOCK))
+        assert all(pool.find(name) is not None for name in block_hashes_of(innocent, BLOCK))
         pool.check_integrity()
 
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from tests.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 from tests.unit.worker.callers import router_to, with_epoch
 from tests.unit.worker.peers import (
     BLOCKS,
@@ -23,8 +24,7 @@ from tests.unit.worker.peers import (
 from tests.unit.worker.rig import BLOCK, decode, eventually, expected_tokens, paced, prefill, prompt_of
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.transfer.fake import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
-from twostroke.worker import peer_pulls
+from twostroke.worker.pulls import peer_pulls
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ async def test_a_fetch_is_no_pull_that_could_be_taken_over() -> None:
         answers = [await router.open(p, 3, request_id=str(i), peer=held_by(peer, 4)) for i, p in enumerate(prompts)]
         await asyncio.gather(*(answer.done.wait() for answer in answers))
         assert [answer.tokens for answer in answers] == [expected_tokens(prompt, 3) for prompt in prompts]
-        assert target.metric("takeovers_total") == 0
+        assert target.metric("local_prefills_total") == 0
         assert fetched(target) == 16
 
 

@@ -7,6 +7,7 @@ import contextlib
 
 import pytest
 
+from tests.chaos.injection.fake_transport import Delay, FaultPlan
 from tests.unit.worker.callers import Puller, router_to
 from tests.unit.worker.peers import (
     BLOCKS,
@@ -23,7 +24,6 @@ from tests.unit.worker.peers import (
 from tests.unit.worker.rig import BLOCK, PAGE_BYTES, decode, eventually, expected_tokens, prefill, prompt_of
 from twostroke.errors import TransferFailed
 from twostroke.kv_cache.pool import PageState
-from twostroke.transfer.fake import Delay, FaultPlan
 
 # The source fetches
 
@@ -195,7 +195,7 @@ async def test_what_is_resident_is_served_by_both_roles_and_pinned_while_the_cal
             async with router_to(worker) as router:
                 await router.answer(PROMPT, 1)
         before = computed(worker)
-        call = puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[3, 4, 7], resident_only=True)
+        call = puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[3, 4, 7], cached_only=True)
         messages = await puller.pages(call, 3)
         assert [page.block for message in messages for page in message.pages] == [3, 4, 7]
         assert sum(message.computed for message in messages) == 0
@@ -207,9 +207,9 @@ async def test_what_is_resident_is_served_by_both_roles_and_pinned_while_the_cal
 @pytest.mark.parametrize("is_prefill", [True, False])
 async def test_what_is_not_resident_ends_the_call_at_once_and_is_never_computed(is_prefill: bool) -> None:
     async with prefill() if is_prefill else decode() as worker, contextlib.aclosing(Puller(worker.info)) as puller:
-        refusal = await puller.refusal(puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[5, 6], resident_only=True))
+        refusal = await puller.refusal(puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[5, 6], cached_only=True))
         assert isinstance(refusal, TransferFailed)
-        assert "block 5 is not here" in refusal.message
+        assert "block 5 is not cached here" in refusal.message
         assert computed(worker) == 0
         assert worker.is_idle
 
@@ -221,7 +221,7 @@ async def test_pages_that_are_still_arriving_are_not_waited_for() -> None:
     ):
         building = puller.pull(PROMPT[: BLOCKS * BLOCK])
         await puller.pages(building, 1)
-        refusal = await puller.refusal(puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[11], resident_only=True))
+        refusal = await puller.refusal(puller.pull(PROMPT[: BLOCKS * BLOCK], wanted=[11], cached_only=True))
         assert isinstance(refusal, TransferFailed)
         assert computed(worker) < BLOCKS * BLOCK
         building.cancel()

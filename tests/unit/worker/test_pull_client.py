@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from tests.chaos.injection.fake_transport import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 from tests.unit.worker.callers import Received, Router, router_to, with_epoch
 from tests.unit.worker.rig import (
     BLOCK,
@@ -26,7 +27,6 @@ from twostroke.config import PatienceConfig, RuntimeConfig, ScheduleConfig
 from twostroke.errors import TransferFailed
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.transfer.fake import Delay, Expire, Fail, Fault, FaultPlan, FlipByte, WriteLate
 
 BLOCKS = 12
 PROMPT = prompt_of(BLOCKS * BLOCK + 8)

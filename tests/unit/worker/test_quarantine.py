@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from tests.chaos.injection.fake_transport import FaultPlan, WriteLate
 from tests.unit.worker.rig import BLOCK, Running, claimed, decode, eventually, prefill, prompt_of
 from twostroke.kv_cache.pool import PageState
 from twostroke.transfer.base import Transfer
-from twostroke.transfer.fake import FaultPlan, WriteLate
 
 BLOCKS = 12
 PROMPT = prompt_of(BLOCKS * BLOCK + 8)
@@ -63,7 +63,7 @@ async def test_pages_of_a_pull_that_is_left_can_be_given_back_and_claimed_anew_b
         async with asyncio.TaskGroup() as tasks:
             left = pulls.start(spec, tasks)
             await eventually(lambda: target.plan.pulls == 1)
-            pulls.leave(spec.session)
+            pulls.stop_one(spec.session)
             await fencing.wait()
             pool.release(pages)
             pulls.prune()

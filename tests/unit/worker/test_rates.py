@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from twostroke.schedule.cost import StepCost, StepTerms
-from twostroke.worker.rates import Rates
+from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.worker.steps.rates import Rates
 
 STEP_S, STREAM_S, CONTEXT_S, TOKEN_S = 0.02, 0.0005, 1e-6, 0.001
 LINEAR = StepCost(step_s=STEP_S, stream_s=STREAM_S, context_token_s=CONTEXT_S, prompt_token_s=TOKEN_S)
@@ -145,9 +145,9 @@ def test_the_prompt_tokens_of_a_budget_make_steps_of_the_target_length() -> None
         chunk = rates.budget(0.06).prompt_tokens(streams, streams * 500)
         lengths.append(seconds(batch(chunk, streams, 500)) * random.uniform(0.95, 1.05))
         rates.observe(batch(chunk, streams, 500), lengths[-1])
-    settled = lengths[20:]
-    assert sum(settled) / len(settled) == about(0.06, 0.05)
-    assert max(settled) < 0.06 * 1.25
+    emitted = lengths[20:]
+    assert sum(emitted) / len(emitted) == about(0.06, 0.05)
+    assert max(emitted) < 0.06 * 1.25
 
 
 def test_a_budget_goes_not_far_beyond_the_longest_chunk_that_was_seen() -> None:

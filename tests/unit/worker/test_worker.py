@@ -22,7 +22,7 @@ from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
-from twostroke.schedule.cost import Budget
+from twostroke.scheduler.cost import Budget
 from twostroke.worker.host import WorkerHost
 
 PROMPT = prompt_of(100)

@@ -1,4 +1,4 @@
-"""A simulated decode worker's role: it owns requests, pulls blocks, emits tokens (as decode_worker.book)."""
+"""A simulated decode worker's role: it owns requests, pulls blocks, emits tokens (as decode_worker.request_manager)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tools.simulate.fleet.results import Gaps
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import TOKEN, Flight
 from twostroke.request import SamplingParams
-from twostroke.schedule.scheduler import Admission, Emission
-from twostroke.schedule.sequence import Sequence
-from twostroke.schedule.takeover import ANSWER_S, Pace, choose
-from twostroke.worker.resident import ResidentJob
+from twostroke.scheduler.local_prefill import ANSWER_S, Pace, choose
+from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.sequence import Sequence
+from twostroke.worker.pulls.pages_service import CachedOnlyJob
 
 LOOK_AGAIN_S = 1e-4
 """At least so much later, whatever the rounding of sums of times."""
@@ -70,12 +70,12 @@ class Answers:
             host.new_session(),
             [TOKEN] * request.known_tokens,
             request.prompt_tokens,
-            list(request.names),
+            list(request.block_hashes),
             sampling=SamplingParams(seed=0, max_tokens=request.answer_tokens, ignore_eos=True),
         )
         host.scheduler.enqueue(sequence)
         self._answers[sequence] = Answer(
-            request, reader, sequence, source, peer, placement.peer_blocks, len(request.names)
+            request, reader, sequence, source, peer, placement.peer_blocks, len(request.block_hashes)
         )
         host.wake()
 
@@ -100,7 +100,7 @@ class Answers:
 
     def serve(self, spec: PullSpec) -> Job:
         """A decode worker computes for its own requests only."""
-        return ResidentJob(self.host.pool, spec.names, list(spec.pages), self.host.wake)
+        return CachedOnlyJob(self.host.pool, spec.block_hashes, list(spec.pages), self.host.wake)
 
     def admitted(self, admission: Admission) -> None:
         answer = self._answers[admission.sequence]
@@ -113,13 +113,13 @@ class Answers:
             self._pull_from_peer(answer, answer.peer, missing)
 
     def planning(self) -> None:
-        if self.host.shape.takeover:
-            self._consider_takeover()
+        if self.host.shape.local_prefill:
+            self._consider_local_prefill()
 
     def preempted(self, sequence: Sequence) -> None:
         self.host.prune()
 
-    def settled(self, flight: Flight, emissions: list[Emission]) -> None:
+    def emitted(self, flight: Flight, emissions: list[Emission]) -> None:
         self._count(flight)
         for emission in emissions:
             if emission.finish is not None:
@@ -146,7 +146,7 @@ class Answers:
             request_id=sequence.request_id,
             session=self.host.new_session(),
             source=source,
-            names=sequence.names[: missing[-1] + 1],
+            block_hashes=sequence.block_hashes[: missing[-1] + 1],
             pages={block: sequence.pages[block] for block in missing},
             peer=answer.peer,
             peer_blocks=answer.peer_blocks,
@@ -154,10 +154,10 @@ class Answers:
             ended=ended,
         )
 
-    def _consider_takeover(self) -> None:
+    def _consider_local_prefill(self) -> None:
         """Take over one prompt at a time, and none while another prompt is computed here, as a live worker does."""
         host = self.host
-        pulls = [pull for pull in host.pulls if pull.spec.resident_within_s is None]
+        pulls = [pull for pull in host.pulls if pull.spec.cached_within_s is None]
         if len(pulls) < 2:
             return
         pulled = {pull.spec.request_id for pull in pulls}

@@ -1,6 +1,6 @@
 """One life of a simulated worker: the real pool, scheduler and event log; only the runner is a cost model.
 
-The loop is the live one (twostroke.worker.loop): admit, plan, run, settle; tell whoever waits for blocks; publish.
+The loop is the live one (twostroke.worker.steps.work_loop): admit, plan, run, update, notify, publish.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.steps import SAMPLED, TOKEN, ChunksOnly, Flight, Pace
 from tools.simulate.fleet.wire import Wire
 from twostroke.config import Role, ScheduleConfig
-from twostroke.ids import BlockName, Epoch, PageId, SessionId, WorkerId
+from twostroke.ids import BlockHash, Epoch, PageId, SessionId, WorkerId
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.rpc.v1 import control_pb2
-from twostroke.schedule.batch import StepResult
-from twostroke.schedule.cost import Budget
-from twostroke.schedule.scheduler import Admission, Emission, Limits, Scheduler
-from twostroke.schedule.sequence import Sequence
-from twostroke.worker.links import LinkRates
+from twostroke.scheduler.batch import StepResult
+from twostroke.scheduler.cost import Budget
+from twostroke.scheduler.scheduler import Admission, Emission, Limits, Scheduler
+from twostroke.scheduler.sequence import Sequence
+from twostroke.worker.pulls.link_rates import LinkRates
 
 MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length alone."""
@@ -44,7 +44,7 @@ class RoleActions(Protocol):
 
     def preempted(self, sequence: Sequence) -> None: ...
 
-    def settled(self, flight: Flight, emissions: list[Emission]) -> None: ...
+    def emitted(self, flight: Flight, emissions: list[Emission]) -> None: ...
 
     def most_steps(self, flight: Flight) -> int:
         """How many equal steps may run before the role must be told."""
@@ -147,7 +147,7 @@ class Host:
         """Blocks may have become readable: whoever pulls them hears of it, and routers do."""
         for pull in list(self.served):
             pull.announce()
-        if self.log.has_news:
+        if self.log.has_changes:
             self.publish()
 
     def publish(self) -> None:
@@ -212,10 +212,10 @@ class Host:
 
     # What the pool tells
 
-    def stored(self, name: BlockName) -> None:
+    def stored(self, name: BlockHash) -> None:
         self.log.stored(name)
 
-    def removed(self, name: BlockName) -> None:
+    def removed(self, name: BlockHash) -> None:
         self.tally.evicted_pages += 1
         self.log.removed(name)
         if self.host_memory is not None:
@@ -273,7 +273,7 @@ class Host:
         return control_pb2.Load(
             state=control_pb2.WORKER_STATE_SERVING,
             pages_total=self.pool.total,
-            seats=shape.max_num_seqs,
+            slots=shape.max_num_seqs,
             costs=costs,
             links=links,
             tiers=[self.host_memory.rate] if self.host_memory is not None else [],
@@ -325,10 +325,10 @@ class Host:
         step = flight.step
         if flight.steps > 1:
             step = self.scheduler.run_ahead(step, flight.steps - 1, TOKEN)
-        emissions = self.scheduler.settle(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
+        emissions = self.scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
         self.account(flight)
         self._begin()
-        self.actions.settled(flight, emissions)
+        self.actions.emitted(flight, emissions)
         self.progressed()
 
     def _beat(self) -> None:

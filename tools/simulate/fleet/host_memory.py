@@ -11,12 +11,12 @@ from typing import Protocol
 
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.shape import FleetShape, HostTier
-from twostroke.ids import BlockName, PageId, SessionId
+from twostroke.ids import BlockHash, PageId, SessionId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1 import control_pb2
-from twostroke.schedule.sequence import Sequence
+from twostroke.scheduler.sequence import Sequence
 
 
 class Owner(Protocol):
@@ -41,11 +41,11 @@ class HostMemory:
         self._owner = owner
         self._pages = tier.pages
         self._page_s = owner.shape.page_bytes / tier.bytes_per_s
-        self._names: OrderedDict[BlockName, None] = OrderedDict()
+        self._names: OrderedDict[BlockHash, None] = OrderedDict()
         self._bus_free_s = 0.0
         self.rate = control_pb2.TierRate(tier=control_pb2.TIER_HOST, page_s=self._page_s)
 
-    def keep(self, name: BlockName) -> None:
+    def keep(self, name: BlockHash) -> None:
         """It has left the device."""
         if name not in self._names:
             self._owner.log.stored(name, Tier.HOST)
@@ -58,13 +58,13 @@ class HostMemory:
     def bring_up(self, sequence: Sequence, missing: list[int], arrived: Callable[[int], None]) -> list[int]:
         """Start to load missing blocks of an admitted sequence, and return those that are on their way now."""
         owner = self._owner
-        blocks = [block for block in missing if sequence.names[block] in self._names]
+        blocks = [block for block in missing if sequence.block_hashes[block] in self._names]
         if not blocks:
             return blocks
         pages = {block: sequence.pages[block] for block in blocks}
         session = owner.new_session()
         for block, page in pages.items():
-            self._names.move_to_end(sequence.names[block])
+            self._names.move_to_end(sequence.block_hashes[block])
             owner.pool.assign_writer(page, session)
         self._bus_free_s = max(owner.queue.now_s, self._bus_free_s) + len(blocks) * self._page_s
         owner.queue.at(self._bus_free_s, lambda: self._come(pages, arrived))

@@ -1,4 +1,4 @@
-"""Whoever is about to compute a prompt fetches what a peer holds of it (as twostroke.worker.peer_pulls)."""
+"""Whoever is about to compute a prompt fetches what a peer holds of it (as twostroke.worker.pulls.peer_pulls)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tools.simulate.fleet.host import Host
 from tools.simulate.fleet.pulls import Party, Pull, PullSpec
 from twostroke.rpc.peer import ANSWER_S
-from twostroke.schedule.sequence import Sequence as Running
+from twostroke.scheduler.sequence import Sequence as Running
 
 
 def pull_from_peer(
@@ -20,9 +20,9 @@ def pull_from_peer(
         request_id=sequence.request_id,
         session=host.new_session(),
         source=peer,
-        names=sequence.names[: blocks[-1] + 1],
+        block_hashes=sequence.block_hashes[: blocks[-1] + 1],
         pages={block: sequence.pages[block] for block in blocks},
-        resident_within_s=ANSWER_S + host.queued_s,
+        cached_within_s=ANSWER_S + host.queued_s,
         arrived=arrived,
     )
     return host.pull(spec)

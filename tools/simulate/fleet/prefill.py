@@ -8,8 +8,8 @@ from tools.simulate.fleet.pulls import Job, PullSpec
 from tools.simulate.fleet.steps import TOKEN, Flight
 from twostroke.errors import InvalidRequest
 from twostroke.ids import PageId
-from twostroke.schedule.scheduler import Admission, Emission
-from twostroke.schedule.sequence import Sequence, building
+from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.sequence import Sequence, building
 
 
 class BuildJob:
@@ -43,10 +43,10 @@ class Builder:
     def serve(self, spec: PullSpec) -> Job:
         """Raises InvalidRequest for what can never be built, or Overloaded."""
         host = self.host
-        if len(spec.names) > host.pool.total:
-            raise InvalidRequest(f"{len(spec.names)} blocks are wanted; this pool holds {host.pool.total}")
-        tokens = [TOKEN] * (len(spec.names) * host.shape.block_size)
-        sequence = building(spec.request_id, host.new_session(), tokens, spec.names)
+        if len(spec.block_hashes) > host.pool.total:
+            raise InvalidRequest(f"{len(spec.block_hashes)} blocks are wanted; this pool holds {host.pool.total}")
+        tokens = [TOKEN] * (len(spec.block_hashes) * host.shape.block_size)
+        sequence = building(spec.request_id, host.new_session(), tokens, spec.block_hashes)
         host.scheduler.enqueue(sequence)
         job = self._jobs[sequence] = BuildJob(self, sequence, spec)
         host.wake()
@@ -82,7 +82,7 @@ class Builder:
     def preempted(self, sequence: Sequence) -> None:
         raise AssertionError("a build claims all its pages at admission and never grows")
 
-    def settled(self, flight: Flight, emissions: list[Emission]) -> None:
+    def emitted(self, flight: Flight, emissions: list[Emission]) -> None:
         assert not emissions, "a prefill worker never samples"
 
     def most_steps(self, flight: Flight) -> int:

@@ -14,16 +14,16 @@ from tools.simulate.fleet.event_queue import Entry, EventQueue
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.wire import Wire, carry
 from twostroke.errors import InvalidRequest, Overloaded, TransferFailed
-from twostroke.ids import BlockName, PageId, RequestId, SessionId, WorkerId
+from twostroke.ids import BlockHash, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.worker.resident import ResidentJob
+from twostroke.worker.pulls.pages_service import CachedOnlyJob
 
 COPY_PAGES = 8
 """Pages of one booking of the wire: about what one step of a page source announces."""
 
 
 class Job(Protocol):
-    """One pull being served (as twostroke.worker.pages_service.PageJob)."""
+    """One pull being served (as twostroke.worker.pulls.pages_service.PageJob)."""
 
     def page(self, block: int) -> PageId | None: ...
 
@@ -66,13 +66,13 @@ class PullSpec:
     request_id: RequestId
     session: SessionId
     source: Party
-    names: list[BlockName]
+    block_hashes: list[BlockHash]
     """Hashes of all blocks up to the last wanted one."""
     pages: dict[int, PageId]
     """Block -> claimed page, ascending; nobody's to write yet."""
     peer: Party | None = None
     peer_blocks: int = 0
-    resident_within_s: float | None = None
+    cached_within_s: float | None = None
     """Only what the source has already, and only so long; None: the source computes what it lacks."""
     from_peer: Callable[[], None] = field(default=lambda: None)
     """Told of each block that the source got from the peer."""
@@ -124,15 +124,15 @@ class Pull:
     def is_computable(self) -> bool:
         """All blocks before the first missing one are here, and nobody else waits for those that are missing."""
         pool, first = self._host.pool, min(self.remaining)
-        is_reached = not first or pool.find(self.spec.names[first - 1]) is not None
+        is_reached = not first or pool.find(self.spec.block_hashes[first - 1]) is not None
         return is_reached and not any(map(pool.is_shared, self.remaining.values()))
 
     def start(self) -> None:
         host, spec = self._host, self.spec
         for page in spec.pages.values():
             host.pool.assign_writer(page, spec.session)
-        if spec.resident_within_s is not None:
-            self._timer = host.queue.after(spec.resident_within_s, self.stop)
+        if spec.cached_within_s is not None:
+            self._timer = host.queue.after(spec.cached_within_s, self.stop)
         host.queue.after(host.shape.delays.pull_s, self._reach)
 
     def announce(self) -> None:
@@ -186,8 +186,8 @@ class Pull:
             host.queue.after(host.shape.delays.detection_s, self.fail)
             return
         try:
-            if spec.resident_within_s is not None:
-                self._job = ResidentJob(spec.source.pool, spec.names, list(spec.pages), spec.source.wake)
+            if spec.cached_within_s is not None:
+                self._job = CachedOnlyJob(spec.source.pool, spec.block_hashes, list(spec.pages), spec.source.wake)
             else:
                 self._job = spec.source.serve(spec)
         except (InvalidRequest, Overloaded):

@@ -21,7 +21,7 @@ from tools.simulate.fleet.steps import TOKEN
 from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
 from twostroke.errors import Overloaded
 from twostroke.ids import WorkerId
-from twostroke.kv_cache.block import name_block, root_name
+from twostroke.kv_cache.block import hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
 
@@ -131,7 +131,7 @@ class SimulatedRouter:
             request_id=request.request_id,
             arrived_s=request.arrived_s,
             known_tokens=request.known_tokens,
-            names=tuple(request.names),
+            block_hashes=tuple(request.block_hashes),
             most_answer_tokens=request.answer_tokens - request.emitted,
             tenant=request.tenant,
             priority=request.priority,
@@ -224,10 +224,10 @@ class SimulatedRouter:
         self._drain()
 
     def _name_blocks(self, request: SimulatedRequest) -> None:
-        """Blocks that the answer has filled since get their names."""
-        names, size = request.names, self._shape.block_size
-        while (len(names) + 1) * size <= request.known_tokens:
-            names.append(name_block(names[-1] if names else root_name(), [TOKEN] * size))
+        """Blocks that the answer has filled since get their hashes."""
+        hashes, size = request.block_hashes, self._shape.block_size
+        while (len(hashes) + 1) * size <= request.known_tokens:
+            hashes.append(hash_block(hashes[-1] if hashes else root_hash(), [TOKEN] * size))
 
     def _close_feed(self, worker: WorkerId) -> None:
         feed = self._feeds.pop(worker, None)

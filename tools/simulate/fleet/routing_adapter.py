@@ -24,7 +24,7 @@ from router.routing.reservations import Batch, Reservations, Watch
 from router.routing.selector import Selector, Shape, Workers
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.config import Role
-from twostroke.ids import BlockName, Epoch, RequestId, RouterId, WorkerId
+from twostroke.ids import BlockHash, Epoch, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, ModelInfo
 
@@ -37,7 +37,7 @@ class Ask:
     arrived_s: float
     known_tokens: int
     """Tokens of prompt and answer so far."""
-    names: tuple[BlockName, ...]
+    block_hashes: tuple[BlockHash, ...]
     """Hashes of the full blocks of prompt and answer."""
     most_answer_tokens: int
     tenant: str = ""
@@ -282,7 +282,7 @@ def _queued(ask: Ask) -> QueuedRequest:
     return QueuedRequest(
         request_id=ask.request_id,
         known_tokens=ask.known_tokens,
-        block_hashes=ask.names,
+        block_hashes=ask.block_hashes,
         most_output_tokens=ask.most_answer_tokens,
         priority=ask.priority,
         tenant=ask.tenant,

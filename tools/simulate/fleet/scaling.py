@@ -1,8 +1,8 @@
 """Simulated workers that come and go: as many of each role as somebody wants, who is asked every so often.
 
 A worker that comes serves after its start-up time. One that goes gets nothing new, ends what it has, and is gone; its
-memory is lost, where a live one would leave it to heirs. A worker that becomes the other role is such a pair, with a
-short start-up time.
+memory is lost, where a live one would leave it to successors. A worker that becomes the other role is such a pair,
+with a short start-up time.
 """
 
 from __future__ import annotations

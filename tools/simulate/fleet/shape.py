@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 GPU_LIKE = StepCost(
     step_s=0.015,
@@ -104,7 +104,7 @@ class FleetShape:
     step_tokens: int = 4096
     step_target_s: float = 0.04
     """Target length of a decode worker's steps in which streams run."""
-    takeover: bool = False
+    local_prefill: bool = False
     """Decode workers compute prompts that would wait at their page source, as live ones do unless told not to: off, so
     that a policy's choices are what is seen."""
     max_num_seqs: int = 256

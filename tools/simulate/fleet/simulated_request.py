@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tools.simulate.fleet.results import Outcome, Status
 from tools.simulate.fleet.routing_adapter import Placement
-from twostroke.ids import BlockName, RequestId
+from twostroke.ids import BlockHash, RequestId
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +16,7 @@ class SimulatedRequest:
     arrived_s: float
     prompt_tokens: int
     answer_tokens: int
-    names: list[BlockName]
+    block_hashes: list[BlockHash]
     """Hashes of the full blocks of prompt and answer so far."""
     tenant: str = ""
     priority: int = 0
@@ -41,7 +41,7 @@ class SimulatedRequest:
 
     def forget_answer(self, block_size: int) -> None:
         """Its client asks again, from the beginning."""
-        del self.names[self.prompt_tokens // block_size :]
+        del self.block_hashes[self.prompt_tokens // block_size :]
         self.placement = None
         self.emitted = 0
         self.first_token_s = self.last_token_s = None

@@ -19,8 +19,8 @@ from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
 from tools.simulate.traces.trace import Trace, TraceRow
 from twostroke.errors import ConfigError, InternalError
-from twostroke.ids import BlockName, RequestId
-from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.ids import BlockHash, RequestId
+from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.pool import PageState
 
 WARM_UP_S = 0.1
@@ -50,7 +50,7 @@ def simulate(trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler:
 
 
 def _check_lengths(trace: Trace, shape: FleetShape) -> None:
-    """Refuse what can never fit, as a live decode worker does (decode_worker.admission)."""
+    """Refuse what can never fit, as a live decode worker does (decode_worker.request_manager)."""
     longest, fits = max(trace.rows, key=lambda row: row.input_tokens + row.output_tokens), shape.decode_pool_tokens
     if longest.input_tokens + longest.output_tokens > fits:
         raise ConfigError(
@@ -157,7 +157,7 @@ class _Simulation:
             arrived_s=self._queue.now_s,
             prompt_tokens=row.input_tokens,
             answer_tokens=row.output_tokens,
-            names=[name_of(number) for number in row.blocks[: row.input_tokens // shape.block_size]],
+            block_hashes=[name_of(number) for number in row.blocks[: row.input_tokens // shape.block_size]],
             tenant=row.tenant,
             priority=row.priority,
         )
@@ -237,6 +237,6 @@ class _Simulation:
 
 
 @lru_cache(maxsize=1 << 18)
-def name_of(number: int) -> BlockName:
+def name_of(number: int) -> BlockHash:
     """Return the hash of the block that has this number in a trace."""
-    return BlockName(hashlib.blake2b(b"trace %d" % number, digest_size=NAME_BYTES).digest())
+    return BlockHash(hashlib.blake2b(b"trace %d" % number, digest_size=HASH_BYTES).digest())

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from twostroke.request import SampledToken
-from twostroke.schedule.batch import Batch
-from twostroke.schedule.batching import Chunk, Step
-from twostroke.schedule.cost import StepCost, StepTerms
+from twostroke.scheduler.batch import Batch
+from twostroke.scheduler.batching import Chunk, Step
+from twostroke.scheduler.cost import StepCost, StepTerms
 
 TOKEN = 0
 """Whatever is sampled: nobody looks at it."""

@@ -137,12 +137,12 @@ class RequestLog:
         if isinstance(record, WorkerRecord) or not record.output_tokens:
             return None
         self._check(record, where)
-        tail = record.prompt_tokens > len(record.names) * record.block_size
+        tail = record.prompt_tokens > len(record.block_hashes) * record.block_size
         return TraceRow(
             timestamp_s=record.arrival_s,
             input_tokens=record.prompt_tokens,
             output_tokens=record.output_tokens,
-            blocks=(*record.names, *self._numbers.next(int(tail))),
+            blocks=(*record.block_hashes, *self._numbers.next(int(tail))),
             tenant=record.tenant,
             priority=record.priority,
         )

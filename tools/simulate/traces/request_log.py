@@ -7,7 +7,7 @@ from typing import Any
 from tools.simulate.traces.lines import json_of
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_values
-from twostroke.request_log import NAME_BYTES, AnswerRecord, Record, WorkerRecord
+from twostroke.request_log import LOGGED_HASH_BYTES, AnswerRecord, Record, WorkerRecord
 
 _KINDS: dict[str, type[AnswerRecord] | type[WorkerRecord]] = {"answer": AnswerRecord, "worker": WorkerRecord}
 
@@ -42,7 +42,7 @@ def _check(record: AnswerRecord, where: str) -> None:
     ):
         if value < least:
             raise ConfigError(f"{where}: {name} must be {least} or more, got {value}", field=name)
-    digits = 2 * NAME_BYTES * (record.prompt_tokens // record.block_size)
+    digits = 2 * LOGGED_HASH_BYTES * (record.prompt_tokens // record.block_size)
     if len(record.blocks) != digits or set(record.blocks) - set("0123456789abcdef"):
         raise ConfigError(
             f"{where}: blocks must be {digits} hex digits for {record.prompt_tokens} tokens in blocks of "

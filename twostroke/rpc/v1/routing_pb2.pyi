@@ -23,16 +23,16 @@ class ReservationBatch(_message.Message):
     def __init__(self, placed: _Optional[_Iterable[_Union[Reservation, _Mapping]]] = ..., opened: _Optional[_Iterable[str]] = ..., ended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Reservation(_message.Message):
-    __slots__ = ("request_id", "shares", "names", "opened")
+    __slots__ = ("request_id", "shares", "block_hashes", "opened")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SHARES_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     shares: _containers.RepeatedCompositeFieldContainer[WorkerShare]
-    names: bytes
+    block_hashes: bytes
     opened: bool
-    def __init__(self, request_id: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., names: _Optional[bytes] = ..., opened: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., shares: _Optional[_Iterable[_Union[WorkerShare, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., opened: _Optional[bool] = ...) -> None: ...
 
 class WorkerShare(_message.Message):
     __slots__ = ("worker_id", "tokens", "seconds", "pages", "streams")

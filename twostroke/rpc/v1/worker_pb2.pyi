@@ -7,20 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FetchRequest(_message.Message):
-    __slots__ = ("fingerprint", "worker_epoch", "source", "names", "root", "within_s")
+    __slots__ = ("fingerprint", "worker_epoch", "source", "block_hashes", "root", "within_s")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     ROOT_FIELD_NUMBER: _ClassVar[int]
     WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     fingerprint: str
     worker_epoch: str
     source: PageSource
-    names: bytes
+    block_hashes: bytes
     root: bytes
     within_s: float
-    def __init__(self, fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., names: _Optional[bytes] = ..., root: _Optional[bytes] = ..., within_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., block_hashes: _Optional[bytes] = ..., root: _Optional[bytes] = ..., within_s: _Optional[float] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
     __slots__ = ("blocks",)
@@ -29,30 +29,30 @@ class FetchResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "names", "wanted", "peer", "peer_blocks", "resident_only", "traceparent")
+    __slots__ = ("request_id", "requester", "fingerprint", "source_epoch", "tokens", "block_hashes", "wanted", "peer", "peer_blocks", "cached_only", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REQUESTER_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SOURCE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     PEER_FIELD_NUMBER: _ClassVar[int]
     PEER_BLOCKS_FIELD_NUMBER: _ClassVar[int]
-    RESIDENT_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CACHED_ONLY_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     requester: str
     fingerprint: str
     source_epoch: str
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    names: bytes
+    block_hashes: bytes
     wanted: _containers.RepeatedScalarFieldContainer[int]
     peer: PageSource
     peer_blocks: int
-    resident_only: bool
+    cached_only: bool
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., names: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., resident_only: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., requester: _Optional[str] = ..., fingerprint: _Optional[str] = ..., source_epoch: _Optional[str] = ..., tokens: _Optional[_Iterable[int]] = ..., block_hashes: _Optional[bytes] = ..., wanted: _Optional[_Iterable[int]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., cached_only: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PullResponse(_message.Message):
     __slots__ = ("accepted", "ready", "alive")
@@ -143,7 +143,7 @@ class PageSource(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., address: _Optional[str] = ..., epoch: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "names", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent")
+    __slots__ = ("request_id", "attempt", "router_id", "fingerprint", "worker_epoch", "prompt", "emitted", "block_hashes", "salt", "sampling", "deadline_s", "source", "peer", "peer_blocks", "public_blocks", "traceparent")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -151,7 +151,7 @@ class OpenRequest(_message.Message):
     WORKER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     EMITTED_FIELD_NUMBER: _ClassVar[int]
-    NAMES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
     SALT_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
@@ -167,7 +167,7 @@ class OpenRequest(_message.Message):
     worker_epoch: str
     prompt: _containers.RepeatedScalarFieldContainer[int]
     emitted: _containers.RepeatedCompositeFieldContainer[Token]
-    names: bytes
+    block_hashes: bytes
     salt: bytes
     sampling: Sampling
     deadline_s: float
@@ -176,7 +176,7 @@ class OpenRequest(_message.Message):
     peer_blocks: int
     public_blocks: int
     traceparent: str
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., names: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., fingerprint: _Optional[str] = ..., worker_epoch: _Optional[str] = ..., prompt: _Optional[_Iterable[int]] = ..., emitted: _Optional[_Iterable[_Union[Token, _Mapping]]] = ..., block_hashes: _Optional[bytes] = ..., salt: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., deadline_s: _Optional[float] = ..., source: _Optional[_Union[PageSource, _Mapping]] = ..., peer: _Optional[_Union[PageSource, _Mapping]] = ..., peer_blocks: _Optional[int] = ..., public_blocks: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ()
@@ -264,20 +264,20 @@ class ErrorInfo(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., message: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
-    __slots__ = ("request_id", "attempt", "router_id", "from_position", "take_as", "deadline_s")
+    __slots__ = ("request_id", "attempt", "router_id", "from_position", "new_attempt", "deadline_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     FROM_POSITION_FIELD_NUMBER: _ClassVar[int]
-    TAKE_AS_FIELD_NUMBER: _ClassVar[int]
+    NEW_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     attempt: int
     router_id: str
     from_position: int
-    take_as: int
+    new_attempt: int
     deadline_s: float
-    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., from_position: _Optional[int] = ..., take_as: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., router_id: _Optional[str] = ..., from_position: _Optional[int] = ..., new_attempt: _Optional[int] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ()
@@ -290,12 +290,12 @@ class FindRequest(_message.Message):
     def __init__(self, stream: _Optional[str] = ...) -> None: ...
 
 class FindResponse(_message.Message):
-    __slots__ = ("answers",)
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[FoundAnswer]
-    def __init__(self, answers: _Optional[_Iterable[_Union[FoundAnswer, _Mapping]]] = ...) -> None: ...
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[RequestSnapshot]
+    def __init__(self, requests: _Optional[_Iterable[_Union[RequestSnapshot, _Mapping]]] = ...) -> None: ...
 
-class FoundAnswer(_message.Message):
+class RequestSnapshot(_message.Message):
     __slots__ = ("request_id", "attempt", "prompt", "sampling", "tokens", "finish_reason", "cached_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]

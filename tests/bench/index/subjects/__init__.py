@@ -19,7 +19,7 @@ class Subject(Protocol):
 
     def learn(self, worker: int, message: bytes) -> None: ...
 
-    def question(self, names: list[bytes]) -> object:
+    def question(self, hashes: list[bytes]) -> object:
         """In the form in which it is asked."""
         ...
 

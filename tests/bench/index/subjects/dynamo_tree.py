@@ -1,6 +1,6 @@
 """The radix tree of NVIDIA Dynamo's router (package ai-dynamo-runtime), through its Python binding.
 
-It names a block twice, by its own tokens and by all tokens up to it, in 64 bits each: the two halves of our names.
+It hashes a block twice, by its own tokens and by all tokens up to it, in 64 bits each: the two halves of our hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ class DynamoTree:
 
     def message(self, stored: Stored) -> bytes:
         self._events += 1
-        blocks = [{"block_hash": _of_prefix(name), "tokens_hash": _of_tokens(name)} for name in stored.names]
+        blocks = [
+            {"block_hash": _of_prefix(block_hash), "tokens_hash": _of_tokens(block_hash)}
+            for block_hash in stored.block_hashes
+        ]
         parent = None if stored.parent is None else _of_prefix(stored.parent)
         event = {"event_id": self._events, "data": {"stored": {"parent_hash": parent, "blocks": blocks}}, "dp_rank": 0}
         return json.dumps(event).encode()
@@ -29,8 +32,8 @@ class DynamoTree:
     def learn(self, worker: int, message: bytes) -> None:
         self._tree.apply_event(worker, message)
 
-    def question(self, names: list[bytes]) -> object:
-        return [_of_tokens(name) for name in names]
+    def question(self, hashes: list[bytes]) -> object:
+        return [_of_tokens(block_hash) for block_hash in hashes]
 
     def answer(self, question: object) -> object:
         return self._tree.find_matches(question).scores
@@ -44,9 +47,9 @@ def make(workers: int) -> DynamoTree:
     return DynamoTree()
 
 
-def _of_prefix(name: bytes) -> int:
-    return int.from_bytes(name[:8], "big")
+def _of_prefix(block_hash: bytes) -> int:
+    return int.from_bytes(block_hash[:8], "big")
 
 
-def _of_tokens(name: bytes) -> int:
-    return int.from_bytes(name[8:], "big")
+def _of_tokens(block_hash: bytes) -> int:
+    return int.from_bytes(block_hash[8:], "big")

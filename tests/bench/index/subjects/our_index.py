@@ -7,8 +7,8 @@ from typing import cast
 from router.routing.prefix_index import Applied, PrefixIndex
 from tests.bench.index.content import Stored
 from twostroke import __version__
-from twostroke.ids import BlockName, Epoch, WorkerId
-from twostroke.kv_cache.block import NAME_BYTES
+from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.kv_cache.block import HASH_BYTES
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.rpc.events import batch_from_message, batch_to_message
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
@@ -30,15 +30,15 @@ class OurIndex:
     def message(self, stored: Stored) -> bytes:
         number = stored.worker
         self._sequences[number] += 1
-        self._counts[number] += len(stored.names)
-        for name in stored.names:
-            self._xors[number] ^= int.from_bytes(name, "big")
+        self._counts[number] += len(stored.block_hashes)
+        for block_hash in stored.block_hashes:
+            self._xors[number] ^= int.from_bytes(block_hash, "big")
         batch = EventBatch(
             self._sequences[number],
-            tuple(BlockName(name) for name in stored.names),
+            tuple(BlockHash(block_hash) for block_hash in stored.block_hashes),
             (),
             self._counts[number],
-            self._xors[number].to_bytes(NAME_BYTES, "big"),
+            self._xors[number].to_bytes(HASH_BYTES, "big"),
         )
         return batch_to_message(self.workers[number], EPOCH, batch).SerializeToString()
 
@@ -47,11 +47,11 @@ class OurIndex:
         verdict = self.index.apply(self.workers[worker], EPOCH, batch)
         assert verdict is Applied.APPLIED, verdict
 
-    def question(self, names: list[bytes]) -> object:
-        return [BlockName(name) for name in names]
+    def question(self, hashes: list[bytes]) -> object:
+        return [BlockHash(block_hash) for block_hash in hashes]
 
     def answer(self, question: object) -> object:
-        return self.index.leading_blocks(cast(list[BlockName], question))
+        return self.index.leading_blocks(cast(list[BlockHash], question))
 
     def depths(self, answer: object) -> dict[int, int]:
         found = cast(dict[WorkerId, tuple[int, ...]], answer)

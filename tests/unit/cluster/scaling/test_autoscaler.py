@@ -17,7 +17,7 @@ PER_REPORT = 64
 
 
 def load(**facts: object) -> control_pb2.Load:
-    return control_pb2.Load(seats=8, pages_total=1000, costs=COSTS, **facts)  # type: ignore[arg-type]  # any field
+    return control_pb2.Load(slots=8, pages_total=1000, costs=COSTS, **facts)  # type: ignore[arg-type]  # any field
 
 
 def report(
@@ -25,7 +25,7 @@ def report(
 ) -> fleet_pb2.ReportRequest:
     server = control_pb2.ServerInfo(server_id="decode-0", role="decode")
     answer = fleet_pb2.EndedAnswer(prompt_tokens=100, output_tokens=10)
-    worker = control_pb2.Load(seats=8, pages_total=1000, costs=costs)
+    worker = control_pb2.Load(slots=8, pages_total=1000, costs=costs)
     return fleet_pb2.ReportRequest(
         router_id=f"router-{router}",
         arrived=arrived,

@@ -17,7 +17,7 @@ from cluster.scaling.capacity import (
     streams_per_worker,
 )
 from twostroke.errors import ConfigError
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.02, stream_s=1e-3, prompt_token_s=1e-4)
 ABILITY = Ability(cost=COST, step_tokens=4096, decode_pool_tokens=500_000)

@@ -45,7 +45,7 @@ async def test_a_worker_switches_in_its_process_keeps_what_it_has_and_the_next_l
         assert workers["decode-1"].to_message().role == "prefill"
         worker = backend.workers["decode-1"]
         assert (worker.incarnations, worker.recycled) == ([1, 2], 0)
-        assert [len(drain.heirs) for drain in backend.control.drains] == [0], "nothing is left to heirs"
+        assert [len(drain.successors) for drain in backend.control.drains] == [0], "nothing is left to successors"
         with pytest.raises(InvalidRequest, match="decode-0 is the last decode worker"):
             await supervisor.assign_role("decode-0", "prefill")
         with pytest.raises(NotFound, match="no worker 'decode-7'"):

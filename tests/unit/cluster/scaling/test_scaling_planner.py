@@ -13,7 +13,7 @@ import pytest
 from cluster.scaling.capacity import Ability, Counts, Demand, Load, Promise, counts_for
 from cluster.scaling.planner import Decision, FleetObservation, Planner
 from twostroke.config import Bounds, ScalingConfig
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.02, stream_s=0.0005, context_token_s=0.0, prompt_token_s=0.0002, prompt_step_s=0.001)
 ABILITY = Ability(cost=COST, step_tokens=512, decode_pool_tokens=60_000)

@@ -15,7 +15,7 @@ from twostroke.worker.host import ReadyInfo
 class Plain:
     """A worker that takes a while to start and another to tidy up."""
 
-    plant = None
+    engine_state = None
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -43,7 +43,7 @@ class Plain:
 class Mounted(MountedWorker):
     plain: Plain
 
-    def _load(self, config: WorkerConfig, plant: object) -> Plain:
+    def _load(self, config: WorkerConfig, engine_state: object) -> Plain:
         self.plain = Plain(config.role)
         return self.plain
 

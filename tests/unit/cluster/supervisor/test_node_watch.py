@@ -31,13 +31,13 @@ async def test_workers_leave_such_a_node_in_turn_with_the_time_it_has_and_hand_n
         await asyncio.sleep(0.1)
         assert len(backend.control.drains) == 2, "decode-1 waits for its turn"
         assert {asked.deadline_s for asked in backend.control.drains} == {LONGEST_LEAVE_S}
-        assert not any(asked.heirs for asked in backend.control.drains)
+        assert not any(asked.successors for asked in backend.control.drains)
         backend.control.may_end.set()
         for worker_id in ("prefill-0", *DECODE):
             worker = await until(supervisor, "serving", worker_id, epoch="2.00")
             assert worker.place is not None
             assert worker.place.node_id == "another node"
-        assert [heir.worker_id for heir in backend.control.drains[2].heirs] == ["decode-0"]
+        assert [successor.worker_id for successor in backend.control.drains[2].successors] == ["decode-0"]
         await asyncio.sleep(0.1)
         assert len(backend.control.drains) == 3, "whoever is elsewhere stays"
 

@@ -166,7 +166,7 @@ async def test_a_worker_that_drains_is_seen_to_leave_and_begins_a_new_life_where
         assert await drain == 2
         (asked,) = backend.control.drains
         assert asked.deadline_s == 7.0
-        assert [heir.worker_id for heir in asked.heirs] == ["decode-1"]
+        assert [successor.worker_id for successor in asked.successors] == ["decode-1"]
         worker = await until(supervisor, "serving", epoch="2.00")
         assert (worker.observed.crashes, worker.returns) == (0, False)
         assert backend.departures["decode-0"] is None

@@ -125,7 +125,7 @@ def test_long_answers_of_many_choices_count_in_turns_as_prompts_do():
 def test_a_burst_of_choices_takes_no_more_seats_than_there_are():
     fleet = VirtualFleet(prefill=4)
     load = fleet.decode[0].load
-    load.seats = 8
+    load.slots = 8
     fleet.decode[0].report(load, 0.0)
     for number in range(100):
         fleet.ask(f"r{number}", tokens=17)
@@ -137,7 +137,7 @@ def test_a_burst_of_choices_takes_no_more_seats_than_there_are():
 def test_one_claimants_long_answers_leave_slots_to_others_until_they_end():
     fleet = VirtualFleet(prefill=4)
     load = fleet.decode[0].load
-    load.seats = 8
+    load.slots = 8
     fleet.decode[0].report(load, 0.0)
     fleet.ask("b0", tenant="b", tokens=17)
     for number in range(20):

@@ -10,7 +10,7 @@ from router.fleet.worker import UTILISATION_WINDOW_S, LinkRate, Worker
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.v1 import control_pb2
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 
 def member() -> Worker:

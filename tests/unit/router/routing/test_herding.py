@@ -12,7 +12,7 @@ from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
-from twostroke.ids import BlockName, Epoch, RequestId, RouterId, WorkerId
+from twostroke.ids import BlockHash, Epoch, RequestId, RouterId, WorkerId
 from twostroke.rpc.v1 import control_pb2
 
 BLOCK = 16
@@ -38,11 +38,11 @@ class Replica:
 
     def place(self, request_id: str, tokens: int, now_s: float) -> tuple[WorkerId, float]:
         """Who computes the prompt, and for how long."""
-        names = tuple(BlockName(random.Random(f"{request_id}.{n}").randbytes(16)) for n in range(tokens // BLOCK))
+        hashes = tuple(BlockHash(random.Random(f"{request_id}.{n}").randbytes(16)) for n in range(tokens // BLOCK))
         request = QueuedRequest(
             request_id=RequestId(request_id),
             known_tokens=tokens,
-            block_hashes=names,
+            block_hashes=hashes,
             most_output_tokens=100,
             arrived_s=now_s,
         )

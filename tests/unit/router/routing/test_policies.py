@@ -13,7 +13,7 @@ from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Snapshot, WorkerView
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 P0, P1, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
 

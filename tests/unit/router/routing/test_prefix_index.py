@@ -10,35 +10,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.routing.prefix_index import Applied, PrefixIndex
-from twostroke.ids import BlockName, Epoch, WorkerId
-from twostroke.kv_cache.block import NAME_BYTES, name_blocks
+from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.tier import Tier
-from twostroke.rpc.convert import names_from_bytes
+from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.events import batch_from_message, batch_to_message
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 LIFE = Epoch(1, 7)
 
 
-def digest_of(names: set[BlockName]) -> bytes:
+def digest_of(hashes: set[BlockHash]) -> bytes:
     xor = 0
-    for name in names:
-        xor ^= int.from_bytes(name, "big")
-    return xor.to_bytes(NAME_BYTES, "big")
+    for block_hash in hashes:
+        xor ^= int.from_bytes(block_hash, "big")
+    return xor.to_bytes(HASH_BYTES, "big")
 
 
-def name(number: int) -> BlockName:
-    return BlockName(random.Random(number).randbytes(NAME_BYTES))
+def name(number: int) -> BlockHash:
+    return BlockHash(random.Random(number).randbytes(HASH_BYTES))
 
 
-def snapshot(names: set[BlockName], sequence: int = 0) -> EventBatch:
-    return EventBatch(sequence, tuple(names), (), len(names), digest_of(names), snapshot=True)
+def snapshot(hashes: set[BlockHash], sequence: int = 0) -> EventBatch:
+    return EventBatch(sequence, tuple(hashes), (), len(hashes), digest_of(hashes), snapshot=True)
 
 
-def held(index: PrefixIndex, worker: WorkerId, count: int, epoch: Epoch = LIFE) -> list[BlockName]:
-    """`worker` holds the first `count` blocks of one common chain; the chain's names."""
-    chain = name_blocks(list(range(640)), 16)
+def held(index: PrefixIndex, worker: WorkerId, count: int, epoch: Epoch = LIFE) -> list[BlockHash]:
+    """`worker` holds the first `count` blocks of one common chain; the chain's hashes."""
+    chain = block_hashes_of(list(range(640)), 16)
     assert index.apply(worker, epoch, snapshot(set(chain[:count]))) is Applied.APPLIED
     return chain
 
@@ -135,18 +135,18 @@ def test_an_index_that_takes_over_a_snapshot_of_another_is_equal_to_it() -> None
 def test_galloping_finds_what_a_scan_finds(forks: list[list[int]], own: int) -> None:
     """Several workers hold prefix-closed parts of a tree of prompts."""
     index = PrefixIndex()
-    held_by: dict[WorkerId, set[BlockName]] = {}
+    held_by: dict[WorkerId, set[BlockHash]] = {}
     for number, lengths in enumerate(forks):
-        names: set[BlockName] = set()
+        hashes: set[BlockHash] = set()
         for fork, length in enumerate(lengths):
-            names.update(name_blocks([0] * 16 * (length // 2) + [fork] * 16 * (length - length // 2), 16))
-        held_by[WorkerId(str(number))] = names
-        index.apply(WorkerId(str(number)), LIFE, snapshot(names))
+            hashes.update(block_hashes_of([0] * 16 * (length // 2) + [fork] * 16 * (length - length // 2), 16))
+        held_by[WorkerId(str(number))] = hashes
+        index.apply(WorkerId(str(number)), LIFE, snapshot(hashes))
     for fork in range(3):
-        prompt = name_blocks([0] * 16 * (own // 2) + [fork] * 16 * (own - own // 2), 16)
+        prompt = block_hashes_of([0] * 16 * (own // 2) + [fork] * 16 * (own - own // 2), 16)
         expected = {}
-        for worker, names in held_by.items():
-            depth = next((i for i, block in enumerate(prompt) if block not in names), len(prompt))
+        for worker, hashes in held_by.items():
+            depth = next((i for i, block in enumerate(prompt) if block not in hashes), len(prompt))
             if depth:
                 expected[worker] = (depth,)
         assert index.leading_blocks(prompt) == expected
@@ -161,10 +161,10 @@ class Wire:
         self.log = EventLog(Epoch(0, 0))
         self.history: list[tuple[Epoch, EventBatch]] = []
 
-    def begin_life(self) -> None:
+    def begin_epoch(self) -> None:
         self.incarnation += 1
         self.log = EventLog(Epoch.begin(self.incarnation))
-        self.held: set[BlockName] = set()
+        self.held: set[BlockHash] = set()
 
     def change(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -200,12 +200,12 @@ def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equalit
     index = PrefixIndex()
     wires = [Wire(A), Wire(B)]
     for wire in wires:
-        wire.begin_life()
+        wire.begin_epoch()
         wire.ask_again(index)
     for which, kind, numbers in events:
         wire = wires[which]
         if kind == "restart":
-            wire.begin_life()
+            wire.begin_epoch()
             wire.ask_again(index)
         elif kind in ("repeat", "old") and wire.history:
             index.apply(wire.worker, *wire.history[-1 if kind == "repeat" else 0])
@@ -218,14 +218,14 @@ def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equalit
                 batch = EventBatch(batch.sequence, (*batch.stored, name(99)), batch.removed, 0, batch.digest)
             verdict = index.apply(wire.worker, epoch, batch)
             if verdict is Applied.APPLIED:
-                assert index.names_of(wire.worker) == wire.held
+                assert index.hashes_of(wire.worker) == wire.held
             elif verdict in (Applied.GAP, Applied.DIVERGED):
                 wire.ask_again(index)
-                assert index.names_of(wire.worker) == wire.held
+                assert index.hashes_of(wire.worker) == wire.held
     for wire in wires:
         wire.change([])
         wire.ask_again(index)
-        assert index.names_of(wire.worker) == wire.held
+        assert index.hashes_of(wire.worker) == wire.held
         shown = index.snapshot(wire.worker)
         assert shown is not None
         assert shown.digest == digest_of(wire.held)
@@ -252,14 +252,14 @@ def test_a_block_that_only_moves_down_a_tier_is_not_evicted() -> None:
 def test_a_block_weighs_less_than_200_bytes_per_holder() -> None:
     """At the sizes at which every dict has just grown, and every block has one holder: the worst there is."""
     workers, blocks = 64, 683
-    names = [random.Random(number).randbytes(NAME_BYTES * blocks) for number in range(workers)]
+    hashes = [random.Random(number).randbytes(HASH_BYTES * blocks) for number in range(workers)]
     tracemalloc.start()
     try:
         index, empty_bytes = PrefixIndex(), tracemalloc.get_traced_memory()[0]
-        for number, raw in enumerate(names):
+        for number, raw in enumerate(hashes):
             log, worker = EventLog(LIFE), WorkerId(str(number))
             index.apply(worker, LIFE, log.snapshot())
-            for block in names_from_bytes(raw):
+            for block in hashes_from_bytes(raw):
                 log.stored(block)
             message = batch_to_message(worker, LIFE, log.publish())
             del log

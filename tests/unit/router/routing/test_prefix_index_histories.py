@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from router.routing.prefix_index import Applied, PrefixIndex
 from tests.chaos.injection.event_faults import EventFaults, FaultRates
-from twostroke.ids import BlockName, Epoch, WorkerId
-from twostroke.kv_cache.block import NAME_BYTES, name_blocks
+from twostroke.ids import BlockHash, Epoch, WorkerId
+from twostroke.kv_cache.block import HASH_BYTES, block_hashes_of
 from twostroke.kv_cache.events import EventLog, digest_term
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.events import batch_from_message, batch_to_message
@@ -22,15 +22,17 @@ PATIENCE_BATCHES = 100
 """Heartbeats after which the index must equal the worker, though the wire stays as bad as it was."""
 
 
-def prompts() -> list[list[BlockName]]:
+def prompts() -> list[list[BlockHash]]:
     """A tree: eight prompts that part at different blocks."""
-    return [name_blocks([0] * (4 * fork) + [1 + fork] * (4 * (12 - fork)), 4) for fork in range(6)] + [
-        name_blocks([0] * 12 + [9] * 40 + [7] * tail, 4) for tail in (8, 20)
+    return [block_hashes_of([0] * (4 * fork) + [1 + fork] * (4 * (12 - fork)), 4) for fork in range(6)] + [
+        block_hashes_of([0] * 12 + [9] * 40 + [7] * tail, 4) for tail in (8, 20)
     ]
 
 
 PROMPTS = prompts()
-PARENT = {name: (prompt[place - 1] if place else None) for prompt in PROMPTS for place, name in enumerate(prompt)}
+PARENT = {
+    block_hash: (prompt[place - 1] if place else None) for prompt in PROMPTS for place, block_hash in enumerate(prompt)
+}
 
 
 class Worker:
@@ -40,63 +42,63 @@ class Worker:
         self.id = WorkerId(f"decode-{number}")
         self._draws = draws
         self._incarnation = 0
-        self.begin_life()
+        self.begin_epoch()
 
-    def begin_life(self) -> None:
+    def begin_epoch(self) -> None:
         self._incarnation += 1
         self.epoch = Epoch(self._incarnation, self._draws.getrandbits(63))
         self.log = EventLog(self.epoch)
-        self.held: dict[Tier, set[BlockName]] = {tier: set() for tier in Tier}
+        self.held: dict[Tier, set[BlockHash]] = {tier: set() for tier in Tier}
 
-    def down_to(self, lowest: Tier) -> set[BlockName]:
+    def down_to(self, lowest: Tier) -> set[BlockHash]:
         return set().union(*(self.held[tier] for tier in Tier if tier <= lowest))
 
     @property
     def digest(self) -> bytes:
         xor = 0
-        for tier, names in self.held.items():
-            for name in names:
-                xor ^= digest_term(name, tier)
-        return xor.to_bytes(NAME_BYTES, "big")
+        for tier, hashes in self.held.items():
+            for block_hash in hashes:
+                xor ^= digest_term(block_hash, tier)
+        return xor.to_bytes(HASH_BYTES, "big")
 
     def change(self) -> None:
         kind = self._draws.choice(["compute", "compute", "copy", "spill", "spill", "sink", "evict", "evict", "drop"])
         if kind == "compute":
             prompt = self._draws.choice(PROMPTS)
-            for name in prompt[: self._draws.randint(1, len(prompt))]:
-                self._put(name, Tier.DEVICE)
+            for block_hash in prompt[: self._draws.randint(1, len(prompt))]:
+                self._put(block_hash, Tier.DEVICE)
         elif kind == "drop" and self._draws.random() < 0.2:
             for tier in Tier:
-                for name in list(self.held[tier]):
-                    self._take(name, tier)
+                for block_hash in list(self.held[tier]):
+                    self._take(block_hash, tier)
         else:
             self._move_a_leaf(kind)
 
     def _move_a_leaf(self, kind: str) -> None:
         lowest = {"copy": Tier.DEVICE, "spill": Tier.DEVICE, "sink": Tier.HOST}.get(kind, Tier.DISK)
-        names = self.down_to(lowest)
-        leaves = sorted(names - {PARENT[name] for name in names})
+        hashes = self.down_to(lowest)
+        leaves = sorted(hashes - {PARENT[block_hash] for block_hash in hashes})
         if not leaves:
             return
-        name = self._draws.choice(leaves)
+        block_hash = self._draws.choice(leaves)
         if kind == "copy":
-            self._put(name, Tier.HOST)
+            self._put(block_hash, Tier.HOST)
             return
         for tier in Tier:
             if tier <= lowest:
-                self._take(name, tier)
+                self._take(block_hash, tier)
         if lowest is not Tier.DISK:
-            self._put(name, Tier(lowest + 1))
+            self._put(block_hash, Tier(lowest + 1))
 
-    def _put(self, name: BlockName, tier: Tier) -> None:
-        if name not in self.held[tier]:
-            self.held[tier].add(name)
-            self.log.stored(name, tier)
+    def _put(self, block_hash: BlockHash, tier: Tier) -> None:
+        if block_hash not in self.held[tier]:
+            self.held[tier].add(block_hash)
+            self.log.stored(block_hash, tier)
 
-    def _take(self, name: BlockName, tier: Tier) -> None:
-        if name in self.held[tier]:
-            self.held[tier].remove(name)
-            self.log.removed(name, tier)
+    def _take(self, block_hash: BlockHash, tier: Tier) -> None:
+        if block_hash in self.held[tier]:
+            self.held[tier].remove(block_hash)
+            self.log.removed(block_hash, tier)
 
 
 class Follower:
@@ -130,7 +132,7 @@ class Follower:
         worker, index = self._worker, self._index
         verdict = index.apply(worker.id, Epoch.parse(message.epoch), batch_from_message(message))
         assert verdict is not Applied.DIVERGED, "nothing is wrong with the log: it only comes in badly"
-        if verdict is Applied.APPLIED and message.sequence == worker.log.sequence and not worker.log.has_news:
+        if verdict is Applied.APPLIED and message.sequence == worker.log.sequence and not worker.log.has_changes:
             assert equals(index, worker)
         return verdict in (Applied.APPLIED, Applied.OLD)
 
@@ -141,17 +143,18 @@ def equals(index: PrefixIndex, worker: Worker) -> bool:
         shown is not None
         and shown.digest == worker.digest
         and index.epoch_of(worker.id) == worker.epoch
-        and all(index.names_of(worker.id, tier) == worker.held[tier] for tier in Tier)
+        and all(index.hashes_of(worker.id, tier) == worker.held[tier] for tier in Tier)
     )
 
 
-def scanned(workers: list[Worker], prompt: list[BlockName]) -> Iterator[tuple[WorkerId, tuple[int, ...]]]:
+def scanned(workers: list[Worker], prompt: list[BlockHash]) -> Iterator[tuple[WorkerId, tuple[int, ...]]]:
     """What `leading_blocks` should say, block by block."""
     for worker in workers:
         lowest = max((tier for tier in Tier if worker.held[tier]), default=Tier.DEVICE)
         unions = [worker.down_to(tier) for tier in Tier if tier <= lowest]
         depths = tuple(
-            next((place for place, name in enumerate(prompt) if name not in union), len(prompt)) for union in unions
+            next((place for place, block_hash in enumerate(prompt) if block_hash not in union), len(prompt))
+            for union in unions
         )
         if depths[-1]:
             yield worker.id, depths
@@ -181,7 +184,7 @@ class Story:
             case "read":
                 self.followers[worker.id].read(self.draws.randint(1, 4))
             case "restart":
-                worker.begin_life()
+                worker.begin_epoch()
                 self.followers[worker.id] = Follower(worker, self.index, self.rates)
             case "router":
                 self.begin_router()

@@ -12,7 +12,7 @@ from router.routing.forecast import Forecaster, Peer
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Decision, Snapshot, WorkerView
 from twostroke.ids import WorkerId
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 P0, P1, D0, D1 = (WorkerId(text) for text in ("prefill-0", "prefill-1", "decode-0", "decode-1"))
 COST = StepCost(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001)

@@ -4,53 +4,53 @@ from __future__ import annotations
 
 from router.routing import prefix_index
 from router.routing.prefix_index import ReReferenceRate
-from twostroke.ids import BlockName
+from twostroke.ids import BlockHash
 
 
-def names(start: int, end: int) -> list[BlockName]:
-    return [BlockName(number.to_bytes(16, "big")) for number in range(start, end)]
+def hashes(start: int, end: int) -> list[BlockHash]:
+    return [BlockHash(number.to_bytes(16, "big")) for number in range(start, end)]
 
 
 def test_nothing_evicted_is_nothing_counted() -> None:
     blocks = ReReferenceRate()
-    blocks.asked(names(0, 10))
+    blocks.asked(hashes(0, 10))
     assert blocks.rate == 0.0
 
 
 def test_the_share_is_of_evictions_that_are_asked_for_again() -> None:
     blocks = ReReferenceRate()
-    blocks.evicted(names(0, 100))
-    blocks.asked(names(90, 120))
+    blocks.evicted(hashes(0, 100))
+    blocks.asked(hashes(90, 120))
     assert blocks.rate == 0.1
 
 
 def test_one_eviction_is_counted_once() -> None:
     blocks = ReReferenceRate()
-    blocks.evicted(names(0, 10))
-    blocks.asked(names(0, 1))
-    blocks.asked(names(0, 1))
+    blocks.evicted(hashes(0, 10))
+    blocks.asked(hashes(0, 1))
+    blocks.asked(hashes(0, 1))
     assert blocks.rate == 0.1
-    blocks.evicted(names(0, 1))
-    blocks.asked(names(0, 1))
+    blocks.evicted(hashes(0, 1))
+    blocks.asked(hashes(0, 1))
     assert blocks.rate == 2 / 11
 
 
 def test_old_evictions_are_forgotten() -> None:
     blocks = ReReferenceRate()
     for start in range(0, prefix_index.REMEMBERED_EVICTIONS + 1000, 1000):
-        blocks.evicted(names(start, start + 1000))
-    blocks.asked(names(0, 1000))
+        blocks.evicted(hashes(start, start + 1000))
+    blocks.asked(hashes(0, 1000))
     assert blocks.rate == 0.0
-    blocks.asked(names(prefix_index.REMEMBERED_EVICTIONS, prefix_index.REMEMBERED_EVICTIONS + 1000))
+    blocks.asked(hashes(prefix_index.REMEMBERED_EVICTIONS, prefix_index.REMEMBERED_EVICTIONS + 1000))
     assert blocks.rate > 0.0
 
 
 def test_what_happens_now_outweighs_what_happened_long_ago() -> None:
     blocks = ReReferenceRate()
     for start in range(0, 2 * prefix_index.EVICTION_WINDOW, 1000):
-        blocks.evicted(names(start, start + 1000))
-        blocks.asked(names(start, start + 1000))
+        blocks.evicted(hashes(start, start + 1000))
+        blocks.asked(hashes(start, start + 1000))
     assert blocks.rate > 0.95
     for start in range(2 * prefix_index.EVICTION_WINDOW, 6 * prefix_index.EVICTION_WINDOW, 1000):
-        blocks.evicted(names(start, start + 1000))
+        blocks.evicted(hashes(start, start + 1000))
     assert blocks.rate < 0.2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from router.routing.reservations import REPORT_LAG_S, Reservations, Share
-from twostroke.ids import BlockName, RequestId, WorkerId
+from twostroke.ids import BlockHash, RequestId, WorkerId
 
 R, Q = RequestId("r#0"), RequestId("q#0")
 P, D = WorkerId("p"), WorkerId("d")
-ONE, TWO = BlockName(b"1" * 16), BlockName(b"2" * 16)
+ONE, TWO = BlockHash(b"1" * 16), BlockHash(b"2" * 16)
 
 
 def placed() -> Reservations:

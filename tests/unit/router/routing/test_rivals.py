@@ -14,8 +14,8 @@ from router.routing.policies.baselines import BOUND, choose_by_hash, choose_leas
 from router.routing.policies.linear import DynamoLinear, LMetric
 from router.routing.policies.seconds import MooncakeConductor, choose_earliest
 from router.routing.policy import Decision, Policy, Snapshot, WorkerView
-from twostroke.ids import BlockName, WorkerId
-from twostroke.schedule.cost import StepCost
+from twostroke.ids import BlockHash, WorkerId
+from twostroke.scheduler.cost import StepCost
 
 P = [WorkerId(f"prefill-{i}") for i in range(4)]
 D = [WorkerId(f"decode-{i}") for i in range(2)]
@@ -32,14 +32,14 @@ def view(worker: WorkerId, **facts: Any) -> WorkerView:
     return WorkerView(worker=worker, **(known | facts))
 
 
-def names(count: int, chat: int = 0) -> tuple[BlockName, ...]:
-    return tuple(BlockName(bytes([chat, i]) * 8) for i in range(count))
+def hashes(count: int, chat: int = 0) -> tuple[BlockHash, ...]:
+    return tuple(BlockHash(bytes([chat, i]) * 8) for i in range(count))
 
 
 def ask(prefill: list[WorkerView], chat: int = 0, **facts: Any) -> Snapshot:
     given: dict[str, Any] = {"known_tokens": 1608, "decode": (view(D[0]), view(D[1]))}
     return Snapshot(
-        full_blocks=100, block_size=16, page_bytes=100_000, prefill=tuple(prefill), names=names(100, chat),
+        full_blocks=100, block_size=16, page_bytes=100_000, prefill=tuple(prefill), block_hashes=hashes(100, chat),
         **(given | facts),
     )  # fmt: skip
 
@@ -75,11 +75,11 @@ def test_a_full_worker_is_passed_over_on_the_ring() -> None:
 
 def test_a_history_forgets_what_was_sent_longest_ago_leaves_first() -> None:
     history = History(most_blocks=150)
-    history.send(P[0], names(100, chat=1))
-    history.send(P[0], names(100, chat=2))
-    assert history.matched(P[0], names(100, chat=2)) == 100
-    assert history.matched(P[0], names(100, chat=1)) == 50
-    assert history.matched(P[1], names(100, chat=1)) == 0
+    history.send(P[0], hashes(100, chat=1))
+    history.send(P[0], hashes(100, chat=2))
+    assert history.matched(P[0], hashes(100, chat=2)) == 100
+    assert history.matched(P[0], hashes(100, chat=1)) == 50
+    assert history.matched(P[1], hashes(100, chat=1)) == 0
 
 
 def test_sglang_goes_by_its_own_history_above_half() -> None:

@@ -10,7 +10,7 @@ from router.routing.prefix_index import PrefixIndex
 from router.routing.reservations import Reservations
 from router.routing.selector import Selector, Shape, Workers
 from twostroke.config import Role
-from twostroke.ids import BlockName, Epoch, RequestId, WorkerId
+from twostroke.ids import BlockHash, Epoch, RequestId, WorkerId
 from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1.control_pb2 import TIER_HOST, WORKER_STATE_SERVING, LinkRate, Load, StepCosts, TierRate
@@ -19,7 +19,7 @@ P = [WorkerId(f"prefill-{i}") for i in range(2)]
 D = [WorkerId(f"decode-{i}") for i in range(2)]
 LIFE = Epoch(1, 7)
 SHAPE = Shape(block_size=16, page_bytes=100_000)
-NAMES = tuple(BlockName(bytes([number]) * 16) for number in range(100))
+NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(100))
 COSTS = StepCosts(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001, step_tokens=512, step_target_s=0.1)
 
 
@@ -50,18 +50,18 @@ class Desk:
             self.logs[worker].stored(name, tier)
         self.index.apply(worker, LIFE, self.logs[worker].publish())
 
-    def forget(self, worker: WorkerId, names: tuple[BlockName, ...]) -> None:
-        for name in names:
+    def forget(self, worker: WorkerId, hashes: tuple[BlockHash, ...]) -> None:
+        for name in hashes:
             self.logs[worker].removed(name)
         self.index.apply(worker, LIFE, self.logs[worker].publish())
 
     def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True) -> QueuedRequest:
-        own = tuple(BlockName(bytes([255, number, place]) * 5 + b".") for place in range(100))
-        names = (NAMES if shares else own)[: tokens // 16]
+        own = tuple(BlockHash(bytes([255, number, place]) * 5 + b".") for place in range(100))
+        hashes = (NAMES if shares else own)[: tokens // 16]
         return QueuedRequest(
             request_id=RequestId(f"r{number}"),
             known_tokens=tokens,
-            block_hashes=names,
+            block_hashes=hashes,
             most_output_tokens=500,
             arrived_s=0.0,
         )

@@ -20,19 +20,19 @@ from router.routing.reservations import (
     Share,
     Watch,
 )
-from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
+from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
 
 A, B = RouterId("router-a"), RouterId("router-b")
 R, Q = RequestId("r#0"), RequestId("q#0")
 WORKERS = [WorkerId(f"w{index}") for index in range(5)]
-NAMES = [BlockName(bytes([index]) * 16) for index in range(12)]
+NAMES = [BlockHash(bytes([index]) * 16) for index in range(12)]
 P, D, *_ = WORKERS
 ONE, TWO, *_ = NAMES
 SHARES = {D: Share(5, 0.1, pages=3, streams=1), P: Share(32, 0.4, pages=2)}
 
 
 def told(*, is_opened: bool = False, request_id: RequestId = R) -> Batch:
-    reservation = Reservation(request_id=request_id, shares=SHARES, names=[ONE, TWO], is_opened=is_opened)
+    reservation = Reservation(request_id=request_id, shares=SHARES, block_hashes=[ONE, TWO], is_opened=is_opened)
     return Batch(placed=(reservation,))
 
 

@@ -28,9 +28,9 @@ def expected_tokens(prompt: tuple[int, ...], count: int, choice: int = 0) -> lis
     return known[len(prompt) + 1 :]
 
 
-def found_answer(request: Request, tokens: list[int], *, is_finished: bool) -> worker_pb2.FoundAnswer:
+def request_snapshot(request: Request, tokens: list[int], *, is_finished: bool) -> worker_pb2.RequestSnapshot:
     """As a worker tells of one that it has."""
-    return worker_pb2.FoundAnswer(
+    return worker_pb2.RequestSnapshot(
         request_id=request.request_id,
         attempt=request.attempt,
         prompt=request.prompt,

@@ -13,7 +13,7 @@ from router.metrics import RouterMetrics
 from router.serving.attempts import Attempts
 from router.serving.dispatcher import RouterCore
 from router.serving.generate_request import GenerateRequest
-from tests.unit.router.serving.asking import Ask, eventually, found_answer, next_token
+from tests.unit.router.serving.asking import Ask, eventually, next_token, request_snapshot
 from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import Cancelled, NotFound, PeerLost, ServeError, StaleEpoch
 from twostroke.ids import Epoch, WorkerId
@@ -136,7 +136,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
 
     async def _compute(self, answer: OpenAnswer) -> None:
         request = answer.request
-        cached = sum(name in self.log_names for name in request.names) * BLOCK
+        cached = sum(name in self.log_names for name in request.block_hashes) * BLOCK
         known = [*request.prompt, request.sampling.choice, *(sampled.token for sampled in request.emitted)]
         while True:
             await asyncio.sleep(self.step_s)
@@ -200,7 +200,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         if answer is None:
             is_taken = any(name == request.request_id and attempt > request.attempt for name, attempt in self.answers)
             raise (Cancelled if is_taken else NotFound)(f"no open request {request.request_id}")
-        attempt = request.take_as or request.attempt
+        attempt = request.new_attempt or request.attempt
         answer.request = replace(answer.request, attempt=attempt, router_id=request.router_id)
         self.answers[request.request_id, attempt] = answer
         self.attached.append((request.request_id, request.from_position))
@@ -212,16 +212,16 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
     async def Find(self, request, context):  # noqa: N802
         self.finds += 1
         mine = [each for each in self.answers.values() if each.request.request_id[:-2] == request.stream]
-        found = [found_answer(each.request, each.tokens, is_finished=each.is_finished) for each in mine]
+        found = [request_snapshot(each.request, each.tokens, is_finished=each.is_finished) for each in mine]
         await self.may_find.wait()
-        return worker_pb2.FindResponse(answers=found)
+        return worker_pb2.FindResponse(requests=found)
 
     async def Fetch(self, request, context):  # noqa: N802
         self.fetches.append(request)
         await self.may_fetch.wait()
         if self.refusal is not None:
             raise self.refusal
-        return worker_pb2.FetchResponse(blocks=len(request.names) // 16)
+        return worker_pb2.FetchResponse(blocks=len(request.block_hashes) // 16)
 
     @property
     def log_names(self) -> set[bytes]:
@@ -229,7 +229,7 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
 
     def _store(self, request: Request) -> None:
         held = self.log_names
-        for name in request.names:
+        for name in request.block_hashes:
             if name not in held:
                 self.log.stored(name)
         self.publish()

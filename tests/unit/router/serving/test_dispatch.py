@@ -22,7 +22,7 @@ from twostroke.errors import (
     StepFailed,
     Unauthenticated,
 )
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
 
@@ -35,7 +35,7 @@ async def test_an_answer_comes_in_order_and_is_not_closed_at_the_worker(fleet, a
     assert worker.closed == []
     assert list(worker.opens[0].prompt) == list(range(100))
     assert worker.opens[0].request_id == "r#0"
-    assert worker.opens[0].names == b"".join(name_blocks(range(100), 16))
+    assert worker.opens[0].block_hashes == b"".join(block_hashes_of(range(100), 16))
 
 
 async def test_choices_come_each_with_its_own_tokens_and_finish(fleet, ask):
@@ -443,5 +443,5 @@ async def test_a_long_prompt_is_hashed_in_parts_with_others_in_between():
     counting = asyncio.create_task(count())
     hashes = await hash_blocks(request, 16)
     counting.cancel()
-    assert list(hashes) == name_blocks(prompt, 16, b"tenant")
+    assert list(hashes) == block_hashes_of(prompt, 16, b"tenant")
     assert turns >= 4

@@ -14,17 +14,17 @@ from tests.chaos.injection.injector import Injector
 from tests.chaos.injection.product import injected
 from twostroke.config import RouterConfig, RoutingConfig
 from twostroke.errors import ConfigError, Draining
-from twostroke.ids import BlockName
-from twostroke.kv_cache.block import name_blocks
+from twostroke.ids import BlockHash
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.events import TierChange
 from twostroke.kv_cache.tier import Tier
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
-CHAIN = name_blocks(list(range(320)), 16)
+CHAIN = block_hashes_of(list(range(320)), 16)
 
 
 def index_equals_truth(core: RouterCore, *workers) -> bool:
-    return all(core._routing.index.names_of(worker.worker_id) == worker.log_names for worker in workers)
+    return all(core._routing.index.hashes_of(worker.worker_id) == worker.log_names for worker in workers)
 
 
 async def test_a_router_needs_a_fleet_address_and_a_known_policy():
@@ -179,7 +179,7 @@ async def test_the_index_equals_the_workers_truth_after_a_stormy_hour(fleet, sam
 async def _play_a_stormy_hour(fleet, sampled, soon, *, repeats):
     workers = [await fleet.add(f"decode-{number}") for number in range(3)]
     core = await fleet.core()
-    names = [BlockName(bytes([number]) * 16) for number in range(200)]
+    names = [BlockHash(bytes([number]) * 16) for number in range(200)]
     for turn in range(300):
         worker = workers[turn % 3]
         name = names[turn * 37 % 200]

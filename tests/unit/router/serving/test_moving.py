@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from twostroke.errors import Draining, Overloaded
-from twostroke.kv_cache.block import name_blocks, root_name
-from twostroke.rpc.convert import names_to_bytes
+from twostroke.kv_cache.block import block_hashes_of, root_hash
+from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import control_pb2
 
 
@@ -36,9 +36,11 @@ async def test_tokens_flow_until_the_pages_are_there_and_then_the_answer_goes_on
     assert (await answer.task).is_right
     first, *later = other.fetches
     assert (first.source.worker_id, first.source.epoch) == (leaving.worker_id, str(leaving.epoch))
-    assert (first.worker_epoch, first.root) == (str(other.epoch), root_name())
-    assert first.names == names_to_bytes(name_blocks(range(100), 16))
-    assert [len(fetch.names) // 16 for fetch in later] == [(100 + 30) // 16], "what was filled meanwhile comes too"
+    assert (first.worker_epoch, first.root) == (str(other.epoch), root_hash())
+    assert first.block_hashes == hashes_to_bytes(block_hashes_of(range(100), 16))
+    assert [len(fetch.block_hashes) // 16 for fetch in later] == [(100 + 30) // 16], (
+        "what was filled meanwhile comes too"
+    )
     (opened,) = other.opens
     assert len(opened.emitted) == 30
     assert not opened.HasField("source")

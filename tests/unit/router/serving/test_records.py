@@ -30,8 +30,8 @@ async def test_answers_and_workers_are_written_down(fleet, ask, tmp_path):
     answers, workers = records(path)
     assert [answer.request_id for answer in answers] == ["first#0", "second#0"]
     first, second = answers
-    assert first.names == second.names
-    assert len(first.names) == 100 // BLOCK
+    assert first.block_hashes == second.block_hashes
+    assert len(first.block_hashes) == 100 // BLOCK
     assert (second.outcome, second.output_tokens, second.attempts, second.decode) == ("length", 20, 1, "decode-0")
     assert (second.cached_tokens, second.predicted_cached_tokens) == (96, 96)
     assert second.forecast["cached_blocks"] == 6

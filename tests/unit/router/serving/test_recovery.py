@@ -10,7 +10,7 @@ from twostroke.errors import (
     PeerLost,
     TransferFailed,
 )
-from twostroke.kv_cache.block import name_blocks
+from twostroke.kv_cache.block import block_hashes_of
 from twostroke.rpc.v1 import worker_pb2
 
 
@@ -27,7 +27,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_decode_worker_dies(fleet, as
     again = other.opens[0]
     assert len(again.emitted) == 30
     assert again.attempt == 1
-    assert again.names == b"".join(name_blocks([*range(100), *answer.tokens[0][:30]], 16, b"mine", 6))
+    assert again.block_hashes == b"".join(block_hashes_of([*range(100), *answer.tokens[0][:30]], 16, b"mine", 6))
     assert (again.salt, again.public_blocks) == (b"mine", 6)
     assert sampled(core, "reopened_requests_total") == 1
 

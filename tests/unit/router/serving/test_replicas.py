@@ -19,7 +19,7 @@ from router.serving.dispatcher import RouterCore
 from tests.inline_preparer import InlinePreparer
 from tests.unit.router.serving.asking import eventually
 from twostroke.config import ListenConfig, RouterConfig
-from twostroke.ids import BlockName, RequestId, RouterId, WorkerId
+from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, routing_pb2, routing_pb2_grpc
 
@@ -189,10 +189,10 @@ async def test_a_burst_is_told_in_few_messages(pair, soon):
 
 def test_what_does_not_fit_into_one_message_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.routing.reservation_exchange.MESSAGE_BLOCKS", 64)
-    names = [BlockName(index.to_bytes(16)) for index in range(32)]
+    names = [BlockHash(index.to_bytes(16)) for index in range(32)]
     shares = {D0: Share(7, 0.25, pages=3, streams=1), D1: NOTHING}
     placed = tuple(
-        Reservation(request_id=RequestId(str(number)), shares=shares, names=names, is_opened=number == 2)
+        Reservation(request_id=RequestId(str(number)), shares=shares, block_hashes=names, is_opened=number == 2)
         for number in range(7)
     )
     batch = Batch(placed=placed, opened=(RequestId("x"),), ended=(RequestId("y"),))

@@ -9,10 +9,10 @@ from router.metrics import Comparison, RouterMetrics
 from router.routing.policy import Breakdown, Decision, Forecast
 from router.serving.generate_request import GenerateRequest
 from router.serving.request_stats import RequestStats
-from twostroke.ids import BlockName, RequestId, WorkerId
+from twostroke.ids import BlockHash, RequestId, WorkerId
 from twostroke.lifetime import Instant, Lifetime
 
-NAMES = tuple(BlockName(bytes([number] * 16)) for number in range(6))
+NAMES = tuple(BlockHash(bytes([number] * 16)) for number in range(6))
 
 
 def account() -> RequestStats:
@@ -73,7 +73,7 @@ def test_a_record_says_what_was_decided_why_and_what_came_of_it() -> None:
         told.arrived(1, 80, at_s)
     record = told.record("stop")
     assert (record.arrival_s, record.outcome, record.tenant, record.priority) == (100, "stop", "alice", 1)
-    assert record.names == tuple(int.from_bytes(name[:8], "big") for name in NAMES)
+    assert record.block_hashes == tuple(int.from_bytes(name[:8], "big") for name in NAMES)
     assert (record.decode, record.source, record.peer, record.peer_blocks) == ("decode-0", "prefill-0", "prefill-1", 4)
     assert record.forecast["prefill_s"] == 2.0
     assert record.price["prefill_s"] == 3.0

@@ -16,7 +16,7 @@ import pytest
 from tools.cli import main
 from tools.doctor import examine as examining
 from tools.doctor.scrape import seen_from
-from twostroke.kv_cache.block import name_blocks, owner_salt
+from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 BLOCK = 16
@@ -63,7 +63,7 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
     def answer(self, chat: str, salt: str) -> tuple[int, int]:
         """(prompt tokens, cached tokens)"""
         tokens, self.tokenized = self.tokens_of(chat), self.tokenized - (self.varies_at is not None)
-        names = name_blocks(tokens, BLOCK, owner_salt("", salt.encode()))
+        names = block_hashes_of(tokens, BLOCK, owner_salt("", salt.encode()))
         known = self._held.setdefault("decode-0", set())
         cached = 0 if self.ignores_cache else next((at for at, n in enumerate(names) if n not in known), len(names))
         self.sent.append(salt)

@@ -15,7 +15,7 @@ from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, WorkerId
 from twostroke.lifetime import Instant
 from twostroke.request_log import AnswerRecord, LinkRecord, WorkerRecord, line_of
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 PREFILL_COST = StepCost(prompt_token_s=1e-4, prompt_pair_s=1e-9, step_s=9.0)
 DECODE_COST = StepCost(prompt_token_s=5e-4, step_s=0.02, stream_s=1e-3, context_token_s=1e-7)
@@ -114,7 +114,7 @@ def test_a_fitted_worker_runs_steps_as_long_as_the_real_one(step_tokens: int) ->
     shape = fitted(Log("a log", (), workers))
     host = Host(EventQueue(), shape, WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), Tally())
     assert host.scheduler.step_tokens == step_tokens
-    assert shape.takeover
+    assert shape.local_prefill
 
 
 def test_without_prefill_workers_decode_workers_say_what_a_prompt_costs() -> None:

@@ -9,7 +9,7 @@ from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import SATURATED, highest_rates, offered_in_turns, pace_at
 from tools.simulate.runs import Trial, paced
 from twostroke.errors import ConfigError
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 SHAPE = FleetShape(prefill=2, decode=2, cost=StepCost(step_s=0.01, prompt_token_s=1e-4))
 TRIAL = Trial(variant="round-robin", trace=even_trace(), shape=SHAPE)

@@ -10,7 +10,7 @@ import pytest
 
 from tools.cli import main
 from twostroke.request_log import AnswerRecord, WorkerRecord, line_of
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.01, stream_s=1e-4, prompt_token_s=1e-4)
 TTFT_S = 0.09

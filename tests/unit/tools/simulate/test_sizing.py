@@ -15,7 +15,7 @@ from tools.simulate.plan import answer, pays
 from tools.simulate.runs import Trial
 from tools.simulate.sizing import Point, crossing, crossover, smallest_fleet, splits_near, splits_of
 from twostroke.errors import ConfigError
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 SHAPE = FleetShape(prefill=4, decode=4, cost=StepCost(step_s=0.01, stream_s=1e-3, prompt_token_s=1e-4))
 TRACE = even_trace(gap_s=0.25)

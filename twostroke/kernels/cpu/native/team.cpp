@@ -58,10 +58,10 @@ Team::~Team() { dismiss(); }
 
 void Team::dismiss() {
     quit_ = true;
-    for (auto &seat : seats_) {
-        if (!seat->helper.joinable()) continue;
-        tell(*seat, false);
-        seat->helper.join();
+    for (auto &slot : seats_) {
+        if (!slot->helper.joinable()) continue;
+        tell(*slot, false);
+        slot->helper.join();
     }
 }
 
@@ -70,56 +70,56 @@ void Team::begin() {
         pin_this_thread(seats_[0]->core);
         pinned_caller_ = std::this_thread::get_id();
     }
-    for (auto &seat : seats_) {
-        if (!acquire(*seat)) continue;
-        active_.push_back(seat.get());
-        if (seat != seats_[0]) {
-            seat->may_spin.store(true, std::memory_order_relaxed);
-            tell(*seat, false);
+    for (auto &slot : seats_) {
+        if (!acquire(*slot)) continue;
+        active_.push_back(slot.get());
+        if (slot != seats_[0]) {
+            slot->may_spin.store(true, std::memory_order_relaxed);
+            tell(*slot, false);
         }
     }
 }
 
 void Team::end() {
     yield_wanted();
-    for (Seat *seat : active_) release(*seat);
+    for (Seat *slot : active_) release(*slot);
     active_.clear();
 }
 
-bool Team::acquire(Seat &seat) {
-    if (!seat.lease) return true;
-    if (!seat.is_home) return seat.lease->borrow(cores_.owner_idle_ns);
-    seat.lease->take_home(cores_.patience_ns);
+bool Team::acquire(Seat &slot) {
+    if (!slot.lease) return true;
+    if (!slot.is_home) return slot.lease->borrow(cores_.owner_idle_ns);
+    slot.lease->take_home(cores_.patience_ns);
     return true;
 }
 
-void Team::release(Seat &seat) {
-    seat.may_spin.store(false, std::memory_order_relaxed);
-    if (!seat.lease) return;
-    if (seat.is_home)
-        seat.lease->release_home();
+void Team::release(Seat &slot) {
+    slot.may_spin.store(false, std::memory_order_relaxed);
+    if (!slot.lease) return;
+    if (slot.is_home)
+        slot.lease->release_home();
     else
-        seat.lease->release();
+        slot.lease->release();
 }
 
 void Team::yield_wanted() {
     size_t kept = 0;
-    for (Seat *seat : active_) {
-        if (seat->is_given_back)
-            seat->is_given_back = false;
-        else if (!seat->is_home && seat->lease->wanted_back())
-            release(*seat);
+    for (Seat *slot : active_) {
+        if (slot->is_given_back)
+            slot->is_given_back = false;
+        else if (!slot->is_home && slot->lease->wanted_back())
+            release(*slot);
         else
-            active_[kept++] = seat;
+            active_[kept++] = slot;
     }
     active_.resize(kept);
 }
 
 bool Team::give_back_if_wanted(int part) {
-    Seat &seat = *active_[part];
-    if (seat.is_home || !seat.lease->wanted_back()) return false;
-    seat.is_given_back = true;
-    release(seat);
+    Seat &slot = *active_[part];
+    if (slot.is_home || !slot.lease->wanted_back()) return false;
+    slot.is_given_back = true;
+    release(slot);
     return true;
 }
 
@@ -144,29 +144,29 @@ void Team::run(Work work, void *context) {
 }
 
 // A ticket's lowest bit says whether there is work. Work is never overwritten: the caller waits until it is done.
-void Team::tell(Seat &seat, bool has_work) {
-    const uint32_t next = (seat.ticket.load(std::memory_order_relaxed) | 1) + 1 + (has_work ? 1 : 0);
-    seat.ticket.store(next, std::memory_order_seq_cst);
-    if (seat.parked.load(std::memory_order_seq_cst)) futex(seat.ticket, FUTEX_WAKE_PRIVATE, 1);
+void Team::tell(Seat &slot, bool has_work) {
+    const uint32_t next = (slot.ticket.load(std::memory_order_relaxed) | 1) + 1 + (has_work ? 1 : 0);
+    slot.ticket.store(next, std::memory_order_seq_cst);
+    if (slot.parked.load(std::memory_order_seq_cst)) futex(slot.ticket, FUTEX_WAKE_PRIVATE, 1);
 }
 
-void Team::serve(Seat &seat) {
-    if (cores_.pin) pin_this_thread(seat.core);
+void Team::serve(Seat &slot) {
+    if (cores_.pin) pin_this_thread(slot.core);
     uint32_t seen = 0;
     while (true) {
-        for (int spins = 0; spins < SPINS && seat.may_spin.load(std::memory_order_relaxed); spins++) {
-            if (seat.ticket.load(std::memory_order_acquire) != seen) break;
+        for (int spins = 0; spins < SPINS && slot.may_spin.load(std::memory_order_relaxed); spins++) {
+            if (slot.ticket.load(std::memory_order_acquire) != seen) break;
             pause_core();
         }
-        if (seat.ticket.load(std::memory_order_acquire) == seen) {
-            seat.parked.store(1, std::memory_order_seq_cst);
-            while (seat.ticket.load(std::memory_order_seq_cst) == seen) futex(seat.ticket, FUTEX_WAIT_PRIVATE, seen);
-            seat.parked.store(0, std::memory_order_relaxed);
+        if (slot.ticket.load(std::memory_order_acquire) == seen) {
+            slot.parked.store(1, std::memory_order_seq_cst);
+            while (slot.ticket.load(std::memory_order_seq_cst) == seen) futex(slot.ticket, FUTEX_WAIT_PRIVATE, seen);
+            slot.parked.store(0, std::memory_order_relaxed);
         }
-        seen = seat.ticket.load(std::memory_order_acquire);
+        seen = slot.ticket.load(std::memory_order_acquire);
         if (quit_) return;
         if (!(seen & 1)) continue;
-        work_(context_, seat.part, parts_);
+        work_(context_, slot.part, parts_);
         pending_.fetch_sub(1, std::memory_order_release);
     }
 }

@@ -63,12 +63,12 @@ class Team {
     };
 
     void run(Work work, void *context);
-    void serve(Seat &seat);
+    void serve(Seat &slot);
     void dismiss();
-    void tell(Seat &seat, bool has_work);
+    void tell(Seat &slot, bool has_work);
     void yield_wanted();
-    bool acquire(Seat &seat);
-    void release(Seat &seat);
+    bool acquire(Seat &slot);
+    void release(Seat &slot);
 
     const TeamCores cores_;
     std::vector<std::unique_ptr<Seat>> seats_;

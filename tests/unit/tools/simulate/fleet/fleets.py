@@ -12,7 +12,7 @@ from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
-from twostroke.schedule.cost import StepCost
+from twostroke.scheduler.cost import StepCost
 
 BLOCK = 16
 COST = StepCost(

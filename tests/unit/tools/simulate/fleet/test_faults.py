@@ -87,10 +87,10 @@ def test_blocks_of_an_answer_are_forgotten_with_it() -> None:
     """They would be asked for without their tokens, and queues would come out negative."""
     names = [name_of(number) for number in range(3)]
     request = SimulatedRequest(
-        0, RequestId("0#0"), 0.0, prompt_tokens=2 * BLOCK + 1, answer_tokens=40, names=names, emitted=30
+        0, RequestId("0#0"), 0.0, prompt_tokens=2 * BLOCK + 1, answer_tokens=40, block_hashes=names, emitted=30
     )
     request.forget_answer(BLOCK)
-    assert (request.known_tokens, request.names) == (2 * BLOCK + 1, [name_of(0), name_of(1)])
+    assert (request.known_tokens, request.block_hashes) == (2 * BLOCK + 1, [name_of(0), name_of(1)])
 
 
 def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:

@@ -11,7 +11,7 @@ from tools.simulate.fleet.results import Run, Status, percentile, token_hit_rate
 from tools.simulate.fleet.shape import Delays, Faults, FleetShape, HostTier
 from twostroke.config import Role
 from twostroke.errors import ConfigError
-from twostroke.schedule.scheduler import Scheduler
+from twostroke.scheduler.scheduler import Scheduler
 
 PAIR = dataclasses.replace(SMALL, prefill=1, decode=1)
 DELAYS = Delays()
@@ -123,14 +123,17 @@ def test_host_memory_keeps_what_the_device_forgets() -> None:
 
 def test_an_idle_decode_worker_takes_prompts_over_from_a_busy_source() -> None:
     burst = trace([row(0.001 * index, 20 * BLOCK + 3, 1, index) for index in range(8)])
-    waits, shares = run(burst, PAIR, "round-robin"), run(burst, dataclasses.replace(PAIR, takeover=True), "round-robin")
+    waits, shares = (
+        run(burst, PAIR, "round-robin"),
+        run(burst, dataclasses.replace(PAIR, local_prefill=True), "round-robin"),
+    )
     assert {use.worker: use.prompt_tokens for use in waits.workers}["decode-0"] == 8 * 2
     assert {use.worker: use.prompt_tokens for use in shares.workers}["decode-0"] >= 2 * 20 * BLOCK
     assert max(ttfts(shares)) < 0.8 * max(ttfts(waits))
 
 
 def test_takeovers_lose_nothing() -> None:
-    done = run(chats(150, every_s=0.03), dataclasses.replace(SMALL, takeover=True, noise=0.2), "round-robin")
+    done = run(chats(150, every_s=0.03), dataclasses.replace(SMALL, local_prefill=True, noise=0.2), "round-robin")
     assert {outcome.status for outcome in done.outcomes} == {Status.DONE}
     assert done.unequal_indexes == ()
 

@@ -10,9 +10,9 @@ from tools.simulate.fleet.steps import ChunksOnly, Flight, Pace
 from tools.simulate.fleet.wire import Wire, carry
 from twostroke.ids import RequestId, SessionId
 from twostroke.request import SamplingParams
-from twostroke.schedule.batching import Chunk
-from twostroke.schedule.cost import StepCost, StepTerms
-from twostroke.schedule.sequence import Sequence
+from twostroke.scheduler.batching import Chunk
+from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.sequence import Sequence
 
 
 def flight(steps: int = 5) -> Flight:

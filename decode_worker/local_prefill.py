@@ -1,0 +1,68 @@
+"""Local prefill computes prompts here that would wait at their page source (`twostroke.scheduler.local_prefill`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+from decode_worker.request_state import RequestState, Stage
+from twostroke.scheduler.local_prefill import ANSWER_S, Pace, choose
+from twostroke.worker.host import WorkerHost
+
+log = logging.getLogger(__name__)
+
+
+class LocalPrefill:
+    """Chooses one prompt at a time, and none while another prompt is computed here."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        self._timer: asyncio.TimerHandle | None = None
+
+    def consider(self, requests: Iterable[RequestState]) -> None:
+        """Stop one pull whose prompt would be computed sooner here; called before each step is planned."""
+        pulls = [pull for pull in self._host.pulls.open_pulls() if not pull.spec.is_from_peer]
+        if len(pulls) < 2 or any(pull.is_stopped for pull in pulls):
+            return
+        pace = self._pace(requests)
+        if pace is None:
+            return
+        now_s = asyncio.get_running_loop().time()
+        pull = choose(pulls, pace, now_s)
+        if pull is not None:
+            self._host.metrics.local_prefills.inc()
+            log.info(
+                "local prefill request=%s blocks=%d source=%s", pull.spec.request_id, pull.missing_blocks, pull.source
+            )
+            self._host.pulls.stop_one(pull.spec.session)
+        elif now_s - pulls[-1].started_s < ANSWER_S:
+            self._look_again(pulls[-1].started_s + ANSWER_S)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _pace(self, requests: Iterable[RequestState]) -> Pace | None:
+        """Return how fast prompts are computed, or None while one is computed here."""
+        streams = context_tokens = 0
+        for state in requests:
+            if state.stage is not Stage.RUNNING:
+                continue
+            sequence = state.sequence
+            if len(sequence.known) - sequence.computed >= state.block_size:
+                return None
+            streams += 1
+            context_tokens += len(sequence.known)
+        return Pace.beside(
+            streams,
+            context_tokens,
+            budget=self._host.loop.budget,
+            chunk_tokens=self._host.scheduler.step_tokens,
+            block_size=self._host.facts.block_size,
+        )
+
+    def _look_again(self, when_s: float) -> None:
+        """Wake the work loop at `when_s`, because nothing else may happen until then."""
+        self.close()
+        self._timer = asyncio.get_running_loop().call_at(when_s, self._host.loop.wake)

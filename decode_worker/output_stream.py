@@ -1,0 +1,135 @@
+"""One token stream per router: one message per step carries the tokens of all its requests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+from decode_worker.request_state import RequestState
+from twostroke.fault_points import Point, reach
+from twostroke.rpc.v1 import worker_pb2
+
+
+class OutputStream:
+    """What one router has been told of its requests, and what it is to be told next.
+
+    A stream that breaks parks its requests: nobody knows what arrived, so they are silent until the router attaches
+    them, from the position that it hashes. `on_abandoned` is called with those that are still parked after `grace_s`,
+    and with all of them where no stream has begun by then.
+    """
+
+    def __init__(self, grace_s: float, heartbeat_s: float, on_abandoned: Callable[[list[RequestState]], None]) -> None:
+        self._grace_s = grace_s
+        self._heartbeat_s = heartbeat_s
+        self._on_abandoned = on_abandoned
+        self._positions: dict[RequestState, int] = {}
+        """Next position to be sent of every request that is not parked."""
+        self._parked: dict[RequestState, None] = {}
+        self._updated: dict[RequestState, None] = {}
+        """Requests with new tokens or an end to send, in order."""
+        self._detach_notices: list[worker_pb2.TokenEntry] = []
+        """Entries about attempts that another router has attached to."""
+        self._stream: asyncio.Event | None = None
+        """Event of the connected stream, set when there is something to send; a newer stream has its own."""
+        self._grace = self._begin_grace()
+
+    @property
+    def is_connected(self) -> bool:
+        return self._stream is not None
+
+    def carry(self, state: RequestState, position: int) -> None:
+        """Send the tokens of a request from `position` on."""
+        self._parked.pop(state, None)
+        self._positions[state] = position
+        if position < state.end_position or state.has_ended:
+            self.notify(state)
+
+    def notify(self, state: RequestState) -> None:
+        """Note that the request has new tokens or has ended."""
+        if state in self._positions:
+            self._updated[state] = None
+            if self._stream is not None:
+                self._stream.set()
+
+    def detach(self, state: RequestState, detach_notice: worker_pb2.TokenEntry) -> None:
+        """Stop sending a request that another router has attached to, and notify this router if it is connected."""
+        if state in self._positions and self._stream is not None:
+            self._detach_notices.append(detach_notice)
+            self._stream.set()
+        self.drop(state)
+
+    def drop(self, state: RequestState) -> None:
+        self._parked.pop(state, None)
+        self._positions.pop(state, None)
+        self._updated.pop(state, None)
+
+    async def stream(self) -> AsyncGenerator[worker_pb2.TokenBatch, None]:
+        """Yield batches, and an empty one after each silent heartbeat; a newer stream of the router ends this one."""
+        mine = self._begin_stream()
+        try:
+            yield worker_pb2.TokenBatch()
+            while True:
+                if not await _is_set_within(mine, self._heartbeat_s):
+                    yield worker_pb2.TokenBatch()
+                    continue
+                if self._stream is not mine:
+                    return
+                mine.clear()
+                reach(Point.DECODE_SENDING)
+                entries = [*self._take_detach_notices(), *(self._entry(state) for state in self._take_updated())]
+                yield worker_pb2.TokenBatch(entries=entries)
+        finally:
+            if self._stream is mine:
+                self._stream = None
+                self._park()
+
+    def close(self) -> None:
+        self._grace.cancel()
+
+    def _begin_stream(self) -> asyncio.Event:
+        older, self._stream = self._stream, asyncio.Event()
+        if older is not None:
+            self._park()
+            older.set()
+        elif self._updated:
+            self._stream.set()
+        if not self._parked:
+            self._grace.cancel()
+        return self._stream
+
+    def _park(self) -> None:
+        self._parked.update(dict.fromkeys(self._positions))
+        self._positions.clear()
+        self._updated.clear()
+        self._detach_notices.clear()
+        self._grace.cancel()
+        self._grace = self._begin_grace()
+
+    def _take_detach_notices(self) -> list[worker_pb2.TokenEntry]:
+        detach_notices, self._detach_notices = self._detach_notices, []
+        return detach_notices
+
+    def _take_updated(self) -> list[RequestState]:
+        requests = list(self._updated)
+        self._updated.clear()
+        return requests
+
+    def _entry(self, state: RequestState) -> worker_pb2.TokenEntry:
+        entry = state.entry(self._positions[state])
+        self._positions[state] = state.end_position
+        return entry
+
+    def _begin_grace(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._grace_s, self._abandon)
+
+    def _abandon(self) -> None:
+        unsent = [] if self.is_connected else list(self._positions)
+        self._on_abandoned([*self._parked, *unsent])
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False

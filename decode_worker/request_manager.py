@@ -1,0 +1,423 @@
+"""The request manager opens, pulls for, streams and closes all requests of a decode worker."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Iterable
+
+from decode_worker.local_prefill import LocalPrefill
+from decode_worker.output_stream import OutputStream
+from decode_worker.request_state import RequestState, RequestTrace, Stage
+from decode_worker.service import DecodeService
+from twostroke.engine.build import LoadedModel
+from twostroke.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    EngineLost,
+    InvalidRequest,
+    NonFiniteLogits,
+    NotFound,
+    ServeError,
+    StepFailed,
+)
+from twostroke.fault_points import Point, reach
+from twostroke.ids import RequestId
+from twostroke.lifetime import Instant
+from twostroke.request import FinishReason, Request
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.sequence import Sequence
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
+from twostroke.worker.pulls.peer_pulls import PeerPulls
+from twostroke.worker.pulls.pull_client import PullReport, PullSpec
+from twostroke.worker.worker import RoleServices
+
+log = logging.getLogger(__name__)
+
+
+class RequestManager(RoleServices):
+    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
+        self._host = host
+        self._tasks = tasks
+        self._requests: dict[RequestId, RequestState] = {}
+        self._by_sequence: dict[Sequence, RequestState] = {}
+        self._output_streams: dict[str, OutputStream] = {}
+        self._local_prefill = LocalPrefill(host)
+        self._peer_pulls = PeerPulls(host, tasks)
+
+    # Calls by routers
+
+    def open(
+        self, request: Request, source: worker_pb2.PageSource | None = None, peer: PeerPrefix | None = None
+    ) -> None:
+        """Queue a request; it replaces an earlier attempt of the same id, and any that has ended.
+
+        Raises InvalidRequest, DeadlineExceeded or Overloaded; then nothing is left behind.
+        """
+        reach(Point.DECODE_OPENING)
+        host = self._host
+        _check(request, host.facts, time.time())
+        earlier = self._requests.get(request.request_id)
+        if earlier is not None:
+            is_same = request.attempt == earlier.request.attempt
+            if not earlier.has_ended and (is_same or self._is_late(earlier, request.attempt)):
+                raise InvalidRequest(
+                    f"request {request.request_id} is open already, as attempt {earlier.request.attempt}; "
+                    f"attempt {request.attempt} comes too late",
+                    field="request_id",
+                )
+            self._detach(earlier, request.router_id)
+            self._drop(earlier, Cancelled("a later attempt replaced it"))
+        sequence = self._sequence(request)
+        pulled = len(request.block_hashes) if source is not None else peer.blocks if peer is not None else 0
+        sequence.pulled_blocks = pulled
+        state = RequestState(
+            request, sequence, source, host.facts.block_size, RequestTrace(host.recorder, request), peer
+        )
+        host.scheduler.enqueue(state.sequence)
+        state.lifetime.mark(Instant.OPENED)
+        self._requests[request.request_id] = state
+        self._by_sequence[state.sequence] = state
+        self.output_stream(request.router_id).carry(state, state.first_position)
+        self._set_timer(state)
+        log.info(
+            "opened request=%s attempt=%d known=%d source=%s peer=%s",
+            request.request_id, request.attempt, len(state.sequence.known),
+            source.worker_id if source else "local", peer.worker.worker_id if peer else "none",
+        )  # fmt: skip
+        host.loop.wake()
+        reach(Point.DECODE_QUEUED)
+
+    def close_request(self, request_id: RequestId, attempt: int) -> None:
+        """Free everything that a request holds; closing an unknown request is no error."""
+        reach(Point.DECODE_CLOSING)
+        state = self._requests.get(request_id)
+        if state is not None and not self._is_late(state, attempt) and attempt <= state.request.attempt:
+            self._drop(state, Cancelled("closed by its router"))
+
+    def attach(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> None:
+        """Send a request's tokens from a position on over the stream of this router."""
+        reach(Point.DECODE_ATTACHING)
+        state = self._attachable(request_id, attempt, router_id, from_position)
+        self.output_stream(state.request.router_id).drop(state)
+        state.request = dataclasses.replace(state.request, router_id=router_id)
+        self.output_stream(router_id).carry(state, from_position)
+
+    def reattach(self, wanted: worker_pb2.AttachRequest) -> None:
+        """Attach under a later attempt, so that calls of the previous router are stale. Raises as `attach` does."""
+        reach(Point.DECODE_ATTACHING)
+        request_id, router_id = RequestId(wanted.request_id), wanted.router_id
+        state = self._attachable(request_id, wanted.attempt, router_id, wanted.from_position)
+        if wanted.new_attempt <= wanted.attempt:
+            raise InvalidRequest(
+                f"attempt {wanted.new_attempt} is not later than {wanted.attempt}", field="new_attempt"
+            )
+        deadline_s = wanted.deadline_s if wanted.HasField("deadline_s") else None
+        if deadline_s is not None:
+            _check_deadline(deadline_s)
+        self._detach(state, router_id)
+        self.output_stream(state.request.router_id).drop(state)
+        state.request = dataclasses.replace(
+            state.request,
+            router_id=router_id,
+            attempt=wanted.new_attempt,
+            deadline_s=deadline_s,
+        )
+        if not state.has_ended:
+            self._set_timer(state)
+        self.output_stream(router_id).carry(state, wanted.from_position)
+        log.info("reattached request=%s attempt=%d router=%s", request_id, wanted.new_attempt, router_id)
+
+    def find(self, stream: str) -> list[worker_pb2.RequestSnapshot]:
+        """Return what is known of the requests of one client stream, open or ended."""
+        begins = f"{stream}#"
+        return [state.snapshot() for name, state in self._requests.items() if name.startswith(begins)]
+
+    def output_stream(self, router_id: str) -> OutputStream:
+        output_stream = self._output_streams.get(router_id)
+        if output_stream is None:
+            config = self._host.config
+            output_stream = self._output_streams[router_id] = OutputStream(
+                config.runtime.orphan_grace_s,
+                config.patience.heartbeat_s,
+                lambda requests: self._abandon(router_id, requests),
+            )
+        return output_stream
+
+    # Calls by the work loop
+
+    def admitted(self, admission: Admission) -> None:
+        reach(Point.DECODE_ADMITTED)
+        state = self._by_sequence[admission.sequence]
+        state.move_to(Stage.RESERVED)
+        state.lifetime.mark(Instant.ADMITTED)
+        if not admission.sequence.preemptions:
+            state.missing_blocks = len(admission.missing)
+        if self._began(state, self._start_pull(state, admission.missing)):
+            state.move_to(Stage.PULLING)
+        else:
+            state.move_to(Stage.RUNNING)
+
+    def planning(self) -> None:
+        if self._host.config.schedule.local_prefill:
+            self._local_prefill.consider(self._by_sequence.values())
+
+    def preempted(self, sequence: Sequence) -> None:
+        reach(Point.DECODE_PREEMPTED)
+        self._by_sequence[sequence].move_to(Stage.WAITING)
+        self._host.pulls.prune()
+
+    def emitted(self, emissions: list[Emission]) -> None:
+        if emissions:
+            reach(Point.DECODE_SAMPLED)
+        for emission in emissions:
+            state = self._by_sequence[emission.sequence]
+            if emission.finish is FinishReason.ERROR:
+                self._fail(state, NonFiniteLogits("the model's numbers overflowed for this request: no token to draw"))
+                continue
+            state.tokens.append(emission.token)
+            state.trace.emitted(emission.sequence.steps)
+            state.lifetime.mark(Instant.FIRST_TOKEN)
+            if state.stage is Stage.PULLING:  # its blocks arrived through other pulls
+                state.move_to(Stage.RUNNING)
+            if emission.finish is not None:
+                state.finish = emission.finish
+                self._end(state, Stage.DONE)
+            self.output_stream(state.request.router_id).notify(state)
+
+    def computed(self, step: Step, seconds: float) -> None:
+        for chunk in step.chunks:
+            state = self._by_sequence.get(chunk.sequence)
+            if state is not None and chunk.end - chunk.start > 1:
+                state.trace.chunks.ran(chunk.start, chunk.end, seconds)
+
+    def failed(self, sequences: list[Sequence], error: Exception) -> None:
+        reason = f"the engine could not compute this request: {type(error).__name__}: {error}"
+        for sequence in sequences:
+            self._fail(self._by_sequence[sequence], StepFailed(reason))
+
+    def lost(self, error: EngineLost) -> None:
+        for state in list(self._by_sequence.values()):
+            self._fail(state, error)
+
+    # Calls by the worker
+
+    def register(self, host: WorkerHost) -> None:
+        worker_pb2_grpc.add_DecodeServicer_to_server(DecodeService(self, host.validator), host.rpc.server)
+        host.rpc.offer("twostroke.v1.Decode")
+
+    def begin(self, wanted: RequestedBlocks) -> CachedOnlyJob:
+        """Serve a pull from the cache alone: a decode worker computes only for its own requests."""
+        return CachedOnlyJob(self._host.pool, wanted.block_hashes, wanted.blocks, self._host.loop.wake)
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._by_sequence)
+
+    def close(self) -> None:
+        for state in list(self._requests.values()):
+            self._drop(state, Cancelled("the worker shuts down"))
+        self._local_prefill.close()
+        for output_stream in self._output_streams.values():
+            output_stream.close()
+
+    # Internals
+
+    def _attachable(self, request_id: RequestId, attempt: int, router_id: str, from_position: int) -> RequestState:
+        state = self._requests.get(request_id)
+        is_late = state is not None and self._is_late(state, attempt)
+        if state is not None and is_late and state.request.router_id != router_id:
+            raise _attached_by(state.request.router_id)
+        if state is None or is_late or attempt > state.request.attempt:
+            raise NotFound(f"request {request_id} attempt {attempt} is not here")
+        if not state.first_position <= from_position <= state.end_position:
+            raise InvalidRequest(
+                f"positions {state.first_position} to {state.end_position} can be attached to, got {from_position}",
+                field="from_position",
+            )
+        return state
+
+    def _is_late(self, state: RequestState, attempt: int) -> bool:
+        """Tell whether a call is about an attempt that a later one has replaced, and count it."""
+        if attempt >= state.request.attempt:
+            return False
+        self._host.metrics.stale_attempts.inc()
+        return True
+
+    def _detach(self, state: RequestState, router_id: str) -> None:
+        """Notify the router that had the request, so that it does not recover the stream elsewhere."""
+        if state.request.router_id != router_id:
+            self.output_stream(state.request.router_id).detach(state, state.detach_notice(_attached_by(router_id)))
+
+    def _set_timer(self, state: RequestState) -> None:
+        if state.timer is not None:
+            state.timer.cancel()
+        if state.request.deadline_s is not None:
+            delay_s = state.request.deadline_s - time.time()
+            state.timer = asyncio.get_running_loop().call_later(delay_s, self._expire, state)
+
+    def _sequence(self, request: Request) -> Sequence:
+        return Sequence(
+            request.request_id,
+            self._host.new_session(),
+            request.known,
+            len(request.prompt),
+            list(request.block_hashes),
+            request.salt,
+            request.sampling,
+            request.public_blocks,
+        )
+
+    def _start_pull(self, state: RequestState, missing: list[int]) -> asyncio.Task[PullReport] | None:
+        """Pull all missing blocks from the page source, or without one those that a peer holds."""
+        sequence, source, peer = state.sequence, state.source, state.peer
+        if source is None:
+            return self._pull_from_peer(state, peer, missing) if peer is not None else None
+        if not missing:
+            return None
+        spec = PullSpec(
+            sequence.request_id,
+            self._host.new_session(),
+            source,
+            list(sequence.known),
+            list(sequence.block_hashes),
+            {block: sequence.pages[block] for block in missing},
+            peer,
+            deadline_s=state.request.deadline_s,
+            trace=state.trace.span,
+        )
+        return self._host.pulls.start(spec, self._tasks)
+
+    def _pull_from_peer(
+        self, state: RequestState, peer: PeerPrefix, blocks: list[int]
+    ) -> asyncio.Task[PullReport] | None:
+        return self._peer_pulls.start(state.sequence, peer, blocks, trace=state.trace.span)
+
+    def _began(self, state: RequestState, pull: asyncio.Task[PullReport] | None) -> bool:
+        if pull is None:
+            return False
+        state.pull = pull
+        pull.add_done_callback(lambda task: self._pull_ended(state, task))
+        return True
+
+    def _pull_ended(self, state: RequestState, pull: asyncio.Task[PullReport]) -> None:
+        report = None if pull.cancelled() else pull.result()
+        if report is not None:
+            state.pulled(report)
+        if state.stage is not Stage.PULLING or state.pull is not pull:
+            return
+        has_failed = report is not None and report.failure is not None
+        if not (has_failed and self._began(state, self._start_second_pull(state))):
+            state.move_to(Stage.RUNNING)
+
+    def _start_second_pull(self, state: RequestState) -> asyncio.Task[PullReport] | None:
+        """Fetch from the peer what the failed page source was to fetch there; once, before more is computed here."""
+        peer, state.peer = state.peer, None
+        if peer is None or state.source is None or peer.worker.worker_id == state.source.worker_id:
+            return None
+        pool, pages = self._host.pool, state.sequence.pages[: len(state.request.block_hashes)]
+        unwritten = [block for block, page in enumerate(pages) if pool.is_arriving(page) and pool.writer(page) is None]
+        return self._pull_from_peer(state, peer, unwritten)
+
+    def _expire(self, state: RequestState) -> None:
+        self._fail(state, DeadlineExceeded("the request's deadline has passed"))
+
+    def _abandon(self, router_id: str, requests: list[RequestState]) -> None:
+        """Abort requests that no router has attached to within the grace period."""
+        if not self._output_streams[router_id].is_connected:
+            self._output_streams.pop(router_id).close()
+        log.info("abandoned router=%s requests=%d", router_id, len(requests))
+        for state in requests:
+            self._drop(state, Cancelled("its router went away"))
+
+    def _fail(self, state: RequestState, error: ServeError) -> None:
+        state.error = error
+        self._end(state, Stage.FAILED)
+        self.output_stream(state.request.router_id).notify(state)
+
+    def _drop(self, state: RequestState, error: ServeError) -> None:
+        """End a request without a message, and keep nothing of it."""
+        if not state.has_ended:
+            state.error = error
+            self._end(state, Stage.FAILED)
+        self._forget(state)
+
+    def _end(self, state: RequestState, stage: Stage) -> None:
+        """Free what the request holds; its state stays until the router has had time to fetch the end."""
+        state.move_to(stage)
+        state.lifetime.mark(Instant.DONE)
+        del self._by_sequence[state.sequence]
+        self._host.scheduler.end(state.sequence)
+        self._host.pulls.prune()
+        self._host.loop.wake()
+        self._host.progress.notify()
+        self._host.feed.publish()  # routers count its slot as taken until they learn otherwise
+        if state.timer is not None:
+            state.timer.cancel()
+        grace_s = self._host.config.runtime.orphan_grace_s
+        state.timer = asyncio.get_running_loop().call_later(grace_s, self._forget, state)
+        outcome = state.finish or type(state.error).__name__
+        log.info("done request=%s tokens=%d outcome=%s", state.request.request_id, len(state.tokens), outcome)
+
+    def _forget(self, state: RequestState) -> None:
+        assert state.timer is not None
+        state.timer.cancel()
+        del self._requests[state.request.request_id]
+        output_stream = self._output_streams.get(state.request.router_id)
+        if output_stream is not None:
+            output_stream.drop(state)
+
+
+def _attached_by(router_id: str) -> Cancelled:
+    return Cancelled(f"{router_id} goes on with this stream")
+
+
+def _check(request: Request, facts: LoadedModel, now_s: float) -> None:
+    """Raise InvalidRequest, naming the field, or DeadlineExceeded for what can never be served here."""
+    prompt, longest = len(request.prompt), len(request.prompt) + request.sampling.max_tokens
+    if not prompt:
+        raise InvalidRequest("the prompt is empty", field="prompt")
+    _check_ids(request.known, "prompt", facts)
+    _check_ids([token for token, _ in request.sampling.logit_bias], "logit_bias", facts)
+    _check_ids(request.sampling.stop_token_ids, "stop_token_ids", facts)
+    fits = facts.pages * facts.block_size
+    if longest > min(fits, facts.max_model_len):
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {min(fits, facts.max_model_len)} tokens. However, prompt "
+            f"({prompt} tokens) plus max_tokens ({request.sampling.max_tokens}) is {longest}. The model serves "
+            f"{facts.max_model_len}, the whole page pool holds {fits} tokens. (context_length_exceeded)",
+            field="max_tokens",
+        )
+    if len(request.emitted) >= request.sampling.max_tokens:
+        raise InvalidRequest(f"all {request.sampling.max_tokens} tokens are emitted already", field="emitted")
+    blocks = (prompt + len(request.emitted)) // facts.block_size
+    if len(request.block_hashes) != blocks:
+        raise InvalidRequest(f"{len(request.block_hashes)} block hashes for {blocks} full blocks", field="block_hashes")
+    if request.public_blocks > prompt // facts.block_size:
+        raise InvalidRequest(
+            f"{request.public_blocks} public blocks, but the prompt has {prompt // facts.block_size}",
+            field="public_blocks",
+        )
+    if request.deadline_s is not None:
+        _check_deadline(request.deadline_s)
+        if request.deadline_s <= now_s:
+            raise DeadlineExceeded("the deadline had passed when the request arrived")
+
+
+def _check_ids(tokens: Iterable[int], field: str, facts: LoadedModel) -> None:
+    highest = max(tokens, default=0)
+    if highest >= facts.vocab_size:
+        raise InvalidRequest(f"token ids go up to {facts.vocab_size - 1}, got {highest}", field=field)
+
+
+def _check_deadline(deadline_s: float) -> None:
+    if not math.isfinite(deadline_s):
+        raise InvalidRequest(f"the deadline must be finite, got {deadline_s}", field="deadline_s")

@@ -1,0 +1,188 @@
+"""A request on a decode worker: its stage, the sequence that computes it, the tokens emitted so far, its spans."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass, field
+
+from twostroke.errors import ServeError
+from twostroke.lifetime import Instant, Lifetime
+from twostroke.request import FinishReason, Request, SampledToken
+from twostroke.rpc.convert import error_to_message, sampling_to_message, tokens_to_messages
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.scheduler.sequence import Sequence
+from twostroke.tracing.parts import Chunks
+from twostroke.tracing.recorder import Recorder
+from twostroke.tracing.span import OpenSpan
+from twostroke.worker.pulls.pull_client import PullReport
+
+
+class Stage(enum.Enum):
+    WAITING = "waiting"
+    RESERVED = "reserved"
+    PULLING = "pulling"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+NEXT: dict[Stage, frozenset[Stage]] = {
+    Stage.WAITING: frozenset({Stage.RESERVED, Stage.FAILED}),
+    Stage.RESERVED: frozenset({Stage.PULLING, Stage.RUNNING, Stage.FAILED}),  # RUNNING: nothing to pull
+    Stage.PULLING: frozenset({Stage.RUNNING, Stage.WAITING, Stage.FAILED}),  # WAITING: preempted
+    Stage.RUNNING: frozenset({Stage.DONE, Stage.WAITING, Stage.FAILED}),  # WAITING: preempted
+    Stage.DONE: frozenset(),
+    Stage.FAILED: frozenset(),
+}
+
+FINAL = frozenset({Stage.DONE, Stage.FAILED})
+
+
+class RequestTrace:
+    """Spans of one request, driven by its stages."""
+
+    def __init__(self, recorder: Recorder, request: Request) -> None:
+        self.span = recorder.begin("attempt", request.request_id, request.trace)
+        self.span.set(attempt=request.attempt, known_tokens=len(request.prompt) + len(request.emitted))
+        self.chunks = Chunks(self.span)
+        self._queue = self.span.begin("queue")
+        self._decode: OpenSpan | None = None
+        self._steps_before = 0
+
+    def moved(self, stage: Stage) -> None:
+        if stage is Stage.WAITING:
+            self.span.event("preempted")
+            self._queue = self.span.begin("queue")
+        elif stage not in FINAL:
+            self._queue.end()
+
+    def emitted(self, steps: int) -> None:
+        """Note a sampled token after so many steps; decoding begins with the first."""
+        if self._decode is None:
+            self._decode = self.span.begin("decode")
+            self._steps_before = steps - 1
+
+    def end(
+        self, *, tokens: int, steps: int, preemptions: int, cached_tokens: int, outcome: str, error: str | None
+    ) -> None:
+        self._queue.end(error="it was never admitted")
+        self.chunks.end()
+        if self._decode is not None:
+            self._decode.set(tokens=tokens, steps=steps - self._steps_before, preemptions=preemptions)
+            self._decode.end()
+        self.span.set(cached_tokens=cached_tokens, computed_tokens=self.chunks.tokens, outcome=outcome)
+        self.span.end(error=error)
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """The request manager owns it and alone changes it."""
+
+    request: Request
+    sequence: Sequence
+    source: worker_pb2.PageSource | None
+    block_size: int
+    trace: RequestTrace
+    peer: PeerPrefix | None = None
+    """A worker that holds a prefix. The page source, or this worker without one, fetches there what it lacks."""
+    lifetime: Lifetime = field(default_factory=Lifetime)
+    stage: Stage = Stage.WAITING
+    tokens: list[SampledToken] = field(default_factory=list)
+    """Tokens of this attempt; the first has position len(request.emitted)."""
+    finish: FinishReason | None = None
+    error: ServeError | None = None
+    missing_blocks: int = 0
+    """Full blocks that this worker lacked when the request was first admitted."""
+    reused_blocks: int = 0
+    """Missing blocks that came from the cache of the page source or of the peer."""
+    pull: asyncio.Task[PullReport] | None = None
+    """The latest pull; those of earlier admissions may still be ending."""
+    timer: asyncio.TimerHandle | None = None
+    """The timer ends the request at its deadline, and drops the state some time after its end."""
+
+    def move_to(self, stage: Stage) -> None:
+        assert stage in NEXT[self.stage], f"{self.stage.name} -> {stage.name}"
+        self.stage = stage
+        self.trace.moved(stage)
+        if self.has_ended:
+            self._end_trace()
+
+    def _end_trace(self) -> None:
+        self.trace.end(
+            tokens=len(self.tokens),
+            steps=self.sequence.steps,
+            preemptions=self.sequence.preemptions,
+            cached_tokens=self.cached_tokens,
+            outcome=type(self.error).__name__ if self.finish is None else self.finish.value,
+            error=None if self.error is None else repr(self.error),
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        return self.stage in FINAL
+
+    @property
+    def first_position(self) -> int:
+        return len(self.request.emitted)
+
+    @property
+    def end_position(self) -> int:
+        """Position of the next token."""
+        return self.first_position + len(self.tokens)
+
+    def pulled(self, report: PullReport) -> None:
+        if not self.sequence.preemptions:  # later pulls bring back what was counted before
+            self.reused_blocks += report.pulled - report.computed
+        for instant, when in ((Instant.FIRST_PAGE, report.first_page_s), (Instant.LAST_PAGE, report.last_page_s)):
+            if when is not None:
+                self.lifetime.merge({instant.value: when})
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens whose KV was found in a cache instead of being computed for this request."""
+        blocks = len(self.request.block_hashes) - self.missing_blocks + self.reused_blocks
+        return min(blocks * self.block_size, len(self.request.prompt))
+
+    def entry(self, from_position: int) -> worker_pb2.TokenEntry:
+        """Return the message to the router: tokens from `from_position` on, and the end if it has come."""
+        entry = worker_pb2.TokenEntry(
+            request_id=self.request.request_id,
+            attempt=self.request.attempt,
+            position=from_position,
+            tokens=tokens_to_messages(self.tokens[from_position - self.first_position :]),
+        )
+        if from_position == self.first_position or self.has_ended:
+            entry.cached_tokens = self.cached_tokens
+            entry.local_tokens = self.sequence.hit_blocks * self.block_size
+            entry.lifetime.update(self.lifetime.as_dict())
+        if self.finish is not None:
+            entry.finish_reason = self.finish.value
+        if self.error is not None:
+            entry.finish_reason = FinishReason.ERROR.value
+            entry.error.CopyFrom(error_to_message(self.error))
+        return entry
+
+    def detach_notice(self, error: ServeError) -> worker_pb2.TokenEntry:
+        """Return the message to a router whose request another router has attached to."""
+        return worker_pb2.TokenEntry(
+            request_id=self.request.request_id,
+            attempt=self.request.attempt,
+            position=self.end_position,
+            finish_reason=FinishReason.ERROR.value,
+            error=error_to_message(error),
+        )
+
+    def snapshot(self) -> worker_pb2.RequestSnapshot:
+        """Return all that is known of the request, for a router that recovers its stream."""
+        request, reason = self.request, FinishReason.ERROR if self.error is not None else self.finish
+        return worker_pb2.RequestSnapshot(
+            request_id=request.request_id,
+            attempt=request.attempt,
+            prompt=request.prompt,
+            sampling=sampling_to_message(request.sampling),
+            tokens=tokens_to_messages([*request.emitted, *self.tokens]),
+            finish_reason=reason.value if reason is not None else "",
+            cached_tokens=self.cached_tokens,
+        )

@@ -1,0 +1,1 @@
+"""TODO tests/unit/decode_worker."""

@@ -1,0 +1,34 @@
+"""Answers without a worker around them."""
+
+from __future__ import annotations
+
+from decode_worker.request_state import RequestState, RequestTrace
+from twostroke.ids import RequestId, SessionId
+from twostroke.kv_cache.block import block_hashes_of
+from twostroke.request import FinishReason, Request, SampledToken, SamplingParams
+from twostroke.scheduler.sequence import Sequence
+from twostroke.tracing.recorder import Recorder
+
+
+def an_answer(
+    request_id: str = "r", *, prompt: int = 40, emitted: int = 0, router_id: str = "router-0"
+) -> RequestState:
+    tokens, sampling = tuple(range(prompt)), SamplingParams(seed=1, max_tokens=100)
+    known = [*tokens, *range(emitted)]
+    hashes = block_hashes_of(known, 16)
+    request = Request(
+        request_id=RequestId(request_id),
+        attempt=0,
+        prompt=tokens,
+        emitted=tuple(SampledToken(token) for token in range(emitted)),
+        block_hashes=tuple(hashes),
+        sampling=sampling,
+        router_id=router_id,
+    )
+    sequence = Sequence(request.request_id, SessionId(1), known, prompt, hashes, b"", sampling)
+    return RequestState(request, sequence, None, 16, RequestTrace(Recorder(), request))
+
+
+def grow(answer: RequestState, *tokens: int, finish: FinishReason | None = None) -> None:
+    answer.tokens += [SampledToken(token) for token in tokens]
+    answer.finish = finish

@@ -1,0 +1,382 @@
+"""The life of a scheduler as a state machine: what can happen to it, and what has to hold after each of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.unit.scheduler.symbolic import (
+    GARBAGE,
+    SymbolicMemory,
+    SymbolicRunner,
+    answer_alone,
+    answering,
+    limits,
+    prefilling,
+    pulling,
+)
+from twostroke.config import ScheduleConfig
+from twostroke.ids import BlockHash, PageId, SessionId
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import FinishReason, SamplingParams
+from twostroke.scheduler.batch import StepResult
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.cost import Budget, StepCost
+from twostroke.scheduler.scheduler import Admission, Scheduler
+from twostroke.scheduler.sequence import Sequence
+
+MAX_MODEL_LEN = 30
+MAX_TURNS = 3000
+"""Far more than any of these histories needs to come to rest."""
+
+picks = st.integers(0, 10**6)
+
+
+@dataclass
+class Pull:
+    session: SessionId
+    remaining: dict[PageId, BlockHash]
+
+
+@dataclass
+class Flight:
+    step: Step
+    result: StepResult | None = None
+
+
+class Tight(Budget):
+    """As few prompt tokens beside streams as the history likes."""
+
+    def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
+        assert streams
+        assert context_tokens >= streams
+        return self.most_prompt_tokens
+
+
+class SchedulerHistory(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4]),
+        pages=st.integers(4, 14),
+        budget=st.integers(1, 24),
+        beside=st.none() | st.integers(1, 8),
+        max_num_seqs=st.integers(1, 6),
+        max_passes=st.integers(0, 3),
+        align_chunks=st.booleans(),
+    )
+    def begin(
+        self,
+        block_size: int,
+        pages: int,
+        budget: int,
+        beside: int | None,
+        max_num_seqs: int,
+        max_passes: int,
+        align_chunks: bool,
+    ) -> None:
+        self.beside = None if beside is None else Tight(0.0, StepCost(), beside)
+        self.block_size = block_size
+        self.memory = SymbolicMemory(pages, block_size)
+        self.pool = BlockPool(pages, self.memory)
+        self.runner = SymbolicRunner(self.memory, self.pool)
+        config = ScheduleConfig(
+            max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_passes=max_passes, max_waiting=10**6
+        )
+        self.scheduler = Scheduler(
+            self.pool, config, limits(block_size, max_model_len=MAX_MODEL_LEN, align_chunks=align_chunks)
+        )
+        self.flight: Flight | None = None
+        self.live: list[Sequence] = []
+        self.answers: dict[Sequence, list[int]] = {}
+        self.content: dict[BlockHash, list[tuple[int, int]]] = {}
+        """What each named block must hold."""
+        self.texts: list[list[int]] = [[]]
+        """Token lists seen so far: new prompts go on from them."""
+        self.pulls: list[Pull] = []
+        self.pins: list[list[PageId]] = []
+        self.numbers = 0
+        self.seen: Counter[str] = Counter()
+
+    def number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    def fits(self, tokens: int) -> bool:
+        return -(-tokens // self.block_size) <= self.pool.total
+
+    def learn(self, known: list[int], hashes: list[BlockHash]) -> None:
+        for block, name in enumerate(hashes):
+            start = block * self.block_size
+            self.content[name] = [(p, known[p]) for p in range(start, start + self.block_size)]
+
+    # Work comes in
+
+    @rule(
+        pick=picks,
+        cut=st.integers(0, 30),
+        more=st.lists(st.integers(0, 1), max_size=9),
+        max_tokens=st.integers(1, 9),
+        min_tokens=st.integers(0, 4),
+        seed=st.integers(0, 2),
+        ignore_eos=st.booleans(),
+        stop=st.sampled_from([(), (3,)]),
+    )
+    def ask(
+        self,
+        pick: int,
+        cut: int,
+        more: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        seed: int,
+        ignore_eos: bool,
+        stop: tuple[int, ...],
+    ) -> None:
+        prompt = [*self.texts[pick % len(self.texts)][:cut], *more]
+        if not prompt or len(prompt) >= MAX_MODEL_LEN or not self.fits(len(prompt) + max_tokens):
+            return
+        params = SamplingParams(
+            seed=seed,
+            max_tokens=max_tokens,
+            min_tokens=min(min_tokens, max_tokens),
+            ignore_eos=ignore_eos,
+            stop_token_ids=stop,
+        )
+        sequence = answering(self.number(), prompt, params, self.block_size)
+        self.texts.append(prompt)
+        self.answers[sequence] = []
+        self.live.append(sequence)
+        self.scheduler.enqueue(sequence)
+
+    @rule(pick=picks, cut=st.integers(0, 30), more=st.lists(st.integers(0, 1), max_size=9))
+    def ask_for_pages(self, pick: int, cut: int, more: list[int]) -> None:
+        job = prefilling(self.number(), [*self.texts[pick % len(self.texts)][:cut], *more], self.block_size)
+        if not job.block_hashes or not self.fits(len(job.known)):
+            return
+        self.texts.append(list(job.known))
+        self.live.append(job)
+        self.scheduler.enqueue(job)
+
+    # Work is done
+
+    @rule(pull=st.lists(st.booleans(), min_size=1, max_size=5))
+    def admit(self, pull: list[bool]) -> None:
+        """Also while a step is in flight."""
+        for admission in self.scheduler.admit():
+            self.begin_pull(admission, pull)
+
+    def begin_pull(self, admission: Admission, pull: list[bool]) -> None:
+        sequence = admission.sequence
+        self.learn(sequence.known, sequence.block_hashes)
+        assert all(self.pool.is_arriving(sequence.pages[index]) for index in admission.missing)
+        assert all(self.pool.writer(sequence.pages[index]) is None for index in admission.missing)
+        chosen = [index for index in admission.missing if pull[index % len(pull)]]
+        if not chosen:
+            return
+        session = pulling(self.number())
+        for index in chosen:
+            self.pool.assign_writer(sequence.pages[index], session)
+        self.pulls.append(Pull(session, {sequence.pages[index]: sequence.block_hashes[index] for index in chosen}))
+
+    @precondition(lambda self: self.flight is None)
+    @rule(runs_at_once=st.booleans())
+    def begin_step(self, runs_at_once: bool) -> None:
+        step = self.scheduler.plan(self.beside)
+        for sequence in self.scheduler.take_preempted():
+            assert not sequence.pages
+            self.seen["preempted"] += 1
+        if step is None:
+            return
+        budget = self.scheduler._config.max_num_batched_tokens
+        assert 0 < len(step.batch.tokens) <= budget
+        streams = [chunk for chunk in step.chunks if chunk.samples and chunk.end - chunk.start == 1]
+        if self.beside is not None and streams:
+            singles = sum(chunk.end - chunk.start == 1 for chunk in step.chunks)
+            assert len(step.batch.tokens) - singles <= self.beside.most_prompt_tokens
+        self.flight = Flight(step)
+        if runs_at_once:
+            self.runner.write(step)
+            self.flight.result = self.runner.attend(step)
+
+    @precondition(lambda self: self.flight is not None)
+    @rule()
+    def end_step(self) -> None:
+        assert self.flight is not None
+        step, result = self.flight.step, self.flight.result
+        self.flight = None
+        if result is None:
+            self.runner.write(step)
+        result = self.runner.attend(step)
+        for emission in self.scheduler.update(step, result):
+            sequence = emission.sequence
+            self.answers[sequence].append(emission.token.token)
+            self.check_answer(sequence, emission.finish)
+        for chunk in step.chunks:
+            self.learn(chunk.sequence.known, chunk.sequence.block_hashes)
+
+    def check_answer(self, sequence: Sequence, finish: FinishReason | None) -> None:
+        assert sequence.sampling is not None
+        prompt = sequence.known[: sequence.prompt_tokens]
+        answer, reason = answer_alone(prompt, sequence.sampling, MAX_MODEL_LEN)
+        so_far = self.answers[sequence]
+        assert so_far == answer[: len(so_far)]
+        assert finish == (reason if len(so_far) == len(answer) else None)
+        if finish is not None:
+            assert sequence.ended
+            self.seen["answer done after preemption" if sequence.preemptions else "answer done"] += 1
+            self.live.remove(sequence)
+            self.texts.append(list(sequence.known))
+
+    @precondition(lambda self: self.flight is not None)
+    @rule(pick=st.integers(0, 4))
+    def lose_step(self, pick: int) -> None:
+        if pick or self.flight is None:
+            return
+        step = self.flight.step
+        was_live = {chunk.sequence for chunk in step.chunks if not chunk.sequence.ended}
+        self.flight = None
+        failed = self.scheduler.abort_step(step)
+        assert set(failed) == was_live
+        self.seen["step failed"] += 1
+        self.live = [sequence for sequence in self.live if sequence not in was_live]
+
+    @rule()
+    def hand_over_pages(self) -> None:
+        """A job whose blocks are all readable is done."""
+        for job in [sequence for sequence in self.live if sequence.sampling is None]:
+            if job.pages and all(self.pool.is_filled(page) for page in job.pages):
+                assert [self.pool.find(name) for name in job.block_hashes] == job.pages
+                self.seen["job done"] += 1
+                self.scheduler.end(job)
+                self.live.remove(job)
+
+    @precondition(lambda self: self.live)
+    @rule(pick=picks, really=st.integers(0, 2))
+    def abort(self, pick: int, really: int) -> None:
+        if not really:
+            sequence = self.live.pop(pick % len(self.live))
+            if self.flight is not None and any(chunk.sequence is sequence for chunk in self.flight.step.chunks):
+                self.seen["aborted in flight"] += 1
+            self.scheduler.end(sequence)
+            self.scheduler.end(sequence)
+
+    # Others write and read pages
+
+    @precondition(lambda self: self.pulls)
+    @rule(pick=picks)
+    def page_arrives(self, pick: int) -> None:
+        pull = self.pulls[pick % len(self.pulls)]
+        page = sorted(pull.remaining)[pick % len(pull.remaining)]
+        name = pull.remaining.pop(page)
+        if not pull.remaining:
+            self.pulls.remove(pull)
+        assert self.pool.writer(page) == pull.session
+        self.memory.put(page, self.content[name])
+        if self.pool.is_arriving(page):
+            self.pool.fill(page)
+        else:
+            self.seen["unwanted page arrived"] += 1
+            self.pool.clear_writer(page)
+
+    @precondition(lambda self: self.pulls)
+    @rule(pick=picks)
+    def pull_fails(self, pick: int) -> None:
+        pull = self.pulls.pop(pick % len(self.pulls))
+        for page in pull.remaining:
+            assert self.pool.writer(page) == pull.session
+            self.memory.put(page, [GARBAGE] * self.block_size)
+            if self.pool.is_wanted(page):
+                self.seen["wanted pull failed"] += 1
+            self.pool.clear_writer(page)
+
+    @precondition(lambda self: self.content)
+    @rule(pick=picks)
+    def pin(self, pick: int) -> None:
+        known = self.texts[pick % len(self.texts)]
+        hashes = prefilling(self.number(), known, self.block_size).block_hashes
+        pages = [page for page in self.pool.share_filled(hashes) if page is not None]
+        if pages:
+            self.pins.append(pages)
+
+    @precondition(lambda self: self.pins)
+    @rule(pick=picks)
+    def unpin(self, pick: int) -> None:
+        self.pool.release(self.pins.pop(pick % len(self.pins)))
+
+    # What always holds
+
+    @invariant()
+    def pages_hold_what_their_names_say(self) -> None:
+        self.pool.check_integrity()
+        for name in self.memory.readable:
+            page = self.pool.find(name)
+            assert page is not None
+            if name in self.content:
+                assert self.memory.block(page) == self.content[name]
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        assert self.scheduler.waiting + self.scheduler.running == len(self.live)
+        holders = [*self.live, *(chunk.sequence for chunk in self.flight.step.chunks)] if self.flight else self.live
+        unwritten = {page for holder in holders for page in holder.pages if self.is_unwritten(page)}
+        written = sum(
+            sequence.pages[position // self.block_size] not in unwritten
+            and not self.comes_from_elsewhere(sequence, position // self.block_size)
+            for sequence in self.live
+            if sequence.pages
+            for position in range(sequence.computed, min(len(sequence.known), len(sequence.pages) * self.block_size))
+        )
+        unpaged = sum(
+            max(0, len(sequence.known) - max(sequence.computed, len(sequence.pages) * self.block_size))
+            for sequence in self.live
+            if sequence.pages
+        )
+        waiting = sum(sequence.pending_tokens for sequence in self.live if not sequence.pages)
+        assert self.scheduler.queued_tokens == waiting + written + unpaged + len(unwritten) * self.block_size
+
+    def is_unwritten(self, page: PageId) -> bool:
+        return self.pool.is_arriving(page) and self.pool.writer(page) is None
+
+    def comes_from_elsewhere(self, sequence: Sequence, block: int) -> bool:
+        page = sequence.pages[block]
+        return self.pool.is_filled(page) or self.pool.writer(page) not in (None, sequence.session)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        self.come_to_rest()
+        self.pool.check_integrity()
+        assert not self.live
+        assert self.pool.available == self.pool.total
+        assert all(self.pool.writer(PageId(page)) is None for page in range(self.pool.total))
+        assert self.scheduler.plan() is None
+
+    def come_to_rest(self) -> None:
+        """No more work comes in; what is here must end, whether pulls arrive or fail."""
+        for turn in range(MAX_TURNS):
+            self.hand_over_pages()
+            self.pages_hold_what_their_names_say()
+            if self.flight is not None:
+                self.end_step()
+                continue
+            if not (self.live or self.pulls or self.pins):
+                return
+            self.admit([turn % 3 == 0, False])
+            self.begin_step(bool(turn % 2))
+            if self.flight is None:
+                waited_for = len(self.live)
+                self.hand_over_pages()
+                assert len(self.live) < waited_for or self.nudge(turn) or not self.live, "wedged"
+        raise AssertionError(f"no rest after {MAX_TURNS} turns")
+
+    def nudge(self, turn: int) -> bool:
+        """Let the outside world do one thing; False where it has nothing to do."""
+        if self.pulls:
+            (self.page_arrives if turn % 3 else self.pull_fails)(turn)
+        elif self.pins:
+            self.unpin(turn)
+        else:
+            return False
+        return True

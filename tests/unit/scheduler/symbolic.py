@@ -1,0 +1,160 @@
+"""A model whose KV is legible: each slot holds the (position, token) it was computed for, or what a writer left behind.
+
+What a row samples is a hash of the facts that it attends to, so an answer is right only if every page was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as ListOf
+
+from twostroke.ids import BlockHash, PageId, RequestId, SessionId
+from twostroke.kv_cache.block import block_hashes_of
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import FinishReason, SampledToken, SamplingParams
+from twostroke.scheduler.batch import Batch, StepResult
+from twostroke.scheduler.batching import Step
+from twostroke.scheduler.scheduler import Limits
+from twostroke.scheduler.sequence import Sequence, building
+
+VOCABULARY = 8
+EOS = 7
+GARBAGE = (-1, -1)
+
+Fact = tuple[int, int]
+
+
+def limits(block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False) -> Limits:
+    return Limits(block_size, max_model_len, (EOS,), align_chunks)
+
+
+def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = ()) -> int:
+    """The model: a pure function of everything that it attends to."""
+    digest = hashlib.blake2b(bytes(context), digest_size=4, salt=seed.to_bytes(8, "little")).digest()
+    order = [(int.from_bytes(digest, "little") + offset) % VOCABULARY for offset in range(VOCABULARY)]
+    return next(token for token in order if token not in banned)
+
+
+def answer_alone(prompt: ListOf[int], params: SamplingParams, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What a sequence must answer whatever runs beside it."""
+    known = list(prompt)
+    while True:
+        answered = len(known) - len(prompt)
+        banned = (EOS, *params.stop_token_ids) if answered < params.min_tokens else ()
+        known.append(next_token(known, params.seed, banned))
+        answer = known[len(prompt) :]
+        if answer[-1] in params.stop_token_ids or (answer[-1] == EOS and not params.ignore_eos):
+            return answer, FinishReason.STOP
+        if len(answer) == params.max_tokens or len(known) == max_model_len:
+            return answer, FinishReason.LENGTH
+
+
+class SymbolicMemory:
+    """The pool's pages and, as its listener, their new lives."""
+
+    def __init__(self, pages: int, block_size: int) -> None:
+        self.pages = pages
+        self.block_size = block_size
+        self.facts: dict[int, Fact] = {}
+        self.readable: set[BlockHash] = set()
+
+    def stored(self, name: BlockHash) -> None:
+        assert name not in self.readable
+        self.readable.add(name)
+
+    def removed(self, name: BlockHash) -> None:
+        self.readable.remove(name)
+
+    def new_writer(self, page: PageId) -> None:
+        for slot in self.slots(page):
+            self.facts.pop(slot, None)
+
+    def slots(self, page: PageId) -> range:
+        return range(page * self.block_size, (page + 1) * self.block_size)
+
+    def put(self, page: PageId, facts: ListOf[Fact]) -> None:
+        self.facts.update(zip(self.slots(page), facts, strict=True))
+
+    def block(self, page: PageId) -> list[Fact | None]:
+        return [self.facts.get(slot) for slot in self.slots(page)]
+
+
+class SymbolicRunner:
+    def __init__(self, memory: SymbolicMemory, pool: BlockPool) -> None:
+        self._memory = memory
+        self._pool = pool
+        self.computed_tokens = 0
+        """Tokens whose KV was written."""
+
+    def run(self, step: Step) -> StepResult:
+        self.write(step)
+        return self.attend(step)
+
+    def write(self, step: Step) -> None:
+        """The KV of each query token goes to its slot. Nobody else may be writing there, and nobody reading."""
+        batch = step.batch
+        kept = [slot for slot in batch.write_slots.tolist() if slot // self._memory.block_size < self._memory.pages]
+        assert len(kept) == len(set(kept)), "one slot is written twice in one step"
+        for row, chunk in enumerate(step.chunks):
+            for index in range(batch.query_starts[row], batch.query_starts[row + 1]):
+                page = PageId(int(batch.write_slots[index]) // self._memory.block_size)
+                if page < self._memory.pages:
+                    assert not self._pool.is_filled(page), "a page that others read is written"
+                    assert not self._pool.is_arriving(page) or self._pool.writer(page) == chunk.sequence.session
+                    self._memory.facts[int(batch.write_slots[index])] = (
+                        int(batch.positions[index]),
+                        int(batch.tokens[index]),
+                    )
+        self.computed_tokens += len(kept)
+
+    def attend(self, step: Step) -> StepResult:
+        """Every row reads its whole context, and must find exactly its own tokens there."""
+        batch = step.batch
+        contexts = [self._context(batch, row) for row in range(batch.sequences)]
+        for row, chunk in enumerate(step.chunks):
+            assert contexts[row] == chunk.sequence.known[: chunk.end]
+            queries = slice(batch.query_starts[row], batch.query_starts[row + 1])
+            assert batch.tokens[queries].tolist() == chunk.sequence.known[chunk.start : chunk.end]
+            assert batch.positions[queries].tolist() == list(range(chunk.start, chunk.end))
+        for sample in batch.samples:
+            assert sample.position == len(contexts[sample.row])
+        return StepResult(
+            tuple(
+                SampledToken(next_token(contexts[sample.row], sample.params.seed, sample.banned))
+                for sample in batch.samples
+            ),
+            0.0,
+        )
+
+    def _context(self, batch: Batch, row: int) -> list[int]:
+        block_size = self._memory.block_size
+        tokens = []
+        for position in range(batch.context_lens[row]):
+            page = int(batch.block_tables[row, position // block_size])
+            fact = self._memory.facts.get(page * block_size + position % block_size)
+            assert fact is not None, f"row {row} reads position {position} of page {page}, which nobody wrote"
+            assert fact[0] == position, f"row {row} reads position {fact[0]} where {position} belongs"
+            tokens.append(fact[1])
+        return tokens
+
+
+def answering(number: int, prompt: ListOf[int], params: SamplingParams, block_size: int, salt: bytes = b"") -> Sequence:
+    return Sequence(
+        RequestId(f"answer-{number}"),
+        SessionId(2 * number),
+        list(prompt),
+        len(prompt),
+        block_hashes_of(prompt, block_size, salt),
+        salt,
+        params,
+    )
+
+
+def prefilling(number: int, tokens: ListOf[int], block_size: int) -> Sequence:
+    hashes = block_hashes_of(tokens, block_size)
+    return building(RequestId(f"pull-{number}"), SessionId(2 * number), tokens[: len(hashes) * block_size], hashes)
+
+
+def pulling(number: int) -> SessionId:
+    """The session of a pull: never that of a sequence."""
+    return SessionId(2 * number + 1)

@@ -1,0 +1,200 @@
+"""Epochs of workers that others pull from: the real pool, validator, handshake and page service, under a clock that
+stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from twostroke.config import Role
+from twostroke.errors import Overloaded, PeerLost, ServeError
+from twostroke.ids import BlockHash, Epoch, PageId
+from twostroke.kv_cache.block import HASH_BYTES, root_hash
+from twostroke.kv_cache.memory import PageMemory
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.rpc.v1 import worker_pb2
+from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.sockets import handshake
+from twostroke.worker.condition import Condition
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.pages_service import PagesService, RequestedBlocks
+from twostroke.worker.request_validator import RequestValidator
+
+SOURCE_PAGES = 4
+TURNS = 30
+"""Rounds of the event loop after which everything that can happen by itself has happened."""
+
+
+class StillLoop(asyncio.SelectorEventLoop):
+    """Time passes when it is told to."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def synchronize(self) -> None:
+        self.run_until_complete(_turns())
+
+    def pass_time(self, seconds: float) -> None:
+        for _ in range(round(seconds * 10)):
+            self.now += 0.101
+            self.synchronize()
+
+
+async def _turns() -> None:
+    for _ in range(TURNS):
+        await asyncio.sleep(0)
+
+
+@functools.cache
+def metrics(role: Role) -> WorkerMetrics:
+    return WorkerMetrics(role, 1)
+
+
+class Bytes:
+    """A pool and its memory; a page holds its block exactly if its bytes are the block's name."""
+
+    def __init__(self, pages: int) -> None:
+        self.memory = PageMemory(pages, HASH_BYTES)
+        listener = SimpleNamespace(
+            stored=lambda _: None, removed=lambda _: None, new_writer=self.memory.begin_new_generation
+        )
+        self.pool = BlockPool(pages, cast(Any, listener))
+
+    def write(self, page: PageId, name: BlockHash) -> None:
+        self.memory.page(page)[:] = np.frombuffer(name, np.uint8)
+
+    def check(self) -> None:
+        self.pool.check_integrity()
+        for name, page in self.pool._by_hash.items():
+            if self.pool.is_filled(page):
+                assert self.memory.page(page).tobytes() == name, f"page {page} is readable as a block that it is not"
+
+
+class Life(Bytes):
+    """Of a worker that serves pages, and computes those that it lacks when it is told to."""
+
+    def __init__(self, worker_id: str, incarnation: int) -> None:
+        super().__init__(SOURCE_PAGES)
+        self.worker_id, self.epoch = worker_id, Epoch(incarnation, incarnation + 100)
+        self.identity = Identity(worker_id, self.epoch, "f", "token")
+        self.handshake = handshake.ReaderValidator(self.identity, SOURCE_PAGES, HASH_BYTES)
+        self.progress = Condition()
+        self.endpoint = Endpoint("played", worker_id, "here", self.epoch, "f", SOURCE_PAGES, HASH_BYTES)
+        self.is_cut = False
+        """Nothing that it says arrives, and it hears of nothing."""
+        host = SimpleNamespace(
+            pool=self.pool,
+            loop=SimpleNamespace(wake=self.progress.notify),
+            validator=RequestValidator(worker_id, self.epoch, "f", metrics(Role.PREFILL)),
+            progress=self.progress,
+            metrics=metrics(Role.PREFILL),
+            facts=SimpleNamespace(block_size=1),
+            memory=self.memory,
+            digests=PageDigests(self.memory),
+            endpoints=[self.endpoint],
+            config=SimpleNamespace(patience=SimpleNamespace(heartbeat_s=0.5)),
+        )
+        self.service = PagesService(cast(Any, host), self, cast(Any, None))
+
+    @property
+    def source(self) -> worker_pb2.PageSource:
+        return worker_pb2.PageSource(worker_id=self.worker_id, address=self.worker_id, epoch=str(self.epoch))
+
+    def begin(self, wanted: RequestedBlocks) -> _Job:
+        claim = self.pool.claim(wanted.block_hashes, root_hash(), 0)
+        if claim is None:
+            raise Overloaded("no room")
+        return _Job(self, claim.pages)
+
+    def compute(self) -> None:
+        """Of the blocks that somebody waits for, one."""
+        for name, page in self.pool._by_hash.items():
+            if self.pool.is_arriving(page):
+                self.write(page, name)
+                self.pool.fill(page)
+                self.progress.notify()
+                return
+
+    def use(self, names: Sequence[BlockHash]) -> None:
+        """Compute these for nobody: whatever is pinned stays, other pages are given new lives."""
+        claim = self.pool.claim(names, root_hash(), 0)
+        if claim is not None:
+            for index in claim.missing:
+                self.write(claim.pages[index], names[index])
+                self.pool.fill(claim.pages[index])
+            self.pool.release(claim.pages)
+
+
+class _Job:
+    def __init__(self, life: Life, pages: list[PageId]) -> None:
+        self._life, self._pages = life, pages
+
+    def page(self, block: int) -> PageId | None:
+        return self._pages[block] if self._life.pool.is_filled(self._pages[block]) else None
+
+    def was_computed(self, block: int) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._life.pool.release(self._pages)
+
+
+class Call:
+    """A Pull between two workers, both ends."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, life: Life, request: worker_pb2.PullRequest) -> None:
+        self.life = life
+        self._said: asyncio.Queue[worker_pb2.PullResponse | Exception] = asyncio.Queue()
+        self._late: list[worker_pb2.PullResponse | Exception] = []
+        self._wants_end = False
+        self._serving = loop.create_task(self._serve(request))
+
+    @property
+    def is_open(self) -> bool:
+        """The source pins pages for it."""
+        return not self._serving.done()
+
+    async def read(self) -> worker_pb2.PullResponse:
+        said = await self._said.get()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def cancel(self) -> None:
+        self._wants_end = True
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Whatever the link lets through."""
+        if not self.life.is_cut:
+            while self._late:
+                self._said.put_nowait(self._late.pop(0))
+            if self._wants_end:
+                self._serving.cancel()
+
+    def drop(self) -> None:
+        """The source takes its puller for dead; the puller is not told."""
+        self._serving.cancel()
+
+    def break_off(self) -> None:
+        self._serving.cancel()
+        self._said.put_nowait(PeerLost("killed"))
+
+    async def _serve(self, request: worker_pb2.PullRequest) -> None:
+        try:
+            async with contextlib.aclosing(self.life.service.Pull(request, cast(Any, None))) as said:
+                async for message in said:
+                    self._late.append(message)
+                    self.pass_on()
+        except ServeError as error:
+            self._late.append(error)
+            self.pass_on()

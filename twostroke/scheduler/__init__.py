@@ -1,0 +1,10 @@
+"""The scheduler decides which tokens run next: computed catches up with known. Pure Python, no torch.
+
+sequence       a request's tokens, pages and how far its KV is computed
+scheduler      the one rule: prefix hits, arriving pages and forward passes all advance `computed`
+waiting_queue  the sequences that wait for pages, and their pending tokens
+cost           predicted length of a step, and how much of prompts fits beside running streams
+local_prefill  which prompts a decode worker computes instead of waiting for their pages
+batching       from chosen token ranges to a batch
+batch          input and result of one step: frozen host data
+"""

@@ -1,0 +1,67 @@
+"""Input and result of one engine step: frozen, picklable host data.
+
+T tokens of S sequences lie end to end (ragged). Sequence s owns tokens query_starts[s]:query_starts[s+1].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from twostroke.request import SampledToken, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """Sample one token after the last query token of sequence `row`."""
+
+    row: int
+    params: SamplingParams
+    position: int
+    """Index of the new token in prompt + output, 0-based: the noise's counter."""
+    banned: tuple[int, ...] = ()
+    """Token ids that must not be drawn here (end of sequence before min_tokens)."""
+    prompt: tuple[int, ...] = ()
+    """Only filled where penalties are on."""
+    output: tuple[int, ...] = ()
+    """Only filled where penalties are on."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    tokens: npt.NDArray[np.int32]
+    """[T] token ids."""
+    positions: npt.NDArray[np.int32]
+    """[T] position of each token in its sequence, 0-based."""
+    query_starts: npt.NDArray[np.int32]
+    """[S + 1]"""
+    context_lens: npt.NDArray[np.int32]
+    """[S] tokens that the last query token of each sequence attends to, itself included."""
+    block_tables: npt.NDArray[np.int32]
+    """[S, widest] page of each block, zero-padded on the right."""
+    write_slots: npt.NDArray[np.int64]
+    """[T] page * block_size + offset where the token's KV goes; the scratch page takes what is not kept."""
+    samples: tuple[SampleRow, ...] = ()
+
+    @property
+    def sequences(self) -> int:
+        return len(self.context_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    tokens: tuple[SampledToken, ...]
+    """One per `Batch.samples`, in order."""
+    seconds: float
+    """Device time of the step."""
+
+
+class Runner(Protocol):
+    """One model on one device. Only the engine thread calls `run`."""
+
+    def run(self, batch: Batch) -> StepResult: ...
+
+    def close(self) -> None: ...

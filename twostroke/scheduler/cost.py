@@ -1,0 +1,145 @@
+"""Predicted costs of steps, and how many prompt tokens fit into one beside running streams. Pure values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.scheduler.batch import Batch
+
+MIN_PROMPT_TOKENS = 16
+"""Prompt tokens that always run beside streams, so that no prompt starves; cheap even on CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTerms:
+    """The quantities that a step's cost depends on. A row that samples counts one token as a stream's."""
+
+    streams: int = 0
+    """Rows that sample."""
+    context_tokens: int = 0
+    """Tokens that the streams attend to."""
+    prompt_tokens: int = 0
+    prompt_pairs: float = 0.0
+    """Pairs of a prompt token and a token that it attends to."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> StepTerms:
+        streams = len(batch.samples)
+        prompt_tokens = len(batch.tokens) - streams
+        rows = [sample.row for sample in batch.samples]
+        context_tokens = int(batch.context_lens[rows].sum()) if rows else 0
+        if not prompt_tokens:
+            return cls(streams, context_tokens)
+        lengths, ends = np.diff(batch.query_starts).astype(np.int64), batch.context_lens.astype(np.int64)
+        lengths[rows] -= 1
+        ends[rows] -= 1
+        pairs = float((lengths * (2 * ends - lengths)).sum()) / 2
+        return cls(streams, context_tokens, prompt_tokens, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Coefficients whose sum is the length of a step in seconds; 0 while unknown.
+
+    Three coefficients for prompts, constant, linear and in pairs attended to, as Mooncake (FAST '25) fits its prefill
+    time; three for streams, constant, per sequence and per token attended to, as Vidur (MLSys '24) splits decode.
+    """
+
+    step_s: float = 0.0
+    """Seconds of any step that samples."""
+    stream_s: float = 0.0
+    """Seconds for each sequence that runs one token and samples the next."""
+    context_token_s: float = 0.0
+    """Seconds for each token that those sequences attend to."""
+    prompt_token_s: float = 0.0
+    prompt_step_s: float = 0.0
+    """Seconds of any step that computes prompt tokens."""
+    prompt_pair_s: float = 0.0
+    """Seconds for each pair of a prompt token and a token that it attends to."""
+
+    def of_streams(self, streams: int, context_tokens: int) -> float:
+        """Return the length of a step in which every sequence runs one token and samples."""
+        if not streams:
+            return 0.0
+        return max(0.0, self.step_s + streams * self.stream_s + context_tokens * self.context_token_s)
+
+    def of_prompt(self, tokens: int, context_tokens: int, step_tokens: int) -> float:
+        """Return the time for `tokens` more of a prompt after `context_tokens`, in steps of at most `step_tokens`."""
+        if tokens <= 0:
+            return 0.0
+        steps = -(-tokens // step_tokens) if step_tokens else 1
+        return self.of_prompts(steps, tokens, tokens * (context_tokens + tokens / 2))
+
+    def of_prompts(self, steps: int, tokens: int, pairs: float) -> float:
+        return max(0.0, steps * self.prompt_step_s + tokens * self.prompt_token_s + pairs * self.prompt_pair_s)
+
+    def of(self, terms: StepTerms) -> float:
+        """Return the length of one step."""
+        streams_s = self.of_streams(terms.streams, terms.context_tokens)
+        return streams_s + self.of_prompts(terms.prompt_tokens > 0, terms.prompt_tokens, terms.prompt_pairs)
+
+    def prompt_share(self, terms: StepTerms) -> float:
+        """Return the share of a step's time that its prompt tokens take."""
+        if not terms.prompt_tokens:
+            return 0.0
+        streams_s = self.of_streams(terms.streams, terms.context_tokens)
+        return 1 - streams_s / self.of(terms) if streams_s else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """Prompt tokens that wait to be computed, and the streams that run beside them."""
+
+    tokens: int = 0
+    """Prompt tokens that are known, not computed, and not being computed or pulled elsewhere."""
+    pairs: float = 0.0
+    """Pairs of each of them and a token that it attends to."""
+    streams: int = 0
+    context_tokens: int = 0
+    """Tokens that the streams attend to."""
+    stream_tokens: int = 0
+    """Tokens of streams that are known but not computed, mostly one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The target length of a step in which streams run."""
+
+    target_s: float
+    cost: StepCost
+    most_prompt_tokens: int
+    """Most prompt tokens for which predictions are trusted."""
+
+    def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
+        """Return how many prompt tokens fit beside the streams, which attend to `context_tokens` in all.
+
+        The prompt tokens attend to `prompt_context_tokens` before them.
+        """
+        cost = self.cost
+        left_s = self.target_s - cost.of_streams(streams, context_tokens) - cost.prompt_step_s
+        token_s = cost.prompt_token_s + prompt_context_tokens * cost.prompt_pair_s
+        fitting = _most(max(0.0, left_s), token_s, cost.prompt_pair_s / 2)
+        return max(MIN_PROMPT_TOKENS, int(min(fitting, self.most_prompt_tokens)))
+
+    def drain_s(self, queued: Queued, step_tokens: int) -> float:
+        """Return the time until all queued tokens are computed, in steps of at most `step_tokens`."""
+        if not queued.tokens:
+            return 0.0
+        chunk_tokens = step_tokens
+        if queued.streams:
+            attended = int(queued.pairs / queued.tokens)
+            beside = self.prompt_tokens(queued.streams, queued.context_tokens, attended)
+            chunk_tokens = max(1, min(step_tokens - queued.streams, beside))
+        steps = -(-queued.tokens // chunk_tokens)
+        streams_s = self.cost.of_streams(queued.streams, queued.context_tokens)
+        return steps * streams_s + self.cost.of_prompts(steps, queued.tokens, queued.pairs)
+
+
+def _most(limit: float, linear: float, quadratic: float) -> float:
+    """Return the greatest x >= 0 with linear * x + quadratic * x^2 <= limit."""
+    if quadratic <= 0:
+        return limit / linear if linear > 0 else math.inf
+    return (math.sqrt(linear**2 + 4 * quadratic * limit) - linear) / (2 * quadratic)

@@ -1,0 +1,401 @@
+"""The scheduler chooses the tokens of each step by one rule: a token budget lets computed catch up with known.
+
+Prefill, chunked prefill, decode, resuming after preemption or after a failed pull and local prefill are this rule with
+different numbers. Admission claims all pages that a sequence needs before anything is computed for it. Growth claims
+one page at a time; if none is left, the sequence admitted last releases its pages and waits again.
+
+Every method runs on the worker's event loop. Between `plan` and `update` a step is in flight on the engine thread;
+sequences that end meanwhile keep their pages until the update.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from collections.abc import Sequence as ListOf
+from dataclasses import dataclass
+
+from twostroke.config import ScheduleConfig
+from twostroke.errors import Overloaded
+from twostroke.ids import PageId
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.request import FinishReason, SampledToken
+from twostroke.scheduler.batch import StepResult
+from twostroke.scheduler.batching import BatchBuilder, Chunk, Step, StepBuilder
+from twostroke.scheduler.cost import Budget, Queued
+from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.waiting_queue import WaitingQueue
+
+ADMISSION_LOOKAHEAD = 16
+"""Waiting sequences that one admission round looks at: short ones can pass, and it is cheap enough for every step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of the model and the role, besides the configuration."""
+
+    block_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    align_chunks: bool
+    """End chunks on block boundaries, so that every chunk finishes the blocks it began (prefill workers)."""
+    on_gpu: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that got its pages. The `missing` blocks have no writer: pull them now, or they are computed."""
+
+    sequence: Sequence
+    missing: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    sequence: Sequence
+    token: SampledToken
+    finish: FinishReason | None
+    """Reason of the end, if it ended; ERROR means that its logits were not finite and there is no token."""
+
+
+class Scheduler:
+    def __init__(
+        self, pool: BlockPool, config: ScheduleConfig, limits: Limits, builder: StepBuilder | None = None
+    ) -> None:
+        self._pool = pool
+        self._config = config
+        self._limits = limits
+        self.step_tokens = config.step_tokens(on_gpu=limits.on_gpu)
+        self._builder = builder or BatchBuilder(limits.block_size, pool.total, limits.eos_token_ids)
+        self._waiting = WaitingQueue()
+        self._running: list[Sequence] = []
+        """Running sequences in order of admission; preemption takes from the end."""
+        self._in_flight: frozenset[Sequence] = frozenset()
+        self._preempted: list[Sequence] = []
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens known but not computed, without those that a pull is writing; equal blocks count once."""
+        queued = self.queued()
+        return queued.tokens + queued.stream_tokens
+
+    def queued(self) -> Queued:
+        """Sum up the queued work. Called after every step, so its cost does not depend on prompt lengths."""
+        block_size = self._limits.block_size
+        unwritten = self._pool.unwritten
+        tokens = self._waiting.pending_tokens + unwritten.blocks * block_size
+        pairs = self._waiting.pending_pairs + (unwritten.depths + unwritten.blocks / 2) * block_size**2
+        streams = stream_tokens = context_tokens = 0
+        for sequence in self._running:
+            known = len(sequence.known)
+            begun = self._begun_tokens(sequence)
+            tail = known - max(sequence.computed, len(sequence.block_hashes) * block_size)
+            if not self._urgency(sequence):
+                streams += 1
+                stream_tokens += begun + tail
+                context_tokens += known
+            else:
+                tokens += begun + tail
+                pairs += begun * (sequence.computed + begun / 2) + tail * (known - tail / 2)
+        return Queued(tokens, pairs, streams, context_tokens, stream_tokens)
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Let a sequence wait for pages. Raises Overloaded if the bounded queue is full."""
+        if len(self._waiting) >= self._config.max_waiting:
+            raise Overloaded(f"the queue is full: {len(self._waiting)} requests are waiting for pages; retry later")
+        self._wait(sequence)
+        self._waiting.append(sequence)
+
+    def admit(self) -> list[Admission]:
+        """Claim pages for waiting sequences, in their order.
+
+        A later one that fits may pass one that does not, at most `max_passes` times.
+        """
+        admitted: list[Admission] = []
+        passed: list[Sequence] = []
+        for _ in range(min(ADMISSION_LOOKAHEAD, len(self._waiting))):
+            if len(self._running) >= self._config.max_num_seqs:
+                break
+            sequence = self._waiting.take_first()
+            admission = self._claim(sequence)
+            if admission is None:
+                passed.append(sequence)
+                if sequence.passes >= self._config.max_passes:
+                    break
+                continue
+            for other in passed:
+                other.passes += 1
+            self._running.append(sequence)
+            admitted.append(admission)
+            if any(other.passes >= self._config.max_passes for other in passed):
+                break
+        self._waiting.append_first(passed)
+        return admitted
+
+    def plan(self, budget: Budget | None = None) -> Step | None:
+        """Choose the next step, or None if every sequence waits for pages that others write.
+
+        `budget` limits the prompt tokens that run beside streams.
+        """
+        assert not self._in_flight, "a step is in flight"
+        for sequence in self._running:
+            self._catch_up(sequence)
+        chunks = self._choose(budget)
+        if not chunks:
+            return None
+        self._in_flight = frozenset(chunk.sequence for chunk in chunks)
+        return self._builder.build(chunks)
+
+    def take_preempted(self) -> list[Sequence]:
+        """Return the sequences that `plan` preempted since the last call."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
+
+    def update(self, step: Step, result: StepResult) -> list[Emission]:
+        """Apply the result of a step: blocks become readable, sampled tokens become known."""
+        self._in_flight -= {chunk.sequence for chunk in step.chunks}
+        sampled = iter(result.tokens)
+        emissions: list[Emission] = []
+        for chunk in step.chunks:
+            token = next(sampled) if chunk.samples else None
+            chunk.sequence.steps += 1
+            self._computed(chunk.sequence, chunk.end)
+            if chunk.sequence.ended:
+                self._free(chunk.sequence)
+            elif token is not None:
+                emissions.append(self._emit(chunk.sequence, token) if token.is_sound else self._fail(chunk.sequence))
+        return emissions
+
+    def repeats(self, step: Step) -> int:
+        """How many more steps would each run the next token of the same sequences, and nothing else, if no token ends
+        an answer, nothing else happens to this scheduler, and no more sequences can be admitted.
+
+        Until one of them fills a block or has its whole answer, which the last of those steps may do.
+        """
+        least = sys.maxsize
+        for chunk in step.chunks:
+            sequence, params = chunk.sequence, chunk.sequence.sampling
+            if params is None or not chunk.samples or chunk.end - chunk.start != 1:
+                return 0
+            block_left = self._limits.block_size - 1 - chunk.start % self._limits.block_size
+            answer_left = min(
+                params.max_tokens - sequence.answer_tokens, self._limits.max_model_len - len(sequence.known)
+            )
+            least = min(least, block_left, answer_left - 1)
+        return max(0, least)
+
+    def run_ahead(self, step: Step, times: int, token: int) -> Step:
+        """As if the step in flight had been settled and planned again `times` times, at most `repeats` of it, each of
+        its sequences sampling `token` every time. Returns the step that is in flight then.
+        """
+        for chunk in step.chunks:
+            chunk.sequence.known.extend([token] * times)
+            chunk.sequence.computed = max(chunk.sequence.computed, chunk.start + times)
+        moved = [Chunk(chunk.sequence, chunk.start + times, chunk.end + times, True) for chunk in step.chunks]
+        return self._builder.build(moved)
+
+    def part(self, chunks: ListOf[Chunk]) -> Step:
+        """Return a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
+        return self._builder.build(chunks)
+
+    def abort_step(self, step: Step) -> list[Sequence]:
+        """End the sequences of a step, or a part of one, that failed for good; return those that had not ended."""
+        sequences = [chunk.sequence for chunk in step.chunks]
+        failed = [sequence for sequence in sequences if not sequence.ended]
+        self._in_flight -= set(sequences)
+        for sequence in sequences:
+            if sequence.ended:
+                self._free(sequence)
+            else:
+                self.end(sequence)
+        return failed
+
+    def end(self, sequence: Sequence) -> None:
+        """End a sequence in any state; its pages are released once no step uses them."""
+        if sequence.ended:
+            return
+        sequence.ended = True
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+        if sequence not in self._in_flight:
+            self._free(sequence)
+
+    # Admission
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.set_pending(self._pool.hits(sequence.block_hashes), self._limits.block_size)
+
+    def _claim(self, sequence: Sequence) -> Admission | None:
+        block_size = self._limits.block_size
+        sequence.extend_hashes(block_size)
+        wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
+        private = -(-wanted_tokens // block_size) - len(sequence.block_hashes)
+        claim = self._pool.claim(sequence.block_hashes, sequence.root, private)
+        if claim is None:
+            return None
+        sequence.pages = claim.pages
+        sequence.computed = claim.hits * block_size
+        if not sequence.preemptions:
+            sequence.hit_blocks = claim.hits
+        return Admission(sequence, claim.missing)
+
+    # Choosing
+
+    def _choose(self, budget: Budget | None) -> list[Chunk]:
+        """Choose all sequences that need one token, then ends of prompts, then the rest in order of admission."""
+        left = self.step_tokens
+        chunks: list[Chunk] = []
+        for sequence in sorted(self._running, key=self._urgency):
+            if sequence not in self._running:
+                continue  # preempted by an earlier one
+            if left <= 0:
+                break
+            if budget is not None and self._urgency(sequence):
+                left, budget = min(left, _beside(chunks, budget, sequence.first_query)), None
+            start = sequence.first_query
+            end = self._align(sequence, self._runnable_end(sequence, left))
+            if end <= start or not self._grow(sequence, end):
+                continue
+            left -= end - start
+            samples = sequence.sampling is not None and end == len(sequence.known)
+            chunks.append(Chunk(sequence, start, end, samples))
+            self._become_writer(chunks[-1])
+        return chunks
+
+    def _urgency(self, sequence: Sequence) -> int:
+        """Return 0 for one token, 1 for less than a block (as after a pull: cheap, and output begins), 2 otherwise."""
+        tokens = len(sequence.known) - sequence.first_query
+        return 0 if tokens <= 1 else 1 if tokens < self._limits.block_size else 2
+
+    def _runnable_end(self, sequence: Sequence, most: int) -> int:
+        """Return the end of at most `most` tokens that stop before a block that is filled or written by another."""
+        block_size = self._limits.block_size
+        end = min(sequence.first_query + most, len(sequence.known))
+        for block in range(sequence.computed // block_size, min(-(-end // block_size), len(sequence.block_hashes))):
+            if self._is_others_work(sequence, sequence.pages[block]):
+                return block * block_size
+        return end
+
+    def _is_others_work(self, sequence: Sequence, page: PageId) -> bool:
+        return self._pool.is_filled(page) or self._pool.writer(page) not in (None, sequence.session)
+
+    def _begun_tokens(self, sequence: Sequence) -> int:
+        """Return the uncomputed tokens of the blocks that a running sequence is writing."""
+        block_size = self._limits.block_size
+        block = sequence.computed // block_size
+        while block < len(sequence.block_hashes) and self._pool.writer(sequence.pages[block]) == sequence.session:
+            block += 1
+        return max(0, block * block_size - sequence.computed)
+
+    def _align(self, sequence: Sequence, end: int) -> int:
+        """Cut `end` back to a block boundary, unless steps are smaller than a block."""
+        block_size = self._limits.block_size
+        too_small = self.step_tokens < block_size
+        if not self._limits.align_chunks or too_small or end == len(sequence.known):
+            return end
+        return end - end % block_size
+
+    def _grow(self, sequence: Sequence, end: int) -> bool:
+        """Claim pages up to `end`; preempt the sequence admitted last until that works, even `sequence` itself.
+
+        Only sequences that need one token grow. They are chosen in order of admission, so the victim has not been
+        chosen yet.
+        """
+        while len(sequence.pages) * self._limits.block_size < end:
+            page = self._pool.claim_private()
+            if page is not None:
+                sequence.pages.append(page)
+                continue
+            victim = self._running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Release the pages of a sequence; it keeps its known tokens and waits again, first in the queue."""
+        self._running.remove(sequence)
+        self._free(sequence)
+        sequence.computed = 0
+        sequence.preemptions += 1
+        self._preempted.append(sequence)
+        self._wait(sequence)
+        self._waiting.append_first([sequence])
+
+    # Writing and catching up
+
+    def _become_writer(self, chunk: Chunk) -> None:
+        for page in self._pages_of(chunk.sequence, chunk.start, chunk.end):
+            if self._pool.is_arriving(page) and self._pool.writer(page) is None:
+                self._pool.assign_writer(page, chunk.sequence.session)
+
+    def _pages_of(self, sequence: Sequence, start: int, end: int) -> Iterable[PageId]:
+        return sequence.pages[start // self._limits.block_size : -(-end // self._limits.block_size)]
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Advance `computed` over blocks that others have filled."""
+        block_size = self._limits.block_size
+        block = sequence.computed // block_size
+        while block < len(sequence.block_hashes) and self._pool.is_filled(sequence.pages[block]):
+            block += 1
+            sequence.computed = block * block_size
+
+    def _computed(self, sequence: Sequence, end: int) -> None:
+        """Make blocks readable that the forward pass completed."""
+        block_size = self._limits.block_size
+        sequence.extend_hashes(block_size)
+        for block in range(sequence.computed // block_size, end // block_size):
+            page = sequence.pages[block]
+            if self._pool.is_arriving(page):
+                self._pool.fill(page)
+            elif not self._pool.is_filled(page):
+                self._pool.register_private(page, sequence.block_hashes[block], sequence.parent_of(block))
+        sequence.computed = max(sequence.computed, end)
+
+    def _free(self, sequence: Sequence) -> None:
+        for page in sequence.pages:
+            if self._pool.writer(page) == sequence.session:
+                self._pool.clear_writer(page)
+        self._pool.release(sequence.pages)
+        sequence.pages = []
+
+    # Sampling
+
+    def _fail(self, sequence: Sequence) -> Emission:
+        """End a sequence whose logits are not finite, and remove its blocks from the prefix cache."""
+        pages = list(sequence.pages)
+        self.end(sequence)
+        self._pool.forget(pages)
+        return Emission(sequence, SampledToken(0, is_sound=False), FinishReason.ERROR)
+
+    def _emit(self, sequence: Sequence, token: SampledToken) -> Emission:
+        sequence.known.append(token.token)
+        finish = self._finish_reason(sequence, token.token)
+        if finish is not None:
+            self.end(sequence)
+        return Emission(sequence, token, finish)
+
+    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
+        params = sequence.sampling
+        assert params is not None
+        if token in params.stop_token_ids or (token in self._limits.eos_token_ids and not params.ignore_eos):
+            return FinishReason.STOP
+        if sequence.answer_tokens >= params.max_tokens or len(sequence.known) >= self._limits.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+
+def _beside(chunks: ListOf[Chunk], budget: Budget, prompt_context_tokens: int) -> int:
+    """Return how many prompt tokens, after `prompt_context_tokens`, may run beside the streams among `chunks`."""
+    contexts = [chunk.end for chunk in chunks if chunk.samples]
+    return budget.prompt_tokens(len(contexts), sum(contexts), prompt_context_tokens) if contexts else sys.maxsize

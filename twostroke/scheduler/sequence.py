@@ -1,0 +1,83 @@
+"""A sequence has known tokens (prompt + emitted) and computed ones (those whose KV lies in its pages).
+
+Everything that happens to a sequence either makes a token known (sampling) or lets computed catch up: a prefix hit, an
+arriving page, a forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as TokenSequence
+from dataclasses import dataclass, field
+
+from twostroke.ids import BlockHash, PageId, RequestId, SessionId
+from twostroke.kv_cache.block import extend_hashes, root_hash
+from twostroke.request import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Owned by one scheduler, which alone changes it."""
+
+    request_id: RequestId
+    session: SessionId
+    """Its identity as a writer of pages."""
+    known: list[int]
+    prompt_tokens: int
+    """Length of the prompt; the rest of `known` is the output so far."""
+    block_hashes: list[BlockHash]
+    """Hashes of the full blocks of `known`; grows as blocks fill."""
+    salt: bytes = b""
+    sampling: SamplingParams | None = None
+    """None: build pages only (a prefill job)."""
+    public_blocks: int = 0
+    """Leading blocks whose hashes carry no salt."""
+    computed: int = 0
+    pages: list[PageId] = field(default_factory=list)
+    hit_blocks: int = 0
+    """Leading blocks that were here when it was first admitted."""
+    pulled_blocks: int = 0
+    """Leading blocks that are to come from another worker."""
+    pending_tokens: int = 0
+    """Last tokens of `known` that will probably be computed here, while it waits."""
+    passes: int = 0
+    """Number of sequences that were admitted past it while it waited."""
+    preemptions: int = 0
+    steps: int = 0
+    """Steps that it took part in."""
+    ended: bool = False
+
+    @property
+    def root(self) -> BlockHash:
+        return root_hash()
+
+    @property
+    def answer_tokens(self) -> int:
+        return len(self.known) - self.prompt_tokens
+
+    @property
+    def first_query(self) -> int:
+        """Start of the next forward pass. A fully computed sequence that samples runs its last token again."""
+        return min(self.computed, len(self.known) - 1) if self.sampling else self.computed
+
+    def set_pending(self, held_blocks: int, block_size: int) -> None:
+        """Set the pending tokens at the begin of a wait, when its first `held_blocks` blocks are here."""
+        spared = max(held_blocks, self.pulled_blocks) * block_size
+        self.pending_tokens = max(len(self.known) - spared, 1 if self.sampling else 0)
+
+    @property
+    def pending_pairs(self) -> float:
+        return self.pending_tokens * (len(self.known) - self.pending_tokens / 2)
+
+    def extend_hashes(self, block_size: int) -> None:
+        """Hash the blocks that have become full of known tokens."""
+        extend_hashes(self.block_hashes, self.known, block_size, self.salt, self.public_blocks)
+
+    def parent_of(self, block: int) -> BlockHash:
+        return self.block_hashes[block - 1] if block else self.root
+
+
+def building(
+    request_id: RequestId, session: SessionId, tokens: TokenSequence[int], hashes: TokenSequence[BlockHash]
+) -> Sequence:
+    """Return a sequence that only builds the pages of `hashes`; `tokens` fill them exactly."""
+    return Sequence(request_id, session, list(tokens), len(tokens), list(hashes))

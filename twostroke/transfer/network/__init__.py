@@ -1,0 +1,1 @@
+"""Transports between hosts: tcp over own sockets, nixl over RDMA."""

@@ -1,0 +1,191 @@
+"""The common part of transports within one host: an abstract Unix socket, and one copy thread per peer.
+
+The owner listens on an abstract Unix socket, which leaves no file behind and can only be reached from the same host
+(and network namespace). After the handshake it hands over access to its pages. The connection then stays open and
+silent: its end tells each side that the other is gone.
+
+The owner runs no code during a pull, so a frozen owner delays no reader. A dead one is noticed when a pull starts,
+which then fails. A pull during which the owner died may end DONE, because announced pages were complete. The copy
+thread is the only writer of local pages, so a pull that has ended is fenced.
+"""
+
+from __future__ import annotations
+
+import abc
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from twostroke.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
+from twostroke.fault_points import Point, reach
+from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult, host_id
+from twostroke.transfer.copy_thread_transport import BACKLOG, AnyPages, CopyThreadTransport
+from twostroke.transfer.copy_threads import CopyThreads, hang_up, has_hung_up
+from twostroke.transfer.peers import CopyThreadPeer
+from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.sockets.frames import Deadline
+from twostroke.transfer.sockets.handshake import ReaderValidator, Welcome, introduce
+from twostroke.transfer.sockets.listener import Listener
+
+
+class SameHostPeer(CopyThreadPeer, abc.ABC):
+    """One epoch of one worker's pages: a silent connection, a view of the pages, and a copy thread."""
+
+    step: int
+    """Pages that are copied at once; a pull can be ended between two steps."""
+
+    def __init__(self, endpoint: Endpoint, identity: Identity) -> None:
+        super().__init__(endpoint)
+        self._identity = identity
+        self._sock: socket.socket | None = None
+        self._shut = False
+        self._threads = CopyThreads(f"pages-{endpoint.transport}-pull", [self])
+
+    @abc.abstractmethod
+    def receive_memory(self, sock: socket.socket, deadline: Deadline) -> None:
+        """Receive the owner's memory. Raises ServeError, OSError or EOFError."""
+
+    @abc.abstractmethod
+    def copy(self, copies: Sequence[PageCopy]) -> None:
+        """Copy up to `step` pages. Raises TransferFailed where one is not the page that was asked for."""
+
+    @abc.abstractmethod
+    def release(self) -> None:
+        """Release the owner's memory, if it was received."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self._sock is None or has_hung_up(self._sock)
+
+    def start_handshake(self, deadline: Deadline) -> Future[Welcome]:
+        handshake: Future[Welcome] = Future()
+        self._threads.submit(lambda peer: peer._reach(deadline), handshake)
+        return handshake
+
+    def start(self, copies: tuple[PageCopy, ...], deadline: Deadline) -> Pull:
+        # The copy thread checks `unwanted` between two steps, so it needs no interrupt.
+        pull = Pull(copies, deadline, interrupt=lambda _: None)
+        self._threads.submit(lambda peer: peer._copy_all(pull), pull.ended)
+        return pull
+
+    def end(self) -> None:
+        self._shut = True
+        if self._sock is not None:
+            hang_up(self._sock)
+        self._threads.close()
+        if self._sock is not None:
+            self._sock.close()
+        self._sock = None
+        self.release()
+
+    def _reach(self, deadline: Deadline) -> Welcome:
+        self._sock = sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if self._shut:
+                raise ConnectionAbortedError("the transport was closed")
+            reach(Point.TRANSPORT_CONNECTING)
+            sock.settimeout(deadline.remaining_s())
+            sock.connect(_abstract(socket_name(self.endpoint)))
+            welcome = introduce(sock, self._identity, self.endpoint, deadline)
+            sock.settimeout(deadline.remaining_s())
+            self.receive_memory(sock, deadline)
+        except BaseException:
+            self._sock = None
+            sock.close()
+            raise
+        return welcome
+
+    def _copy_all(self, pull: Pull) -> TransferResult:
+        tally = Tally()
+        try:
+            self._refuse_if_gone()
+            for start in range(0, len(pull.copies), self.step):
+                if pull.unwanted or self._shut:
+                    return tally.result(Outcome.FAILED, "the transport was closed" if self._shut else "fenced")
+                if time.monotonic() >= pull.deadline.at:
+                    return tally.result(Outcome.EXPIRED, "the deadline has passed")
+                reach(Point.TRANSPORT_ASKING)
+                copies = pull.copies[start : start + self.step]
+                self.copy(copies)
+                tally.copied_bytes += len(copies) * self.endpoint.page_bytes
+        except ServeError as error:
+            return tally.result(Outcome.FAILED, error.message)
+        return tally.result(Outcome.DONE)
+
+    def _refuse_if_gone(self) -> None:
+        if self.is_gone:
+            raise PeerLost(f"{self.endpoint.transport} {self.endpoint.address}: the peer has gone")
+
+
+AnySameHostPeer = TypeVar("AnySameHostPeer", bound=SameHostPeer)
+
+
+class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC):
+    """Reaches workers of the same host and network namespace."""
+
+    @abc.abstractmethod
+    def hand_over(self, sock: socket.socket, memory: AnyPages) -> None:
+        """Send an admitted reader access to the pages."""
+
+    @abc.abstractmethod
+    def peer(self, endpoint: Endpoint, identity: Identity, memory: AnyPages) -> AnySameHostPeer: ...
+
+    def reaches(self, endpoint: Endpoint) -> bool:
+        return endpoint.transport == self.name and endpoint.host_id == host_id()
+
+    def address(self, name: str, memory: AnyPages) -> str:
+        """Return the address for peers: the socket's name, and after a space what the transport adds."""
+        return name
+
+    async def listen(self, validator: ReaderValidator, memory: AnyPages) -> tuple[str, Listener]:
+        name = f"twostroke-pages-{secrets.token_hex(16)}"
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(_abstract(name))
+        listening.listen(BACKLOG)
+        listener = Listener(f"pages-{self.name}", listening, validator, lambda sock: self._serve(sock, memory))
+        return self.address(name, memory), listener
+
+    async def reach(
+        self, endpoint: Endpoint, identity: Identity, memory: AnyPages, deadline_s: float
+    ) -> AnySameHostPeer:
+        known = self._peers.find(endpoint)
+        if known is not None and not known.is_gone:
+            return known
+        return await self._peers.reach(self.peer(endpoint, identity, memory), deadline_s)
+
+    def _serve(self, sock: socket.socket, memory: AnyPages) -> None:
+        """Serve one connection as the owner. Returns only by an exception, or when the reader is gone."""
+        self.hand_over(sock, memory)
+        sock.settimeout(None)
+        if sock.recv(1):
+            raise InvalidRequest("a reader sent data after its handshake")
+
+
+def socket_name(endpoint: Endpoint) -> str:
+    return endpoint.address.partition(" ")[0]
+
+
+def receive_descriptor(sock: socket.socket, endpoint: Endpoint) -> int:
+    """Receive the one descriptor that the owner sends. Raises PeerLost if none comes."""
+    _, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if not descriptors:
+        raise PeerLost(f"{endpoint.transport} {endpoint.address}: the peer handed over no memory")
+    return descriptors[0]
+
+
+def refuse_changed(copy: PageCopy, generation: int, *, after: bool = False) -> None:
+    """Raise TransferFailed where the page does not have the generation that was asked for."""
+    if generation == copy.generation:
+        return
+    if after:
+        raise TransferFailed(
+            f"page {copy.remote} was reused while it was copied: generation {generation}, not {copy.generation}"
+        )
+    raise TransferFailed(f"page {copy.remote} has generation {generation}, generation {copy.generation} was asked for")
+
+
+def _abstract(name: str) -> str:
+    return "\0" + name

@@ -1,0 +1,95 @@
+"""The engine state is what a worker loads once and keeps over changes of its role: model, pages, cached blocks, costs.
+
+An epoch of a worker is one role of it. A worker that may change its role (`WorkerConfig.flexible`) hands its engine
+state to the next epoch: nothing is loaded again, and cached blocks stay valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+from twostroke.config import WorkerConfig
+from twostroke.engine.build import BuiltEngine, build_runner
+from twostroke.engine.loop import EngineThread
+from twostroke.errors import ConfigError, InternalError
+from twostroke.ids import BlockHash, Epoch, PageId
+from twostroke.kv_cache.events import EventLog
+from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.pool import BlockPool, PageState
+from twostroke.models.catalog import locate
+from twostroke.worker.steps.rates import Rates
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop may hold the interpreter while the engine thread waits for it between two operators."""
+
+
+class _PoolListener:
+    """Passes changes of blocks to the event log of the current epoch, and new writers to the memory."""
+
+    def __init__(self, memory: Pages) -> None:
+        self.log = EventLog(Epoch.begin(0))
+        self._memory = memory
+
+    def stored(self, name: BlockHash) -> None:
+        self.log.stored(name)
+
+    def removed(self, name: BlockHash) -> None:
+        self.log.removed(name)
+
+    def new_writer(self, page: PageId) -> None:
+        self._memory.begin_new_generation(page)
+
+
+class EngineState:
+    def __init__(self, built: BuiltEngine) -> None:
+        self.facts = built.model
+        self.memory = built.memory
+        self.determinism = built.determinism
+        self.engine = EngineThread(built.runner)
+        self.rates = Rates()
+        self.is_calibrated = False
+        self._listener = _PoolListener(built.memory)
+        self.pool = BlockPool(built.model.pages, self._listener)
+
+    @classmethod
+    async def load(cls, config: WorkerConfig) -> EngineState:
+        """Load the model on a thread, because that takes seconds."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        return cls(await asyncio.to_thread(_build, config))
+
+    def begin_epoch(self, epoch: Epoch) -> EventLog:
+        """Return the event log of a new epoch; it begins with the cached blocks.
+
+        Raises InternalError if the previous epoch still holds pages, because their writers are unknown then.
+        """
+        pool = self.pool
+        unheld = pool.count(PageState.FREE) + pool.count(PageState.CACHED)
+        if unheld != pool.total:
+            raise InternalError(
+                f"{pool.total - unheld} pages are still held by the previous epoch: start a new process"
+            )
+        log = self._listener.log = EventLog(epoch)
+        for block in pool.cached():
+            log.stored(block.hash)
+        if log.has_changes:
+            log.publish(time.time())
+        return log
+
+    async def close(self) -> None:
+        """Close engine and memory, unless the engine is lost: its step may still write until the process ends."""
+        if self.engine.is_lost:
+            return
+        await asyncio.to_thread(self.engine.close)
+        self.memory.close()
+
+
+def _build(config: WorkerConfig) -> BuiltEngine:
+    model = config.model
+    if model.is_paced:
+        return build_runner(config, None)
+    directory = locate(model.model, model.dtype)
+    if directory is None:
+        raise ConfigError(f"model {model.model!r} is not on this machine; run: twostroke model pull {model.model}")
+    return build_runner(config, directory)

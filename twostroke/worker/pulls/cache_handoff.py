@@ -1,0 +1,107 @@
+"""Cache hand-off: a worker that drains lets others of its role fetch its cached blocks, most recently used first.
+
+Chains that begin with the same block go to the same successor. A successor gets at most half of its pool, or its free
+pages if those are more, because its own blocks are worth as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from twostroke.ids import BlockHash
+from twostroke.kv_cache.chains import Chain, hottest_chains
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
+from twostroke.rpc.convert import hashes_to_bytes
+from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2, worker_pb2_grpc
+from twostroke.worker.host import WorkerHost
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 2.0
+"""Time in which a live successor answers."""
+
+
+@dataclass(slots=True)
+class Share:
+    """The chains that one successor gets."""
+
+    successor: control_pb2.Successor
+    room: int
+    """Pages that it may still be given."""
+    chains: list[Chain] = field(default_factory=list)
+
+
+async def hand_off_cache(host: WorkerHost, successors: Sequence[control_pb2.Successor], until_s: float) -> int:
+    """Let successors fetch blocks until `until_s` on the event loop's clock; return how many they got."""
+    rooms = await asyncio.gather(*(_room(host, successor) for successor in successors))
+    shares = [Share(successor, room) for successor, room in zip(successors, rooms, strict=True)]
+    cached = host.pool.cached()
+    # Not on the event loop: it takes a second if thousands of prompts share a prefix.
+    await asyncio.to_thread(lambda: divide(hottest_chains(cached), shares))
+    blocks = sum(await asyncio.gather(*(_give(host, share, until_s) for share in shares)))
+    log.info("cache handed off successors=%d blocks=%d", len(successors), blocks)
+    return blocks
+
+
+def divide(chains: Iterable[Chain], shares: Sequence[Share]) -> None:
+    """Give each chain to the successor that has its first block, else to the one with most room."""
+    taken: dict[BlockHash, Share] = {}
+    for chain in chains:
+        share = taken.get(chain.block_hashes[0]) or max(shares, key=lambda share: share.room)
+        if share.room > 0:
+            taken[chain.block_hashes[0]] = share
+            share.chains.append(chain.cut(share.room))
+            share.room -= chain.fresh
+
+
+async def _room(host: WorkerHost, successor: control_pb2.Successor) -> int:
+    """Return how many pages a successor may be given; 0 if it does not answer."""
+    peer = PeerChannel(successor.address, host.us)
+    try:
+        answer = await control_pb2_grpc.ControlStub(peer.channel).GetLoad(
+            control_pb2.GetLoadRequest(), metadata=peer.metadata, timeout=ANSWER_S
+        )
+    except grpc.aio.AioRpcError as error:
+        log.warning(
+            "successor not reached successor=%s error=%s", successor.worker_id, error_of(error, successor.address)
+        )
+        return 0
+    finally:
+        await peer.close()
+    load = answer.workers[0].load
+    return max(load.pages_free, load.pages_total // 2)
+
+
+async def _give(host: WorkerHost, share: Share, until_s: float) -> int:
+    successor, blocks, loop = share.successor, 0, asyncio.get_running_loop()
+    own = worker_pb2.PageSource(worker_id=host.config.worker_id, address=host.address, epoch=str(host.epoch))
+    peer = PeerChannel(successor.address, host.us)
+    try:
+        for chain in share.chains:
+            within_s = until_s - loop.time()
+            if within_s <= 0:
+                break
+            request = worker_pb2.FetchRequest(
+                fingerprint=host.facts.fingerprint,
+                worker_epoch=successor.epoch,
+                source=own,
+                block_hashes=hashes_to_bytes(chain.block_hashes),
+                root=chain.root,
+                within_s=within_s,
+            )
+            answer = await worker_pb2_grpc.PagesStub(peer.channel).Fetch(
+                request, metadata=peer.metadata, timeout=call_timeout_s(within_s + ANSWER_S)
+            )
+            blocks += min(answer.blocks, chain.fresh)
+            if answer.blocks < len(chain.block_hashes):
+                break
+    except grpc.aio.AioRpcError as error:
+        log.warning("successor lost successor=%s error=%s", successor.worker_id, error_of(error, successor.address))
+    finally:
+        await peer.close()
+    return blocks

@@ -1,0 +1,244 @@
+"""The Pages service serves Pull: cached blocks at once, and missing ones as soon as the role has computed them.
+
+The open call is the lease: announced pages stay pinned until it ends, however it ends. A heartbeat is sent while it is
+open, so that a puller can tell a long queue from a dead source. Fetch asks this worker to pull from another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import grpc.aio
+
+from twostroke.errors import InvalidRequest, TransferFailed
+from twostroke.fault_points import Point, reach
+from twostroke.ids import BlockHash, PageId, RequestId
+from twostroke.kv_cache.memory import Pages
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.rpc.convert import hashes_from_bytes
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.tracing.context import TraceContext
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.fetch import BlockFetcher
+
+Message = TypeVar("Message")
+
+_ALIVE = worker_pb2.PullResponse(alive=worker_pb2.PullAlive())
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedBlocks:
+    """The checked request of one pull."""
+
+    request_id: RequestId
+    tokens: list[int]
+    """Tokens up to the last wanted block; may be empty in a cached-only pull."""
+    block_hashes: list[BlockHash]
+    """Hashes of all blocks up to the last wanted one."""
+    blocks: list[int]
+    peer: PeerPrefix | None
+    """A worker that holds a prefix: missing blocks are fetched there before any is computed."""
+    trace: TraceContext | None = None
+    """The span of the pull."""
+
+
+class PageJob(Protocol):
+    """One pull being served; holds its pages until closed."""
+
+    def page(self, block: int) -> PageId | None:
+        """Return the page of a block once it can be read. Raises TransferFailed if it never will be."""
+
+    def was_computed(self, block: int) -> bool:
+        """Tell whether the block was computed for this pull, and not cached."""
+
+    def close(self) -> None:
+        """Release the pages and wake the loop, which notifies those that wait for open work to end."""
+
+
+class PageJobs(Protocol):
+    """The role's factory of page jobs."""
+
+    def begin(self, wanted: RequestedBlocks) -> PageJob: ...
+
+
+class KnownDigests:
+    """Generations and digests of pages; a digest is computed once per generation of a page."""
+
+    def __init__(self, memory: Pages, digests: PageDigests) -> None:
+        self._memory = memory
+        self._digests = digests
+        self._known: dict[PageId, tuple[int, bytes]] = {}
+
+    async def of(self, pages: Sequence[PageId]) -> list[tuple[int, bytes]]:
+        """Return (generation, digest) of pages that are filled and pinned until this returns."""
+        generations = [self._memory.generation(page) for page in pages]
+        found = [self._known.get(page) for page in pages]
+        unknown = [
+            (page, generation)
+            for page, generation, known in zip(pages, generations, found, strict=True)
+            if known is None or known[0] != generation
+        ]
+        digests = await self._digests.of([page for page, _ in unknown])
+        for (page, generation), digest in zip(unknown, digests, strict=True):
+            self._known[page] = (generation, digest)
+        return [self._known[page] for page in pages]
+
+
+class PagesService(worker_pb2_grpc.PagesServicer):
+    def __init__(self, host: WorkerHost, jobs: PageJobs, tasks: asyncio.TaskGroup) -> None:
+        self._jobs = jobs
+        self._fetches = BlockFetcher(host, tasks)
+        self._pool = host.pool
+        self._wake = host.loop.wake
+        self._validator = host.validator
+        self._progress = host.progress
+        self._metrics = host.metrics
+        self._block_size = host.facts.block_size
+        self._digests = KnownDigests(host.memory, host.digests)
+        self._endpoints = [endpoint.pack() for endpoint in host.endpoints]
+        self._heartbeat_s = host.config.patience.heartbeat_s
+        self.open = 0
+        """Pulls being served."""
+
+    async def Pull(  # noqa: N802
+        self, request: worker_pb2.PullRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> AsyncGenerator[worker_pb2.PullResponse, None]:
+        reach(Point.PAGES_ASKED)
+        self._validator.check(request.fingerprint, request.source_epoch, is_work=not request.cached_only)
+        wanted = self._checked(request)
+        job: PageJob
+        if request.cached_only:
+            job = CachedOnlyJob(self._pool, wanted.block_hashes, wanted.blocks, self._wake)
+        else:
+            job = self._jobs.begin(wanted)
+        self.open += 1
+        try:
+            reach(Point.PAGES_ACCEPTED)
+            accepted = worker_pb2.PullAccepted(epoch=str(self._validator.epoch), endpoints=self._endpoints)
+            yield worker_pb2.PullResponse(accepted=accepted)
+            async with contextlib.aclosing(
+                with_heartbeats(self._announce(job, wanted.blocks), self._heartbeat_s)
+            ) as said:
+                async for ready in said:
+                    yield _ALIVE if ready is None else worker_pb2.PullResponse(ready=ready)
+        finally:
+            reach(Point.PAGES_RELEASING)
+            self.open -= 1
+            job.close()
+
+    async def Fetch(  # noqa: N802
+        self, request: worker_pb2.FetchRequest, context: grpc.aio.ServicerContext[object, object]
+    ) -> worker_pb2.FetchResponse:
+        self._validator.check(request.fingerprint, request.worker_epoch)
+        return worker_pb2.FetchResponse(blocks=await self._fetches.fetch(request))
+
+    def _checked(self, request: worker_pb2.PullRequest) -> RequestedBlocks:
+        hashes = hashes_from_bytes(request.block_hashes)
+        wanted = list(request.wanted)
+        if not wanted or sorted(set(wanted)) != wanted:
+            raise InvalidRequest(f"wanted must be ascending block indices, got {wanted[:8]}", field="wanted")
+        if wanted[-1] >= len(hashes):
+            raise InvalidRequest(
+                f"block {wanted[-1]} is wanted, but there are only {len(hashes)} block hashes", field="wanted"
+            )
+        blocks = wanted[-1] + 1
+        tokens = list(request.tokens[: blocks * self._block_size])
+        if len(tokens) < blocks * self._block_size and not request.cached_only:
+            raise InvalidRequest(f"{len(tokens)} tokens do not fill {blocks} blocks", field="tokens")
+        trace = TraceContext.parse(request.traceparent)
+        return RequestedBlocks(
+            RequestId(request.request_id), tokens, hashes[:blocks], wanted, PeerPrefix.of(request), trace
+        )
+
+    async def _announce(self, job: PageJob, pending: Sequence[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
+        while pending:
+            ticket = self._progress.ticket()
+            ready, failure = _readable(job, pending)
+            if ready:
+                yield await self._message(job, ready)
+                pending = [block for block in pending if block not in ready]
+            if failure is not None:
+                raise failure
+            if pending:
+                await ticket.wait()
+        await self._until_cancelled()
+
+    async def _until_cancelled(self) -> None:
+        """Wait for the end of the call; the pages stay pinned until then."""
+        await asyncio.get_running_loop().create_future()
+
+    async def _message(self, job: PageJob, ready: dict[int, PageId]) -> worker_pb2.PagesReady:
+        known = await self._digests.of(list(ready.values()))
+        pages = [
+            worker_pb2.ReadyPage(block=block, page=page, generation=generation, digest=digest)
+            for (block, page), (generation, digest) in zip(ready.items(), known, strict=True)
+        ]
+        reach(Point.PAGES_ANNOUNCING)
+        self._metrics.served_pages.inc(len(pages))
+        return worker_pb2.PagesReady(pages=pages, computed=sum(job.was_computed(block) for block in ready))
+
+
+async def with_heartbeats(
+    messages: AsyncGenerator[Message, None], heartbeat_s: float
+) -> AsyncGenerator[Message | None, None]:
+    """Yield the messages as they come, and None after each `heartbeat_s` without one."""
+    following = asyncio.ensure_future(anext(messages))
+    try:
+        while True:
+            done, _ = await asyncio.wait((following,), timeout=heartbeat_s)
+            if not done:
+                yield None
+                continue
+            try:
+                told = following.result()
+            except StopAsyncIteration:
+                return
+            yield told
+            following = asyncio.ensure_future(anext(messages))
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await messages.aclose()
+
+
+def _readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
+    """Return the pages that can be read now, and the error that stops later ones, if any."""
+    ready: dict[int, PageId] = {}
+    for block in blocks:
+        try:
+            page = job.page(block)
+        except TransferFailed as error:
+            return ready, error
+        if page is not None:
+            ready[block] = page
+    return ready, None
+
+
+class CachedOnlyJob:
+    """Serves a pull from the cache alone: it holds the wanted blocks that were here when the pull began."""
+
+    def __init__(
+        self, pool: BlockPool, hashes: Sequence[BlockHash], blocks: Sequence[int], wake: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._wake = wake
+        self._pages = dict(zip(blocks, pool.share_filled([hashes[block] for block in blocks]), strict=True))
+
+    def page(self, block: int) -> PageId | None:
+        page = self._pages[block]
+        if page is None:
+            raise TransferFailed(f"block {block} is not cached here, and the pull is cached-only")
+        return page
+
+    def was_computed(self, block: int) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._pool.release([page for page in self._pages.values() if page is not None])
+        self._wake()

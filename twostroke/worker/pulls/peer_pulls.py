@@ -1,0 +1,53 @@
+"""Peer pulls: a worker that is about to compute a prompt fetches what a peer holds of it while its own queue drains.
+
+The peer serves from its cache alone. A peer pull is given up when computing would have been done, so waiting for it
+costs at most that much again (ski rental: Karlin et al., "Competitive snoopy caching", Algorithmica 1988).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from twostroke.rpc.peer import ANSWER_S, PeerPrefix
+from twostroke.scheduler.sequence import Sequence
+from twostroke.tracing.span import OpenSpan
+from twostroke.worker.host import WorkerHost
+from twostroke.worker.pulls.pull_client import PullReport, PullSpec
+
+
+class PeerPulls:
+    """Peer pulls of one role; `tasks` end with the worker."""
+
+    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
+        self._host = host
+        self._tasks = tasks
+
+    def start(
+        self,
+        sequence: Sequence,
+        peer: PeerPrefix,
+        missing: Iterable[int],
+        arrived: Callable[[int], None] | None = None,
+        trace: OpenSpan | None = None,
+    ) -> asyncio.Task[PullReport] | None:
+        """Pull the missing blocks that the peer is expected to hold; return None if there are none.
+
+        The blocks are claimed by the sequence, and nobody writes them yet. Blocks that do not arrive are computed.
+        """
+        host = self._host
+        blocks = peer.part_of(missing)
+        if not blocks or peer.worker.worker_id == host.config.worker_id:
+            return None
+        spec = PullSpec(
+            sequence.request_id,
+            host.new_session(),
+            peer.worker,
+            list(sequence.known),
+            list(sequence.block_hashes),
+            {block: sequence.pages[block] for block in blocks},
+            cached_within_s=ANSWER_S + host.loop.queued_s,
+            arrived=arrived,
+            trace=trace,
+        )
+        return host.pulls.start(spec, self._tasks)

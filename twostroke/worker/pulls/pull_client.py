@@ -1,0 +1,400 @@
+"""The pull client pulls blocks from another worker into claimed pages: read over the page transport, verify, commit.
+
+Each page ends either filled or without a writer, so that sequences that wait for it can compute it. Pages that a
+transfer may still write to keep their writer until the transport has fenced them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from twostroke.errors import InternalError, InvalidRequest, PeerLost, ServeError, StaleEpoch, TransferFailed
+from twostroke.fault_points import Point, reach
+from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
+from twostroke.rpc.convert import hashes_to_bytes
+from twostroke.rpc.membership import Membership
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
+from twostroke.tracing.span import OpenSpan
+from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, fence_for_good
+from twostroke.transfer.registry import leading_to, outranked
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.digests import PageDigests
+from twostroke.worker.pulls.link_rates import LinkRates
+from twostroke.worker.pulls.pull_call import hearing
+from twostroke.worker.request_validator import RequestValidator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PullSpec:
+    """Blocks to pull for one request: `pages[block]` are claimed, arriving, and nobody's to write."""
+
+    request_id: RequestId
+    session: SessionId
+    source: worker_pb2.PageSource
+    tokens: Sequence[int]
+    block_hashes: Sequence[BlockHash]
+    pages: dict[int, PageId]
+    peer: PeerPrefix | None = None
+    """A worker that holds a prefix, from which the source may fetch what it lacks."""
+    cached_within_s: float | None = None
+    """Time limit of a cached-only pull. None: the source computes what it lacks, as long as that takes."""
+    deadline_s: float | None = None
+    """Deadline of the request in Unix seconds. The source computes nothing for it afterwards, even if we died."""
+    arrived: Callable[[int], None] | None = None
+    """Called with each block as it becomes readable."""
+    trace: OpenSpan | None = None
+    """The parent span."""
+
+    @property
+    def is_from_peer(self) -> bool:
+        return self.cached_within_s is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullLimits:
+    copy_s: float
+    """Time limit of one copy of pages that were announced together."""
+    silence_s: float
+    """Silence after which a source counts as dead, also while connecting."""
+
+
+@dataclass(slots=True)
+class PullReport:
+    """The result of a pull. Wanted blocks that were not pulled are left to local computation."""
+
+    pulled: int = 0
+    computed: int = 0
+    """Pulled blocks that the source computed for this pull."""
+    transport: str = ""
+    copied_bytes: int = 0
+    wire_s: float = 0.0
+    """Time of all copies."""
+    first_page_s: float | None = None
+    last_page_s: float | None = None
+    failure: ServeError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPull:
+    """A pull that has not ended."""
+
+    spec: PullSpec
+    started_s: float
+    """Start, on the event loop's clock."""
+    missing_blocks: int
+    has_begun: bool
+    """The source has announced pages."""
+    is_computable: bool
+    """All blocks before the first missing one are here, and no other sequence waits for the missing ones."""
+    is_stopped: bool
+    """The pull has been stopped and is about to end."""
+
+    @property
+    def source(self) -> str:
+        return self.spec.source.worker_id
+
+
+@dataclass(slots=True, eq=False)
+class _Session:
+    spec: PullSpec
+    span: OpenSpan | None
+    started_s: float
+    remaining: dict[int, PageId]
+    report: PullReport = field(default_factory=PullReport)
+    has_begun: bool = False
+    is_stopped: bool = False
+    """The task has been cancelled, because nobody wants the pages or they are computed here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceChannel:
+    """The rpc channel to one epoch of a source."""
+
+    epoch: Epoch
+    channel: PeerChannel
+
+
+class PullClient:
+    def __init__(
+        self,
+        validator: RequestValidator,
+        pool: BlockPool,
+        digests: PageDigests,
+        transports: Sequence[PageTransport],
+        metrics: WorkerMetrics,
+        *,
+        us: Membership,
+        limits: PullLimits,
+        wake: Callable[[], None],
+    ) -> None:
+        self._validator = validator
+        self._pool = pool
+        self._digests = digests
+        self._transports = transports
+        self._metrics = metrics
+        self._us = us
+        self._limits = limits
+        self._wake = wake
+        self._channels: dict[str, _SourceChannel] = {}
+        self._sessions: dict[_Session, asyncio.Task[PullReport]] = {}
+        self.links = LinkRates()
+
+    def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Task[PullReport]:
+        """Become the writer of the pages and pull them.
+
+        The task never fails, and it is cancelled when nobody wants its pages any more.
+        """
+        for page in spec.pages.values():
+            self._pool.assign_writer(page, spec.session)
+        span = None if spec.trace is None else spec.trace.begin("pull")
+        session = _Session(spec, span, _now_s(), dict(spec.pages))
+        task = self._sessions[session] = tasks.create_task(self._run(session))
+        # Not in `_run`: a task that is cancelled before its first step runs none of its code.
+        task.add_done_callback(lambda _: self._ended(session))
+        return task
+
+    def prune(self) -> None:
+        """Stop pulls whose missing pages nobody wants any more."""
+        for session in self._sessions:
+            if not any(map(self._pool.is_wanted, session.remaining.values())):
+                self._stop(session)
+
+    def open_pulls(self) -> list[OpenPull]:
+        """Return all open pulls in the order of their start."""
+        return [self._open_pull(session) for session in self._sessions if session.remaining]
+
+    def stop_one(self, pull: SessionId) -> None:
+        """Stop a pull whose pages are still wanted: the sequences that wait for them compute them."""
+        self._stop(next(session for session in self._sessions if session.spec.session == pull))
+
+    def stop(self) -> None:
+        """Stop all pulls."""
+        for session in self._sessions:
+            self._stop(session)
+
+    async def close(self) -> None:
+        for source in self._channels.values():
+            await source.channel.close()
+
+    def _open_pull(self, session: _Session) -> OpenPull:
+        spec, pool = session.spec, self._pool
+        first = min(session.remaining)
+        is_reached = not first or pool.find(spec.block_hashes[first - 1]) is not None
+        is_computable = is_reached and not any(map(pool.is_shared, session.remaining.values()))
+        return OpenPull(
+            spec,
+            session.started_s,
+            len(session.remaining),
+            session.has_begun,
+            is_computable,
+            session.is_stopped,
+        )
+
+    def _stop(self, session: _Session) -> None:
+        if not session.is_stopped:
+            session.is_stopped = True
+            self._sessions[session].cancel()
+
+    async def _run(self, session: _Session) -> PullReport:
+        spec, report = session.spec, session.report
+        try:
+            await self._pull_in_time(session)
+        except ServeError as error:
+            report.failure = error
+        except grpc.aio.AioRpcError as error:
+            report.failure = error_of(error, spec.source.address)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            report.failure = PeerLost(f"{spec.source.address}: the connection was closed")
+        except Exception as error:
+            log.exception("pull broken request=%s source=%s", spec.request_id, spec.source.worker_id)
+            report.failure = InternalError(f"{type(error).__name__}: {error}")
+        if report.failure is not None:
+            self._metrics.pull_failed(report.failure.label(), from_peer=spec.is_from_peer)
+        return report
+
+    def _ended(self, session: _Session) -> None:
+        reach(Point.PULL_ENDED)
+        del self._sessions[session]
+        for page in session.remaining.values():
+            self._pool.clear_writer(page)
+        self._wake()
+        spec, report = session.spec, session.report
+        if spec.is_from_peer:
+            self._metrics.pulled_from_peer(report.pulled, report.copied_bytes)
+        outcome = "stopped" if session.is_stopped else "done" if report.failure is None else repr(report.failure)
+        if session.span is not None:
+            session.span.set(
+                source=spec.source.worker_id, is_from_peer=spec.is_from_peer, transport=report.transport or None,
+                wanted_pages=len(spec.pages), pages=report.pulled, computed_pages=report.computed,
+                bytes=report.copied_bytes, wire_s=report.wire_s, is_stopped=session.is_stopped,
+            )  # fmt: skip
+            session.span.end(error=None if report.failure is None else repr(report.failure))
+        log.info(
+            "pull ended request=%s %s=%s blocks=%d pulled=%d bytes=%d outcome=%s",
+            spec.request_id, "peer" if spec.is_from_peer else "source", spec.source.worker_id,
+            len(spec.pages), report.pulled, report.copied_bytes, outcome,
+        )  # fmt: skip
+
+    async def _pull_in_time(self, session: _Session) -> None:
+        within_s = session.spec.cached_within_s
+        limit = asyncio.timeout(within_s)
+        try:
+            async with limit:
+                await self._pull(session)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            worker = session.spec.source.worker_id
+            raise TransferFailed(f"{worker} did not send what it holds within {within_s:.2f} s") from None
+
+    async def _pull(self, session: _Session) -> None:
+        spec = session.spec
+        channel = await self._channel(spec.source)
+        request = worker_pb2.PullRequest(
+            request_id=spec.request_id,
+            requester=self._validator.worker_id,
+            fingerprint=self._validator.fingerprint,
+            source_epoch=spec.source.epoch,
+            tokens=spec.tokens,
+            block_hashes=hashes_to_bytes(spec.block_hashes),
+            wanted=sorted(spec.pages),
+            cached_only=spec.is_from_peer,
+            traceparent="" if session.span is None else session.span.context.header,
+        )
+        if spec.peer is not None:
+            spec.peer.put(request)
+        reach(Point.PULL_ASKING)
+        asked_s = _now_s()
+        call = worker_pb2_grpc.PagesStub(channel.channel).Pull(
+            request, metadata=channel.metadata, timeout=_left_s(spec.deadline_s)
+        )
+        async with hearing(call, spec.source.worker_id, self._limits.silence_s) as responses:
+            accepted = (await responses.next()).accepted
+            transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
+            session.report.transport = transport.name
+            while session.remaining:
+                ready = (await responses.next()).ready
+                if not session.has_begun and not ready.computed and spec.peer is None:
+                    now_s = _now_s()
+                    self.links.answered(WorkerId(spec.source.worker_id), now_s - asked_s, now_s)
+                session.has_begun = True
+                await self._copy(session, transport, peer, ready)
+
+    async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[PageTransport, Peer]:
+        """Connect over the best transport that can, for instance not over CUDA IPC between containers.
+
+        All attempts together take no longer than a source may be silent.
+        """
+        until_s = _now_s() + self._limits.silence_s
+        leading = leading_to(endpoints, self._transports)
+        for transport, endpoint in leading:
+            try:
+                peer = await transport.connect(endpoint, until_s - _now_s())
+            except PeerLost as error:
+                if (transport, endpoint) == leading[-1] or _now_s() >= until_s:
+                    raise
+                log.warning("page transport cannot connect transport=%s error=%s", transport.name, error)
+                continue
+            for better in outranked(transport, endpoints, self._transports):
+                self._metrics.fell_back(better)
+            return transport, peer
+        raise AssertionError("one of them connects, or the last one raises")
+
+    async def _copy(
+        self, session: _Session, transport: PageTransport, peer: Peer, ready: worker_pb2.PagesReady
+    ) -> None:
+        """Copy the announced pages, verify our own copies, and commit those that are right."""
+        reach(Point.PULL_ANNOUNCED)
+        announced = [page for page in ready.pages if page.block in session.remaining]
+        copies = [PageCopy(PageId(p.page), session.remaining[p.block], p.generation) for p in announced]
+        started_s = _now_s()
+        transfer = transport.pull(peer, copies, self._limits.copy_s)
+        is_done = False
+        try:
+            result = await transport.wait(transfer)
+            is_done = result.outcome is Outcome.DONE
+        finally:
+            if not is_done:
+                await fence_for_good(transport, transfer)
+        if not is_done:
+            raise TransferFailed(f"{result.outcome.value}: {result.reason}")
+        reach(Point.PULL_COPIED)
+        self._metrics.pulled(transport.name, result.copied_bytes, result.seconds)
+        report = session.report
+        report.copied_bytes += result.copied_bytes
+        report.wire_s += result.seconds
+        pulled_before = report.pulled
+        digests = await self._digests.of([copy.local for copy in copies])
+        try:
+            for page, arrived in zip(announced, digests, strict=True):
+                self._commit(session, page, arrived)
+            reach(Point.PULL_COMMITTED)
+            now_s = _now_s()
+            self.links.copied(WorkerId(session.spec.source.worker_id), result.copied_bytes, now_s - started_s, now_s)
+        finally:
+            report.computed += min(ready.computed, report.pulled - pulled_before)
+            self._wake()
+
+    def _is_intact(self, announced: worker_pb2.ReadyPage, arrived: bytes) -> bool:
+        return arrived == announced.digest
+
+    def _commit(self, session: _Session, announced: worker_pb2.ReadyPage, arrived: bytes) -> None:
+        page = session.remaining[announced.block]
+        if not self._is_intact(announced, arrived):
+            self._metrics.digest_mismatches.inc()
+            log.warning("digest mismatch request=%s block=%d", session.spec.request_id, announced.block)
+            raise TransferFailed(f"block {announced.block} arrived damaged")
+        del session.remaining[announced.block]
+        if not self._pool.is_arriving(page):  # no sequence waits for it any more
+            self._pool.clear_writer(page)
+            return
+        self._pool.fill(page)
+        if session.spec.arrived is not None:
+            session.spec.arrived(announced.block)
+        report = session.report
+        report.pulled += 1
+        report.last_page_s = time.time()
+        report.first_page_s = report.first_page_s or report.last_page_s
+
+    async def _channel(self, source: worker_pb2.PageSource) -> PeerChannel:
+        """Return the channel to the given epoch of the source; a later epoch replaces an earlier one."""
+        epoch = _epoch_of(source)
+        known = self._channels.get(source.worker_id)
+        if known is not None and known.epoch == epoch:
+            return known.channel
+        if known is not None and epoch.incarnation < known.epoch.incarnation:
+            self._metrics.stale_epochs.inc()
+            raise StaleEpoch(f"{source.worker_id} is in epoch {known.epoch}, the request hashes {epoch}")
+        opened = self._channels[source.worker_id] = _SourceChannel(epoch, PeerChannel(source.address, self._us))
+        if known is not None:
+            await known.channel.close()
+        return opened.channel
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _left_s(deadline_s: float | None) -> float | None:
+    return None if deadline_s is None else call_timeout_s(deadline_s - time.time())
+
+
+def _epoch_of(source: worker_pb2.PageSource) -> Epoch:
+    try:
+        return Epoch.parse(source.epoch)
+    except ValueError as error:
+        raise InvalidRequest(f"{source.epoch!r} is not an epoch", field="source.epoch") from error

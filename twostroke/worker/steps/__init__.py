@@ -1,0 +1,5 @@
+"""Engine steps of a worker: run, predicted, and checked after failures.
+
+work_loop    admit, plan, run, update        rates         costs of steps, fitted online
+calibration  a sweep before the first step   engine_check  whether a failed engine can go on
+"""

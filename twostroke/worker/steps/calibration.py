@@ -1,0 +1,124 @@
+"""Calibration measures what steps cost before a worker serves, by a short sweep through the real runner.
+
+It leaves no trace: tokens are written to the scratch page, pool pages are only read, and sampling is greedy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from twostroke.engine.loop import EngineThread
+from twostroke.request import SamplingParams
+from twostroke.scheduler.batch import Batch, SampleRow
+from twostroke.scheduler.cost import StepTerms
+from twostroke.worker.steps.rates import Rates
+
+LONG_CONTEXT = 2048
+"""Tokens of context from which attention costs about as much as the rest of a small model."""
+MANY_STREAMS = 8
+LIKELIEST = SamplingParams(seed=0, max_tokens=1, temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SweepBudget:
+    budget_s: float
+    """Time for the sweep. One step of each kind is run however long it takes."""
+    warms_up: bool
+    """The first step of a kind allocates memory and starts threads, so it is repeated and only the repeat counts."""
+
+
+COMPUTED = SweepBudget(0.45, warms_up=True)
+PACED = SweepBudget(0.1, warms_up=False)
+"""For paced models: their steps are only waits, so few suffice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """The largest steps that this worker can run."""
+
+    step_tokens: int
+    max_model_len: int
+    max_sequences: int
+    pages: int
+    block_size: int
+    samples: bool
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of one sequence."""
+        return min(self.max_model_len, self.pages * self.block_size)
+
+
+async def calibrate(engine: EngineThread, rates: Rates, limits: StepLimits, budget: SweepBudget) -> None:
+    """Let `rates` observe steps of all sizes."""
+    end_s = time.monotonic() + budget.budget_s
+    kinds_seen: set[bool] = set()
+    for batch in sweep(limits):
+        terms = StepTerms.of(batch)
+        is_prompt = terms.prompt_tokens > 0
+        if is_prompt in kinds_seen and time.monotonic() + rates.cost.of(terms) > end_s:
+            continue
+        if is_prompt not in kinds_seen and budget.warms_up:
+            await engine.start(batch)
+        result = await engine.start(batch)
+        rates.observe(terms, result.seconds)
+        kinds_seen.add(is_prompt)
+
+
+def sweep(limits: StepLimits) -> Iterator[Batch]:
+    """Yield steps that tell all terms of a step's cost apart, the most informative first."""
+    most = min(limits.step_tokens, limits.longest)
+    few, some = min(most, limits.block_size), -(-most // 2)
+    chunks = [(few, 0), (some, 0), (some, LONG_CONTEXT), (most, 0), (few, LONG_CONTEXT), (most, LONG_CONTEXT)]
+    prompts = (_chunk(limits, tokens, min(context, limits.longest - tokens)) for tokens, context in chunks)
+    if not limits.samples:
+        yield from prompts
+        return
+    many = min(MANY_STREAMS, limits.max_sequences, limits.step_tokens)
+    rows = [(1, few), (many, few), (many, LONG_CONTEXT), (1, LONG_CONTEXT)]
+    streams = (_streams(limits, count, min(context, limits.longest)) for count, context in rows)
+    for pair in itertools.zip_longest(streams, prompts):
+        yield from (batch for batch in pair if batch is not None)
+
+
+def _chunk(limits: StepLimits, tokens: int, context: int) -> Batch:
+    """Return a step of one prompt chunk with `context` tokens before it."""
+    positions = np.arange(context, context + tokens, dtype=np.int32)
+    return Batch(
+        tokens=np.zeros(tokens, np.int32),
+        positions=positions,
+        query_starts=np.array([0, tokens], np.int32),
+        context_lens=np.array([context + tokens], np.int32),
+        block_tables=_tables(limits, 1, context + tokens),
+        write_slots=_scratch_slots(limits, positions),
+    )
+
+
+def _streams(limits: StepLimits, count: int, context: int) -> Batch:
+    positions = np.full(count, context - 1, np.int32)
+    return Batch(
+        tokens=np.zeros(count, np.int32),
+        positions=positions,
+        query_starts=np.arange(count + 1, dtype=np.int32),
+        context_lens=np.full(count, context, np.int32),
+        block_tables=_tables(limits, count, context),
+        write_slots=_scratch_slots(limits, positions),
+        samples=tuple(SampleRow(row, LIKELIEST, context) for row in range(count)),
+    )
+
+
+def _tables(limits: StepLimits, rows: int, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+    """Give every row pages of its own where possible, so that they are read from memory and not from a CPU cache."""
+    blocks = -(-context // limits.block_size)
+    return (np.arange(rows * blocks, dtype=np.int32) % limits.pages).reshape(rows, blocks)
+
+
+def _scratch_slots(
+    limits: StepLimits, positions: np.ndarray[tuple[int], np.dtype[np.int32]]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    return limits.pages * limits.block_size + positions.astype(np.int64) % limits.block_size

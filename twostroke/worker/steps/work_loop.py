@@ -1,0 +1,200 @@
+"""The work loop admits, plans, runs and updates while there is work, and sleeps otherwise.
+
+Bookkeeping happens on the event loop, in microseconds; only `run` is on the engine thread. While a step runs, the loop
+sends the previous step's tokens and serves rpcs; the next plan sees what they changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from twostroke.engine.loop import EngineThread
+from twostroke.errors import EngineLost
+from twostroke.fault_points import Point, reach
+from twostroke.scheduler.batch import StepResult
+from twostroke.scheduler.batching import Chunk, Step
+from twostroke.scheduler.cost import Budget, StepTerms
+from twostroke.scheduler.scheduler import Admission, Emission, Scheduler
+from twostroke.scheduler.sequence import Sequence as KnownSequence
+from twostroke.worker.condition import Condition
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.steps.engine_check import EngineCheck
+from twostroke.worker.steps.rates import Rates
+
+log = logging.getLogger(__name__)
+
+MOST_FAILED_SEQUENCES = 3
+"""Sequences of one step that fail alone. If more fail and none succeeds, the engine is at fault."""
+MOST_FAILED_PARTS = 32
+"""Failed parts of one step, with no success before them, after which the engine is given up."""
+
+
+class Role(Protocol):
+    """The role's handlers for events of the scheduler."""
+
+    def admitted(self, admission: Admission) -> None: ...
+
+    def planning(self) -> None:
+        """Called before each step is chosen: the moment to change what is computed here."""
+
+    def preempted(self, sequence: KnownSequence) -> None: ...
+
+    def computed(self, step: Step, seconds: float) -> None:
+        """Called after a step that computed prompt tokens."""
+
+    def emitted(self, emissions: list[Emission]) -> None: ...
+
+    def failed(self, sequences: list[KnownSequence], error: Exception) -> None:
+        """Called with sequences that were ended because their steps fail alone."""
+
+    def lost(self, error: EngineLost) -> None:
+        """Called when the engine is lost, and with it all open work."""
+
+
+class WorkLoop:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: EngineThread,
+        metrics: WorkerMetrics,
+        progress: Condition,
+        step_target_s: float,
+        rates: Rates,
+        check: EngineCheck,
+    ) -> None:
+        self._scheduler = scheduler
+        self._engine = engine
+        self._metrics = metrics
+        self._progress = progress
+        """Notified after every step and every arrival: blocks may have become readable."""
+        self._step_target_s = step_target_s
+        self._wake = asyncio.Event()
+        self.rates = rates
+        self._check = check
+        self.prefill_busy_s = 0.0
+        """Step time spent on prompt tokens since the epoch began."""
+
+    def wake(self) -> None:
+        """Wake the loop after a change that the next plan should see."""
+        self._wake.set()
+
+    @property
+    def budget(self) -> Budget:
+        """Time budget of the next step in which streams run."""
+        return self.rates.budget(self._step_target_s)
+
+    @property
+    def queued_s(self) -> float:
+        """Predicted time until every queued prompt token is computed."""
+        return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)
+
+    async def run(self, role: Role) -> None:
+        """Run steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
+        emissions: list[Emission] = []
+        while True:
+            self._wake.clear()
+            step = self._plan(role)
+            running = None if step is None else self._start(step)
+            # The previous step's tokens are sent while the engine runs the next step.
+            role.emitted(emissions)
+            self._progress.notify()
+            if step is not None and running is not None:
+                emissions = await self._update(step, running, role)
+            else:
+                emissions = []
+                await self._wake.wait()
+
+    def _start(self, step: Step) -> asyncio.Future[StepResult]:
+        reach(Point.WORKER_STEP)
+        return self._engine.start(step.batch)
+
+    def _plan(self, role: Role) -> Step | None:
+        for admission in self._scheduler.admit():
+            self._metrics.admitted(admission.sequence)
+            role.admitted(admission)
+        role.planning()
+        step = self._scheduler.plan(self.budget)
+        for sequence in self._scheduler.take_preempted():
+            self._metrics.preemptions.inc()
+            log.info("preempted request=%s known=%d", sequence.request_id, len(sequence.known))
+            role.preempted(sequence)
+            self.wake()  # its pages may admit others
+        return step
+
+    async def _update(self, step: Step, running: asyncio.Future[StepResult], role: Role) -> list[Emission]:
+        try:
+            result = await running
+        except Exception as error:
+            await self._recover(step, error, role)
+            return []
+        reach(Point.WORKER_COMPUTED)
+        terms = StepTerms.of(step.batch)
+        self.rates.observe(terms, result.seconds)
+        prompt_share = self.rates.cost.prompt_share(terms)
+        self.prefill_busy_s += result.seconds * prompt_share
+        self._metrics.stepped(step, result.seconds, prompt_share)
+        return self._take_in(step, result, role)
+
+    def _take_in(self, step: Step, result: StepResult, role: Role) -> list[Emission]:
+        self._check.computed(len(step.batch.tokens))
+        if len(step.batch.tokens) > step.batch.sequences:
+            role.computed(step, result.seconds)
+        return self._scheduler.update(step, result)
+
+    async def _recover(self, step: Step, error: Exception, role: Role) -> None:
+        """Find the sequences that make a step fail, and go on with the others, which lose nothing.
+
+        Raises EngineLost if the engine is at fault.
+        """
+        log.error("step failed sequences=%d tokens=%d", step.batch.sequences, len(step.batch.tokens), exc_info=error)
+        try:
+            await self._check.examine(error)
+            failed = await self._run_parts(step, role)
+        except EngineLost:
+            self._metrics.step_failed("engine_lost")
+            raise
+        for part, failure in failed:
+            role.failed(self._scheduler.abort_step(part), failure)
+        self._metrics.step_failed("request_failed" if failed else "repeated")
+        log.warning("step repeated sequences=%d failed=%d", step.batch.sequences, len(failed))
+
+    async def _run_parts(self, step: Step, role: Role) -> list[tuple[Step, Exception]]:
+        """Run halves, quarters and so on of a failed step; return the sequences that fail alone, each with its error.
+
+        Large parts come first, so that a few failing sequences do not look like a failing engine. Each part's tokens
+        are sent before the next part runs, because its sequences may be closed meanwhile.
+        """
+        failed: list[tuple[Step, Exception]] = []
+        left = deque(_halves(step.chunks))
+        failed_parts = succeeded_parts = 0
+        while left:
+            part = self._scheduler.part(left.popleft())
+            try:
+                result = await self._engine.start(part.batch)
+            except EngineLost:
+                raise
+            except Exception as failure:
+                failed_parts += 1
+                if len(part.chunks) > 1:
+                    left += _halves(part.chunks)
+                else:
+                    failed.append((part, failure))
+                if not succeeded_parts and (
+                    failed_parts > MOST_FAILED_PARTS or (not left and len(failed) > MOST_FAILED_SEQUENCES)
+                ):
+                    raise EngineLost(f"a step failed in each of {failed_parts} parts: {failure}") from failure
+            else:
+                succeeded_parts += 1
+                role.emitted(self._take_in(part, result, role))
+        if failed:
+            self._check.blame(max(len(part.batch.tokens) for part, _ in failed))
+        return failed
+
+
+def _halves(chunks: Sequence[Chunk]) -> list[Sequence[Chunk]]:
+    middle = len(chunks) // 2
+    return [chunks[:middle], chunks[middle:]] if middle else [chunks]
