@@ -168,7 +168,7 @@ class ElasticCluster:
         self.backend = ProcessBackend(folder)
         self.grpc = self.http = ""
         self._port = 0
-        self._life: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
         self._router: asyncio.subprocess.Process | None = None
         self.supervisor: Supervisor
 
@@ -209,15 +209,15 @@ class ElasticCluster:
     async def start_supervisor(self) -> None:
         """A new one on the port of the one before, which knows what that one wrote down."""
         self.supervisor = Supervisor(fleet_spec(self.config, token=TOKEN, port=self._port), self.backend)
-        self._life = asyncio.create_task(self.supervisor.run())
+        self._run_task = asyncio.create_task(self.supervisor.run())
         self._port = int((await self.supervisor.address()).rpartition(":")[2])
 
     async def kill_supervisor(self) -> None:
         """It ends between two instructions, and tells nobody."""
-        assert self.supervisor._life is not None
-        assert self._life is not None
-        self.supervisor._life.cancel()
-        await asyncio.gather(self._life, self.supervisor._life, return_exceptions=True)
+        assert self.supervisor._run_task is not None
+        assert self._run_task is not None
+        self.supervisor._run_task.cancel()
+        await asyncio.gather(self._run_task, self.supervisor._run_task, return_exceptions=True)
 
     async def until(self, is_so: Callable[[dict[str, Worker]], bool], within_s: float = PATIENCE_S) -> None:
         """The fleet is as it is meant to be."""
@@ -240,8 +240,8 @@ class ElasticCluster:
 
     async def close(self) -> None:
         await self.supervisor.stop()
-        assert self._life is not None
-        await asyncio.gather(self._life, return_exceptions=True)
+        assert self._run_task is not None
+        await asyncio.gather(self._run_task, return_exceptions=True)
         if self._router is not None:
             self._router.terminate()
             with contextlib.suppress(TimeoutError):

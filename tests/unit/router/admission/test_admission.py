@@ -158,7 +158,7 @@ def test_only_one_tenant_alone_waits_at_a_full_worker_for_slots_that_short_outpu
     fleet = VirtualFleet(prefill=4)
     fleet.admission._selector.ended(2)
     load = fleet.decode[0].load
-    load.seats = load.running = 8
+    load.slots = load.running = 8
     fleet.decode[0].report(load, 0.0)
     if rival:
         fleet.admission.enter(fleet.queued("b", tenant="b", tokens=17), fleet.serving, 0.0)
