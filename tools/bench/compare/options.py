@@ -47,7 +47,7 @@ class Rounds(Settings):
 
 
 class Reports(Settings):
-    """Where results are written, beside the table."""
+    """The file that results are written to, beside the table."""
 
     json_path: str | None = setting(None, flag="--json", unit="FILE", help='"-": to standard output')
     html_path: str | None = setting(None, flag="--html", unit="FILE", help="one file with figures; needs no network")
