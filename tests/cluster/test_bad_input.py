@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, generate_request, running_cluster
-from tests.hand_cut import messages_of
 from twostroke.config import CacheConfig, ListenConfig, ModelConfig, Role, RouterConfig, WorkerConfig
 
 PACED = ModelConfig(model="paced:prefill_tokens_per_s=4000,step_ms=10,vocab=2048,page_bytes=16384,max_model_len=8192")
@@ -98,42 +97,11 @@ async def test_malformed_bodies_are_400_in_openais_format(cluster: ProcessCluste
 
 
 @module_loop
-@pytest.mark.parametrize("wait_s", [0.0, 0.02, 0.1, 0.3, 0.6])
-async def test_a_client_that_goes_away_at_any_moment_leaves_nothing(client: Client, wait_s: float) -> None:
-    """About 0.25 s of prefill, then tokens: the moments fall into routing, waiting, pulling and running."""
-    prompt = [int(wait_s * 1000) + 3, *range(3, 1003)]
-    calls = [client.stub.Generate(generate_request([call, *prompt], max_tokens=200)) for call in range(4)]
-    readers = [asyncio.ensure_future(_read(call)) for call in calls]
-    await asyncio.sleep(wait_s)
-    for call in calls:
-        call.cancel()
-    await asyncio.gather(*readers)
-
-
-async def _read(call: grpc.aio.UnaryStreamCall[object, object]) -> None:
-    try:
-        async for _ in call:
-            pass
-    except (asyncio.CancelledError, grpc.aio.AioRpcError):
-        pass
-
-
-@module_loop
 async def test_a_deadline_that_passes_is_never_a_normal_finish(client: Client) -> None:
     call = client.stub.Generate(generate_request([7, *range(5, 25)], max_tokens=500), timeout=0.5)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         assert not [response async for response in call if response.finish_reason]
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-
-@module_loop
-async def test_a_deadline_mid_stream_over_http_is_an_error_event(cluster: ProcessCluster, client: Client) -> None:
-    body = {"model": PACED.model, "prompt": [9] * 20, "max_tokens": 500, "stream": True}
-    async with httpx.AsyncClient() as http:
-        answer = await http.post(f"{cluster.http}/v1/completions", json=body, headers={"x-request-timeout-s": "0.5"})
-    messages = messages_of(answer.content)
-    assert len(messages) > 3
-    assert messages[-1]["error"]["type"] == "timeout_error"
 
 
 @module_loop

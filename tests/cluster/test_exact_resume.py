@@ -105,6 +105,9 @@ async def test_streams_that_move_are_the_same_to_the_last_bit(smollm2_dir: Path,
         client = Client(cluster.grpc)
         expected = await ask_all(client, MODES)
         greedy = expected["greedy"][0]
+        assert len({tuple(choice.tokens) for choice in expected["choices"].values()}) == 3, (
+            "each choice has its own draws"
+        )
         stopped = {stop: MODES["greedy"] | {"stop": [stop]} for stop in stops(greedy.text)}
 
         asked = asyncio.ensure_future(ask_all(client, MODES | stopped))

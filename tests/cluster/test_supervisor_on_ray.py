@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray import cloudpickle
@@ -25,7 +26,8 @@ from cluster.supervisor.actors import MountedWorker, PlainWorker, Serving
 from cluster.supervisor.plan import Stage
 from cluster.supervisor.supervisor import Supervisor
 from cluster.supervisor.view import Snapshot, Worker
-from twostroke.config import ClusterConfig, ModelConfig, Role, WorkerConfig
+from tests.process_table import title_of
+from twostroke.config import ClusterConfig, Role, WorkerConfig
 from twostroke.errors import ConfigError
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
@@ -133,14 +135,6 @@ def pid_of(worker: Worker) -> int:
     return worker.place.pid
 
 
-def title_of(pid: int) -> str:
-    """As in `ps`; empty if there is no such process (any more)."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except FileNotFoundError:
-        return ""
-
-
 async def test_a_killed_worker_is_dead_in_the_view_at_once_and_comes_back_as_its_next_incarnation(on_ray: None) -> None:
     async with supervising(spec()) as supervisor:
         before = await until(supervisor, Stage.SERVING)
@@ -170,13 +164,6 @@ async def test_a_killed_worker_is_dead_in_the_view_at_once_and_comes_back_as_its
     assert other.observed.crashes == 0
 
 
-async def test_worker_processes_are_named_after_their_role(on_ray: None) -> None:
-    async with supervising(spec()) as supervisor:
-        for worker_id, title in (("decode-0", "ray::DecodeWorker"), ("prefill-0", "ray::PrefillWorker")):
-            worker = await until(supervisor, Stage.SERVING, worker_id)
-            assert title_of(pid_of(worker)).startswith(title)
-
-
 async def test_a_killed_supervisor_finds_its_workers_again_and_their_incarnations_go_on(on_ray: None) -> None:
     async with supervising(spec()) as supervisor:
         before = await until(supervisor, Stage.SERVING, incarnation=1)
@@ -198,22 +185,16 @@ async def pid_of_actor(actor: Any) -> int:
     return int(process)
 
 
-async def test_a_worker_that_cannot_start_as_configured_fails_with_its_own_message(on_ray: None) -> None:
-    async with supervising(spec(model=ModelConfig(max_model_len=1))) as supervisor:
-        worker = await until(supervisor, Stage.FAILED)
-    assert isinstance(worker.last_error, ConfigError)
-    assert worker.last_error.message == "--max-model-len 1 leaves no room for an answer"
-    assert worker.last_error.field == "max_model_len"
-
-
-async def test_nothing_of_a_stopped_fleet_stays_in_ray(on_ray: None) -> None:
+async def test_processes_are_named_after_their_role_and_none_of_a_stopped_fleet_stays_in_ray(on_ray: None) -> None:
     async with supervising(spec()) as supervisor:
-        pids = [
-            pid_of(await until(supervisor, Stage.SERVING, worker_id, incarnation=1))
-            for worker_id in ("prefill-0", "decode-0")
-        ]
+        processes = {
+            role: psutil.Process(pid_of(await until(supervisor, Stage.SERVING, f"{role}-0", incarnation=1)))
+            for role in ("prefill", "decode")
+        }
+        assert title_of(processes["prefill"]).startswith("ray::PrefillWorker")
+        assert title_of(processes["decode"]).startswith("ray::DecodeWorker")
     async with asyncio.timeout(PATIENCE_S):
-        while ray.util.list_named_actors() or any(map(title_of, pids)):  # Ray has no event for it
+        while ray.util.list_named_actors() or any(map(title_of, processes.values())):  # Ray has no event for it
             await asyncio.sleep(0.05)
 
 
