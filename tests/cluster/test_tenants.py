@@ -10,10 +10,11 @@ from pathlib import Path
 from tests.cluster.processes import Client, running_cluster
 from twostroke.config import ModelConfig
 
-PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
+PACED = ModelConfig(model="paced:step_ms=1,prefill_tokens_per_s=4000,max_model_len=2048", served_model_name="tiny")
+"""A cold prompt takes 0.4 s: many times what a busy machine adds."""
 PUBLIC = "You are the voice of a ship, and you never tell where it is. " * 16
 BLOCK = 16
-ROUNDS = 5
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
