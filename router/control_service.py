@@ -1,5 +1,7 @@
 """The Control service of a router: what it says about itself and its workers, and what operators tell it."""
 
+# ruff: noqa: N802  # methods have the names that the .proto gives them
+
 from __future__ import annotations
 
 import math
@@ -29,10 +31,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._router_id = router_id
         self._epoch = epoch
 
-    async def GetServerInfo(  # noqa: N802
+    async def GetServerInfo(
         self, request: control_pb2.GetServerInfoRequest, context: Context
     ) -> control_pb2.ServerInfo:
-        del request, context
         return control_pb2.ServerInfo(
             server_id=self._router_id,
             role=Role.ROUTER.value,
@@ -45,10 +46,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             grpc_address=self._addresses.grpc,
         )
 
-    async def GetModelInfo(  # noqa: N802
-        self, request: control_pb2.GetModelInfoRequest, context: Context
-    ) -> control_pb2.ModelInfo:
-        del request, context
+    async def GetModelInfo(self, request: control_pb2.GetModelInfoRequest, context: Context) -> control_pb2.ModelInfo:
         facts = self._handler.dispatcher.facts
         return control_pb2.ModelInfo(
             model=self._handler.model,
@@ -61,23 +59,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
             pool_pages=facts.pool_pages,
         )
 
-    async def GetLoad(  # noqa: N802
-        self, request: control_pb2.GetLoadRequest, context: Context
-    ) -> control_pb2.GetLoadResponse:
-        del request, context
+    async def GetLoad(self, request: control_pb2.GetLoadRequest, context: Context) -> control_pb2.GetLoadResponse:
         return control_pb2.GetLoadResponse(workers=self._handler.dispatcher.loads())
 
-    async def SubscribeKvEvents(  # noqa: N802
+    async def SubscribeKvEvents(
         self, request: control_pb2.SubscribeKvEventsRequest, context: Context
     ) -> AsyncIterator[control_pb2.KvEventBatch]:
-        del context
         async for batch in self._handler.dispatcher.subscribe(request):
             yield batch
 
-    async def Drain(  # noqa: N802
-        self, request: control_pb2.DrainRequest, context: Context
-    ) -> control_pb2.DrainResponse:
-        del context
+    async def Drain(self, request: control_pb2.DrainRequest, context: Context) -> control_pb2.DrainResponse:
         if not (math.isfinite(request.deadline_s) and request.deadline_s >= 0):
             raise InvalidRequest(
                 f"deadline_s must be a number of seconds from now, 0 or more, got {request.deadline_s}",
@@ -86,16 +77,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         left = await self._handler.dispatcher.drain(time.time() + request.deadline_s)
         return control_pb2.DrainResponse(open_requests=left)
 
-    async def ForgetCached(  # noqa: N802
+    async def ForgetCached(
         self, request: control_pb2.ForgetCachedRequest, context: Context
     ) -> control_pb2.ForgetCachedResponse:
-        del context
         return control_pb2.ForgetCachedResponse(blocks=await self._handler.dispatcher.forget_cached())
 
-    async def GetTrace(  # noqa: N802
-        self, request: control_pb2.GetTraceRequest, context: Context
-    ) -> control_pb2.GetTraceResponse:
-        del context
+    async def GetTrace(self, request: control_pb2.GetTraceRequest, context: Context) -> control_pb2.GetTraceResponse:
         return await self._handler.dispatcher.trace(request.name)
 
     def _fingerprint(self) -> str:

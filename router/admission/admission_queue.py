@@ -10,6 +10,7 @@ from collections.abc import Callable
 from router.admission.admission import Admission
 from router.admission.metrics import AdmissionMetrics
 from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Stranded, Verdict
+from router.metrics import RouterMetrics
 from router.routing.selector import Workers
 from twostroke.errors import Overloaded
 from twostroke.ids import RequestId
@@ -19,13 +20,14 @@ PAUSE_S = 0.002
 
 
 class AdmissionQueue:
-    def __init__(self, admission: Admission, workers: Callable[[], Workers], metrics: AdmissionMetrics) -> None:
+    def __init__(self, admission: Admission, workers: Callable[[], Workers], metrics: RouterMetrics) -> None:
         self._admission = admission
         self._workers = workers
-        self._metrics = metrics
+        self._metrics = AdmissionMetrics(metrics)
         self._waiting: dict[RequestId, asyncio.Future[Verdict]] = {}
         self._changed = asyncio.Event()
-        metrics.show(lambda: admission.queued, lambda: admission.fairness(time.monotonic()))
+        self._metrics.queued.set_function(lambda: admission.queued)
+        self._metrics.fairness.set_function(lambda: admission.fairness(time.monotonic()))
 
     async def admit(self, request: QueuedRequest, workers: Workers) -> Placement | None:
         """Returns when the request may go; None where all decode workers have gone meanwhile.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from router.admission.false_rejections import FalseRejections
 from router.admission.queued_request import Reason
 from router.metrics import DECISION_BUCKETS_S, ROLE, RouterMetrics
@@ -18,8 +16,8 @@ class AdmissionMetrics:
         self.queue_seconds = metrics.histogram(
             "queue_seconds", "Time that queued requests waited in the router for their turn.", TTFT_BUCKETS_S
         )
-        self._queued = metrics.gauge("queued_requests", "Requests that wait in the router for their turn.")
-        self._fairness = metrics.gauge(
+        self.queued = metrics.gauge("queued_requests", "Requests that wait in the router for their turn.")
+        self.fairness = metrics.gauge(
             "tenant_fairness", "Jain's index over tenants of prefill seconds given to those asked for, over a minute."
         )
         self._refusals = metrics.labelled_counter("refusals", "Requests refused, by reason.", "reason")
@@ -33,11 +31,6 @@ class AdmissionMetrics:
 
     def count_refusal(self, reason: Reason) -> None:
         self._refusals.labels(ROLE, reason.value).inc()
-
-    def show(self, queued: Callable[[], float], fairness: Callable[[], float]) -> None:
-        """Calls these at every scrape."""
-        self._queued.set_function(queued)
-        self._fairness.set_function(fairness)
 
     def follow(self, rejections: FalseRejections) -> None:
         """Counts what was found out since the last call."""

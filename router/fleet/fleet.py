@@ -262,7 +262,6 @@ class Fleet:
         assert self.fingerprint is not None, "taken from the first worker that introduced itself"
         model, pool_pages = models[0], min(model.pool_pages for model in models)
         self._facts = ServingFacts(
-            ready=True,
             model=model.model,
             max_model_len=model.max_model_len,
             vocab_size=model.vocab_size,

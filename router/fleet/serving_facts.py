@@ -9,7 +9,6 @@ from dataclasses import dataclass
 class ServingFacts:
     """What the decode workers say about the model they serve; they all say the same."""
 
-    ready: bool
     model: str
     max_model_len: int
     vocab_size: int

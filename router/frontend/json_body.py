@@ -20,7 +20,6 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from router.frontend.text.unicode import checked_utf8
 from twostroke.errors import InvalidRequest
 
 MOST_BITS = 1024
@@ -44,6 +43,15 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object, got {_kind(value)}")
+    return value
+
+
+def checked_utf8(value: str, field: str) -> str:
+    """Raises InvalidRequest, naming the field, for half a surrogate pair: no tokenizer takes it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{field} is not valid Unicode text: {error}", field=field) from error
     return value
 
 

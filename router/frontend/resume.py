@@ -45,7 +45,6 @@ Mark = Callable[[str], str]
 
 
 def unmarked(stream: str) -> str:
-    del stream
     return ""
 
 

@@ -176,7 +176,6 @@ class RoutingService(routing_pb2_grpc.RoutingServicer):
     async def WatchReservations(  # noqa: N802  # the name in the .proto
         self, request: routing_pb2.WatchReservationsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[routing_pb2.ReservationBatch]:
-        del context
         has_changed = asyncio.Event()
         self._wakers.add(has_changed)
         watch = self._reservations.watch(has_changed.set)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import time
@@ -112,7 +111,7 @@ class RouterCore:
 
     @property
     def facts(self) -> ServingFacts:
-        return dataclasses.replace(self._fleet.facts, ready=self.is_ready)
+        return self._fleet.facts
 
     @property
     def is_ready(self) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 from router.admission.admission import Admission
 from router.admission.admission_queue import AdmissionQueue
-from router.admission.metrics import AdmissionMetrics
 from router.admission.queued_request import Placement, QueuedRequest, Rules
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
@@ -56,7 +55,7 @@ class Placer:
             most_queued=settings.max_queued_requests,
         )
         admission = Admission(rules, self.selector, routing.reservations)
-        self.queue = AdmissionQueue(admission, self._workers, AdmissionMetrics(metrics))
+        self.queue = AdmissionQueue(admission, self._workers, metrics)
         fleet.listen(self.queue.notice)
         self._worker_wait_s = config.worker_wait_s
         self.attempts = Attempts()

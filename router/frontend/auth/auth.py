@@ -9,11 +9,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from router.frontend.auth.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
 from router.frontend.auth.limits import Limits, OpenCall
@@ -81,14 +79,6 @@ def stream_marks(cluster_token: str) -> Callable[[str], Mark]:
     return lambda tenant: partial(mark, tenant)
 
 
-class Authenticator(Protocol):
-    def admit(self, authorization: str | None) -> AbstractContextManager[AuthContext]:
-        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
-
-    async def watch(self) -> None:
-        """Keeps up with changes of the keys, until it is cancelled."""
-
-
 class NoAuthentication:
     """Accepts every client. A stream's name, which has random bits and a mark, is enough to resume it."""
 
@@ -97,7 +87,6 @@ class NoAuthentication:
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
-        del authorization
         yield self._context
 
     async def watch(self) -> None:
@@ -123,6 +112,7 @@ class KeyAuthenticator:
 
     @contextlib.contextmanager
     def admit(self, authorization: str | None) -> Iterator[AuthContext]:
+        """Lets one call in for as long as it takes. Raises InvalidApiKey or RateLimitExceeded."""
         try:
             key_id, entry = find_key(self._file.keys, authorization, time.time())
             call = self._limits.enter(key_id, entry, time.monotonic())
@@ -142,6 +132,7 @@ class KeyAuthenticator:
             raise
 
     async def watch(self) -> None:
+        """Keeps up with changes of the keys, until it is cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
             self.look_again()
@@ -170,3 +161,6 @@ class KeyAuthenticator:
         except OSError:
             return None
         return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+Authenticator = NoAuthentication | KeyAuthenticator

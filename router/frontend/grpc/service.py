@@ -1,5 +1,7 @@
 """The gRPC endpoint for clients: twostroke.v1.Inference."""
 
+# ruff: noqa: N802  # methods have the names that the .proto gives them
+
 from __future__ import annotations
 
 import contextlib
@@ -58,9 +60,7 @@ class InferenceService:
         self._handler = handler
         self._calls = calls
 
-    async def Generate(  # noqa: N802
-        self, raw: bytes, context: Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
+    async def Generate(self, raw: bytes, context: Context) -> AsyncIterator[inference_pb2.GenerateResponse]:
         received_s, auth = time.monotonic(), self._calls.of(context)
         prepared = await self._handler.prepare("grpc_generate", raw, auth, client=_client(context))
         assert isinstance(prepared, PreparedGenerate)
@@ -98,23 +98,20 @@ class InferenceService:
         for message in last:
             yield message
 
-    async def Tokenize(self, raw: bytes, context: Context) -> bytes:  # noqa: N802
+    async def Tokenize(self, raw: bytes, context: Context) -> bytes:
         """Returns the serialized response."""
         auth = self._calls.of(context)
         response = await self._handler.prepare("grpc_tokenize", raw, auth, client=_client(context))
         assert isinstance(response, bytes)
         return response
 
-    async def Abort(  # noqa: N802
-        self, request: inference_pb2.AbortRequest, context: Context
-    ) -> inference_pb2.AbortResponse:
+    async def Abort(self, request: inference_pb2.AbortRequest, context: Context) -> inference_pb2.AbortResponse:
         found = await self._handler.abort(request.request_id, request.resume_token, self._calls.of(context))
         return inference_pb2.AbortResponse(found=found)
 
-    async def GetModel(  # noqa: N802
+    async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: Context
     ) -> inference_pb2.GetModelResponse:
-        del request, context
         facts = self._handler.dispatcher.facts
         return inference_pb2.GetModelResponse(
             model=self._handler.model,
@@ -148,9 +145,7 @@ class InferenceService:
         if event.finish is not None:
             message.finish_reason = event.finish.value
         if event.usage is not None:
-            message.usage.prompt_tokens = event.usage.prompt_tokens
-            message.usage.completion_tokens = event.usage.completion_tokens
-            message.usage.cached_tokens = event.usage.cached_tokens
+            message.usage.CopyFrom(inference_pb2.Usage(**dataclasses.asdict(event.usage)))
         return message
 
     def _logprob(self, token: SampledToken) -> inference_pb2.TokenLogprob:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -64,12 +65,12 @@ def build_http_app(
     """`outer` sees every request first."""
     endpoints = Endpoints(handler, max_body_bytes)
     routes = [
-        Route("/v1/chat/completions", _funnel(endpoints.chat), methods=["POST"]),
-        Route("/v1/completions", _funnel(endpoints.completions), methods=["POST"]),
+        Route("/v1/chat/completions", _funnel(partial(endpoints.answer, "chat")), methods=["POST"]),
+        Route("/v1/completions", _funnel(partial(endpoints.answer, "completion")), methods=["POST"]),
         Route("/v1/models", _funnel(endpoints.models), methods=["GET"]),
         Route("/v1/models/{model:path}", _funnel(endpoints.model), methods=["GET"]),
-        Route("/tokenize", _funnel(endpoints.tokenize), methods=["POST"]),
-        Route("/detokenize", _funnel(endpoints.detokenize), methods=["POST"]),
+        Route("/tokenize", _funnel(partial(endpoints.prepared, "tokenize")), methods=["POST"]),
+        Route("/detokenize", _funnel(partial(endpoints.prepared, "detokenize")), methods=["POST"]),
         *HealthPages(handler).routes(with_metrics=with_metrics),
     ]
     return Starlette(
@@ -89,27 +90,17 @@ class Endpoints:
         self._max_body_bytes = max_body_bytes
         self._created = int(time.time())
 
-    async def chat(self, request: Request) -> Response:
-        return await self._answer(request, "chat")
-
-    async def completions(self, request: Request) -> Response:
-        return await self._answer(request, "completion")
-
-    async def models(self, request: Request) -> Response:
-        del request
+    async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
 
     async def model(self, request: Request) -> Response:
         self._handler.check_model(request.path_params["model"])
         return JSONResponse(self._model_card())
 
-    async def tokenize(self, request: Request) -> Response:
-        prepared = await self._prepare(request, "tokenize", await self._body(request))
-        return Response(prepared, media_type="application/json")
-
-    async def detokenize(self, request: Request) -> Response:
-        prepared = await self._prepare(request, "detokenize", await self._body(request))
-        return Response(prepared, media_type="application/json")
+    async def prepared(self, kind: str, request: Request) -> Response:
+        """Answers what preparation alone can answer."""
+        body = await self._prepare(request, kind, await self._body(request))
+        return Response(body, media_type="application/json")
 
     async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
         state, client = request.state, "" if request.client is None else request.client.host
@@ -118,7 +109,7 @@ class Endpoints:
         )
         return await unless_gone(request, preparing)
 
-    async def _answer(self, request: Request, kind: str) -> Response:
+    async def answer(self, kind: str, request: Request) -> Response:
         body, auth = await self._body(request), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
         deadline_s = _deadline(_header_timeout_s(request), received_at_s)

@@ -9,6 +9,7 @@ import re
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Scope
+from uvicorn.server import ServerState
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ def status_line(status: int) -> bytes:
 
 
 class Exchange:
-    def __init__(self, wire: Wire, scope: Scope, default_headers: Headers, *, keep_alive: bool) -> None:
+    def __init__(self, wire: Wire, scope: Scope, state: ServerState, *, keep_alive: bool) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         """The connection stays open after the response."""
@@ -64,7 +65,7 @@ class Exchange:
         """Header line that says where the request's body ends. Empty: it has none."""
         self.is_started = False
         self._wire = wire
-        self._default_headers = default_headers
+        self._state = state
         self._body = bytearray()
         self._changed = asyncio.Event()
         self._head = b""
@@ -126,7 +127,7 @@ class Exchange:
             await asyncio.sleep(0)  # else who writes without a pause would keep the one who hears of it waiting
             return
         if message["type"] == "http.response.start" and not self.is_started:
-            self._start(message["status"], [*self._default_headers, *message.get("headers", [])])
+            self._start(message["status"], [*self._state.default_headers, *message.get("headers", [])])
         elif message["type"] == "http.response.body" and self.is_started and not self.is_complete:
             self._write_body(message.get("body", b""), is_last=not message.get("more_body", False))
         else:

@@ -34,8 +34,8 @@ class HealthPages:
         routes = [
             Route("/health", self._ready, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
-            Route("/live", self._live, methods=["GET"]),
-            Route("/version", self._version, methods=["GET"]),
+            Route("/live", PlainTextResponse("live\n"), methods=["GET"]),
+            Route("/version", JSONResponse({"version": __version__}), methods=["GET"]),
         ]
         return [*routes, Route("/metrics", self._metrics, methods=["GET"])] if with_metrics else routes
 
@@ -43,22 +43,13 @@ class HealthPages:
         """Returns an application with nothing but these pages."""
         return Starlette(routes=with_index(self.routes(with_metrics=True)))
 
-    async def _live(self, request: Request) -> Response:
-        del request
-        return PlainTextResponse("live\n")
-
-    async def _ready(self, request: Request) -> Response:
-        del request
+    async def _ready(self, _: Request) -> Response:
         dispatcher = self._handler.dispatcher
         if dispatcher.is_draining:
             return PlainTextResponse("draining\n", status_code=503)
         if not dispatcher.is_ready:
             return PlainTextResponse("no decode worker is ready\n", status_code=503)
         return PlainTextResponse("ready\n")
-
-    async def _version(self, request: Request) -> Response:
-        del request
-        return JSONResponse({"version": __version__})
 
     async def _metrics(self, request: Request) -> Response:
         """Responds in Prometheus' text format, or in OpenMetrics to a scraper that asks for it."""
@@ -97,9 +88,4 @@ def with_index(routes: Sequence[Route]) -> list[Route]:
     """Adds a page that lists the routes."""
     paths = "\n".join(sorted(f"{' '.join(sorted(route.methods or ()))} {route.path}" for route in routes))
     text = f"twostroke serves a language model: the OpenAI API is below /v1.\n\n{paths}\n"
-
-    async def index(request: Request) -> Response:
-        del request
-        return PlainTextResponse(text)
-
-    return [*routes, Route(INDEX, index, methods=["GET"])]
+    return [*routes, Route(INDEX, PlainTextResponse(text), methods=["GET"])]

@@ -79,7 +79,6 @@ class TimedProtocol(asyncio.Protocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        del app_state
         if not config.loaded:
             config.load()
         self._app: ASGIApp = config.loaded_app
@@ -337,7 +336,7 @@ class TimedProtocol(asyncio.Protocol):
             "state": {},
         }
         keep_alive = version == "1.1" and self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        exchange = Exchange(self, scope, self._state.default_headers, keep_alive=keep_alive)
+        exchange = Exchange(self, scope, self._state, keep_alive=keep_alive)
         if coding is not None or length.strip(b"0"):
             exchange.framing = b"content-length: " + length if coding is None else b"transfer-encoding: chunked"
         exchange.expects_continue = version == "1.1" and named.get(b"expect", b"").lower() == b"100-continue"

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import uvicorn
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from router.frontend.http.protocol import HEADERS_S, TimedProtocol, timed_protocol
 from twostroke.tls import Certificates
@@ -49,8 +48,6 @@ def http_config(
 
 class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
-        self._last_responses = LastResponses(config.app)  # type: ignore[arg-type]  # an application, not its name
-        config.app = self._last_responses
         super().__init__(config)
         self.is_up = asyncio.Event()
 
@@ -77,7 +74,7 @@ class HttpServer(uvicorn.Server):
         way does not end its connection: its client was not told, and may be sending again.
         """
         await self._stop_accepting()
-        self._last_responses.is_on = True
+        self._say_that_each_response_is_the_last()
         idle_since_s: dict[TimedProtocol, float] = {}
         begun_s = time.monotonic()
         while (passed_s := time.monotonic() - begun_s) < grace_s:
@@ -96,6 +93,11 @@ class HttpServer(uvicorn.Server):
         for server in self.servers:
             server.close()
 
+    def _say_that_each_response_is_the_last(self) -> None:
+        close = (b"connection", b"close")
+        self.config.encoded_headers.append(close)  # of these uvicorn makes the default headers anew each second
+        self.server_state.default_headers = [*self.server_state.default_headers, close]
+
     def _close_idle(self, idle_since_s: dict[TimedProtocol, float], now_s: float) -> None:
         for connection in self._connections():
             if connection.is_served:
@@ -111,22 +113,6 @@ class HttpServer(uvicorn.Server):
 
     def _connections(self) -> list[TimedProtocol]:
         return [each for each in self.server_state.connections if isinstance(each, TimedProtocol)]
-
-
-class LastResponses:
-    """Once it is on, every response is the last one of its connection."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-        self.is_on = False
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_last(message: Message) -> None:
-            if self.is_on and message["type"] == "http.response.start":
-                MutableHeaders(scope=message)["connection"] = "close"
-            await send(message)
-
-        await self._app(scope, receive, send_last)
 
 
 class TlsHandshake(asyncio.Protocol):

@@ -88,7 +88,8 @@ class AnswerResponse(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await _watched(self._send_stream(send) if self._stream else self._send_body(scope, receive, send), receive)
+        answering = self._send_stream if self._stream else self._send_body
+        await _watched(answering(scope, receive, send), receive)
 
     async def _send_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def keep(event: TextEvent) -> None:
@@ -115,7 +116,7 @@ class AnswerResponse(Response):
         encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return "".join(encoder.iterencode(self._reply.body())).encode()
 
-    async def _send_stream(self, send: Send) -> None:
+    async def _send_stream(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = _EventStream(send)
 
         async def beat() -> None:
@@ -136,7 +137,7 @@ class AnswerResponse(Response):
             await events.send("[DONE]")
         except ServeError as error:
             if not events.is_started:
-                await events.refuse(error)
+                await error_response(error)(scope, receive, send)
                 return
             if isinstance(error, Draining) and self._request.is_resumable:
                 return  # cut, not closed: a client that sees no end goes on at another router
@@ -168,13 +169,6 @@ class _EventStream:
 
     async def close(self) -> None:
         await self._send(_body(b"", more=False))
-
-    async def refuse(self, error: ServeError) -> None:
-        response = error_response(error)
-        await self._send(
-            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-        )
-        await self._send(_body(bytes(response.body), more=False))
 
 
 def _body(data: bytes, *, more: bool) -> Message:

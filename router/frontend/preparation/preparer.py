@@ -143,10 +143,14 @@ class _Process:
             await self._end_child()
 
     async def _serve(self, waiting: _Waiting) -> None:
+        outcome = _UNREAD
         try:
-            _answer(waiting, await self._outcome(waiting.work))
+            outcome = await self._tried(waiting.work)
+        except OSError as error:
+            log.error("no process to read requests in error=%s", error)
+            outcome = Outcome(error=InternalError("the request could not be read: a process could not be started"))
         finally:
-            _answer(waiting, _UNREAD)  # where this ends before the outcome is there
+            _answer(waiting, outcome)
 
     async def _wait_for_work(self) -> None:
         try:
@@ -171,13 +175,6 @@ class _Process:
             queue.waiting_bytes -= len(waiting.work.body)
             if not queue.waiting and self._queues.get(tenant) is queue:
                 del self._queues[tenant]
-
-    async def _outcome(self, work: Work) -> Outcome:
-        try:
-            return await self._tried(work)
-        except OSError as error:
-            log.error("no process to read requests in error=%s", error)
-            return Outcome(error=InternalError("the request could not be read: a process could not be started"))
 
     async def _tried(self, work: Work) -> Outcome:
         """Tries twice where the process ends for a reason of its own."""

@@ -5,51 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
+from router.frontend.json_body import checked_utf8
 from router.frontend.params import ChatPrompt
 from router.frontend.text.chat_template import ChatTemplate, Guard, SpecialTexts
 from router.frontend.text.detokenize import ByteDecoder, Decoder, WindowDecoder
-from router.frontend.text.unicode import checked_utf8
 from twostroke.errors import ConfigError, UnsupportedFeature
 
 CONTEXT_TOKENS = 4
 """Tokens of the prompt's tail with which an output is decoded, so that the space before its first word survives."""
-
-
-class Text(Protocol):
-    """What the frontend needs to know of a model's text."""
-
-    @property
-    def longest_token_chars(self) -> int:
-        """Most characters that one token stands for."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        """`split_special_tokens`: special tokens written in `text` are ordinary text."""
-
-    def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
-        """Returns the tokens of a chat. Special tokens are the template's own only: what clients write is text.
-
-        `check` may refuse what the template made before it is tokenized.
-        """
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes that this token stands for; not always whole characters."""
-
-    def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        """Returns a decoder for one output that follows `prompt`."""
-
-    def render_chat(self, chat: ChatPrompt) -> str:
-        """Returns the prompt text of a chat, special tokens included."""
-
-
-def load_text(model_dir: str) -> Text:
-    """Returns the text of the model in `model_dir`; that of a paced model ("") is bytes."""
-    return TokenizerText(Path(model_dir)) if model_dir else ByteText()
 
 
 class TokenizerText:
@@ -72,15 +39,13 @@ class TokenizerText:
         normalizer = self._tokenizer.normalizer if any(entry.normalized for entry in specials) else None
         texts = [entry.content for entry in specials if entry.content]
         self._special_texts = SpecialTexts(texts, *([] if normalizer is None else [normalizer.normalize_str]))
-        self._longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
+        self.longest_token_chars = max(len(piece) for piece in self._tokenizer.get_vocab())
+        """Most characters that one token stands for."""
         self._decoders = _decoder_types(self._tokenizer)
         self._template = _load_template(directory)
 
-    @property
-    def longest_token_chars(self) -> int:
-        return self._longest_token_chars
-
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        """`split_special_tokens`: special tokens written in `text` are ordinary text."""
         self._tokenizer.encode_special_tokens = split_special_tokens
         # The fast way, which notes no offsets, takes batches only.
         (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -88,6 +53,10 @@ class TokenizerText:
         return ids
 
     def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
+        """Returns the tokens of a chat. Special tokens are the template's own only: what clients write is text.
+
+        `check` may refuse what the template made before it is tokenized.
+        """
         guard = Guard(self._special_texts, chat)
         rendered = self.render_chat(guard.guarded if guard.is_needed else chat)
         check(rendered)
@@ -103,6 +72,7 @@ class TokenizerText:
         return text
 
     def token_bytes(self, token: int) -> bytes:
+        """Returns the bytes that this token stands for; not always whole characters."""
         if token in self._added:
             return self._added[token].encode()
         piece: str | None = self._tokenizer.id_to_token(token)
@@ -115,11 +85,13 @@ class TokenizerText:
         return piece.replace("▁", " ").encode()
 
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
+        """Returns a decoder for one output that follows `prompt`."""
         silent = self._special if skip_special_tokens else frozenset()
         context = [token for token in prompt[-CONTEXT_TOKENS:] if token not in silent]
         return WindowDecoder(lambda ids: self.decode(ids, skip_special_tokens=False), silent, context)
 
     def render_chat(self, chat: ChatPrompt) -> str:
+        """Returns the prompt text of a chat, special tokens included."""
         if self._template is None:
             raise UnsupportedFeature("this model has no chat template: use completions", field="messages")
         return checked_utf8(self._template.render(chat), "messages")
@@ -131,7 +103,6 @@ class ByteText:
     longest_token_chars = 1
 
     def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        del add_special_tokens, split_special_tokens  # there are none
         return list(text.encode())
 
     def encode_chat(self, chat: ChatPrompt, check: Callable[[str], None] = lambda rendered: None) -> list[int]:
@@ -147,7 +118,6 @@ class ByteText:
         return bytes([token]) if token < 256 else f"<{token}>".encode()
 
     def decoder(self, prompt: Sequence[int], *, skip_special_tokens: bool = True) -> Decoder:
-        del prompt, skip_special_tokens
         return ByteDecoder(self.token_bytes)
 
     def render_chat(self, chat: ChatPrompt) -> str:
@@ -155,6 +125,15 @@ class ByteText:
         if chat.continue_final_message:
             return text
         return f"{text}\nassistant: " if chat.add_generation_prompt else f"{text}\n"
+
+
+Text = TokenizerText | ByteText
+"""What the frontend knows of a model's text."""
+
+
+def load_text(model_dir: str) -> Text:
+    """Returns the text of the model in `model_dir`; that of a paced model ("") is bytes."""
+    return TokenizerText(Path(model_dir)) if model_dir else ByteText()
 
 
 def _load_template(directory: Path) -> ChatTemplate | None:

@@ -28,7 +28,6 @@ from twostroke.request import FinishReason, SampledToken
 from twostroke.rpc.v1 import control_pb2
 
 FACTS = ServingFacts(
-    ready=True,
     model="toy",
     max_model_len=256,
     vocab_size=300,
@@ -76,7 +75,7 @@ class ScriptedDispatcher:
 
     @property
     def is_ready(self) -> bool:
-        return self.facts_now is not None and self.facts_now.ready
+        return self.facts_now is not None
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[int, TokenDelta]]:
         self.requests.append(request)

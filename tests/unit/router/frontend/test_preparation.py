@@ -165,7 +165,7 @@ async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest
         order.append(work.body[:1])
         return Outcome(value=b"")
 
-    monkeypatch.setattr(lane, "_outcome", outcome)
+    monkeypatch.setattr(lane, "_tried", outcome)
     monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 3 * MIB)
 
     def ask(tenant: str, name: bytes) -> asyncio.Task[Outcome]:

@@ -88,7 +88,7 @@ async def test_before_any_decode_worker_is_known_there_are_no_facts(fleet, ask):
     await fleet.add("decode-0")
     while not core.is_ready:
         await asyncio.sleep(0.01)
-    assert core.facts.ready
+    assert core.is_ready
     assert core.facts.pool_tokens == 500 * 16
 
 
