@@ -1,4 +1,4 @@
-"""What the two READMEs tell people to type is run by a test, or is said not to be, with the reason.
+"""What the READMEs and the claims tell people to type is run by a test, or is said not to be, with the reason.
 
 A new command there wants a line in `RUN_BY`, or `not run: REASON` beside it (see `documents`). What is only named, as
 `ray up`, may be the beginning of a command that is settled.
@@ -24,8 +24,10 @@ from tests.deploy.documents import Command, codes, commands
 from tests.deploy.tools import ROOT, tool
 from tools.cli import COMMANDS, PROGRAM
 
-READMES = ("README.md", "deploy/README.md")
-DOCUMENTS = (*READMES, *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+READMES = ("README.md", "docs/claims.md", "deploy/README.md")
+DOCUMENTS = sorted(
+    {*READMES, "CONTRIBUTING.md", "SECURITY.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))}
+)
 FAULTS = "faults"
 """It runs as `make faults`, with flags of its own."""
 ALL_COMMANDS = (*COMMANDS, *bench.COMMANDS, FAULTS)
