@@ -263,6 +263,8 @@ def test_commands_flags_keys_targets_and_files_that_documents_name_are_there(nam
         ("make serv ARGS=x", "make serv"),
         ("routing.slo_tpot", "key routing.slo_tpot"),
         ("tests/cluster/test_nothing.py", "tests/cluster/test_nothing.py"),
+        ("worker/calibration.py", "worker/calibration.py"),
+        ("python -m tests.bench_nothing --help", "python -m tests.bench_nothing"),
     ],
 )
 def test_what_is_not_there_is_named(text: str, what: str) -> None:
@@ -286,10 +288,17 @@ def unknown_of(text: str, root: Path) -> Iterator[str]:
         if key[2] not in {*known_keys(key[1]), *SUFFIXES}:
             yield f"key {text}"
     elif (
-        re.fullmatch(r"(tests|deploy|docs|tools|cluster|router|twostroke)/[\w./-]+", text)
-        and not (root / text).exists()
-    ):
+        module := re.match(r"python3? -m ((?:tests|twostroke|cluster|router|decode_worker|prefill_worker)[\w.]*)", text)
+    ) is not None:
+        if not any((root / f"{module[1].replace('.', '/')}{end}").exists() for end in (".py", "/__main__.py")):
+            yield f"python -m {module[1]}"
+    elif _PATH.fullmatch(text) and not (root / text).exists():
         yield text
+
+
+_FOLDERS = "tests|deploy|docs|tools|cluster|router|twostroke|decode_worker|prefill_worker|proto"
+_PATH = re.compile(rf"(?:{_FOLDERS})/[\w./-]+|(?!~)[\w-]+/[\w./-]+\.(?:py|cpp|proto|sh)")
+"""A path in the repository: from its root, or the name of a source in any folder."""
 
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z](?:[a-z-]*[a-z])?(?![\w*-])")
