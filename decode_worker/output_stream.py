@@ -14,7 +14,7 @@ class OutputStream:
     """What one router has been told of its requests, and what it is to be told next.
 
     A stream that breaks parks its requests: nobody knows what arrived, so they are silent until the router attaches
-    them, from the position that it hashes. `on_abandoned` is called with those that are still parked after `grace_s`,
+    them, from the position that it names. `on_abandoned` is called with those that are still parked after `grace_s`,
     and with all of them where no stream has begun by then.
     """
 

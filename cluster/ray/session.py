@@ -1,6 +1,6 @@
 """Starts a local Ray cluster that ends with this process, or joins a running one.
 
-Import it after a function of `environment` was called.
+Import it only after a function of `cluster.ray.environment` has set what Ray reads while it is imported.
 """
 
 from __future__ import annotations

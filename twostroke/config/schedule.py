@@ -22,7 +22,7 @@ class ScheduleConfig(Settings):
         40.0,
         above=0,
         unit="MS",
-        help="length of a step in which streams run: how much of prompts runs beside them, and never nothing",
+        help="target length of a step in which streams run; it bounds the prompt tokens that run beside them",
     )
     max_waiting: int = setting(
         1024, is_hidden=True, least=1, help="requests or pulls that may wait without pages; one more is refused"

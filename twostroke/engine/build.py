@@ -34,8 +34,10 @@ LAYOUT = "page:layer,kv,head,token,dim"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
+    """Facts about the loaded model and its page pool, for everybody but the engine."""
+
     name: str
-    """What clients call it."""
+    """The name by which clients call it."""
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -44,7 +46,7 @@ class LoadedModel:
     page_bytes: int
     pages: int
     advice: str
-    """What an operator should know of its pool; empty where there is nothing to say."""
+    """Advice to the operator about the size of the page pool, or empty."""
     fingerprint: str
     """Workers whose fingerprints differ hold different KV and never exchange pages."""
 
@@ -57,7 +59,7 @@ class BuiltEngine:
     determinism: Determinism
 
     def close(self) -> None:
-        """For a runner that is not on an engine thread; else close that thread, then `memory`."""
+        """Close both. A runner on an engine thread is closed by that thread; then only `memory` is left to close."""
         self.runner.close()
         self.memory.close()
 
@@ -158,7 +160,7 @@ def _model_facts(config: WorkerConfig, spec: ModelSpec, model_dir: Path, pages: 
         pages=pages,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
-        model_reach=spec.max_position_embeddings,
+        longest_sequence=spec.max_position_embeddings,
         revision=f"{_config_hash(model_dir)};tokenizer={_file_hash(model_dir / 'tokenizer.json')}",
     )
 
@@ -174,7 +176,7 @@ def _build_paced(config: WorkerConfig) -> BuiltEngine:
         pages=enough_pages(config.cache.host_bytes, page_bytes),
         vocab_size=spec.vocab,
         eos_token_ids=spec.eos_token_ids,
-        model_reach=spec.max_model_len,
+        longest_sequence=spec.max_model_len,
         revision=f"vocab-{spec.vocab}-page-{page_bytes};tokenizer=bytes",
     )
     memory = PageMemory(facts.pages, page_bytes)
@@ -189,13 +191,13 @@ def _facts(
     pages: int,
     vocab_size: int,
     eos_token_ids: tuple[int, ...],
-    model_reach: int,
+    longest_sequence: int,
     revision: str,
 ) -> LoadedModel:
     wanted = config.model.max_model_len
-    if wanted is not None and wanted > model_reach:
+    if wanted is not None and wanted > longest_sequence:
         raise ConfigError(
-            f"--max-model-len {wanted} is more than the {model_reach} tokens that the model was made for",
+            f"--max-model-len {wanted} is more than the {longest_sequence} tokens that the model was made for",
             field="max_model_len",
         )
     block_size, dtype = config.cache.block_size, config.model.dtype
@@ -208,14 +210,14 @@ def _facts(
     )
     return LoadedModel(
         name=config.model.public_name,
-        max_model_len=wanted or model_reach,
+        max_model_len=wanted or longest_sequence,
         vocab_size=vocab_size,
         eos_token_ids=eos_token_ids,
         dtype=dtype,
         block_size=block_size,
         page_bytes=page_bytes,
         pages=pages,
-        advice=pool.advice(wanted or model_reach),
+        advice=pool.advice(wanted or longest_sequence),
         fingerprint=fingerprint,
     )
 
@@ -231,7 +233,7 @@ def _with_memory(
 
 
 def _config_hash(directory: Path) -> str:
-    """Of config.json without the traces of whoever saved it last."""
+    """Return the hash of config.json without the fields that say which program saved it last."""
     config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     for trace in ("_name_or_path", "transformers_version"):
         config.pop(trace, None)

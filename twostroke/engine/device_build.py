@@ -22,7 +22,7 @@ from twostroke.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlan:
-    """What is computed where."""
+    """The model, its device and the sizes of its steps, as one value."""
 
     spec: ModelSpec
     device: torch.device
@@ -48,7 +48,7 @@ class DevicePlan:
         )
 
     def pages(self, cache: CacheConfig) -> int:
-        """How many fit. Raises ConfigError, before anything is loaded, where the device is too small."""
+        """Return how many pages fit. Raises ConfigError before anything is loaded if the device is too small."""
         return device_pages(read_memory(self.device), self.needs(), cache)
 
     def needs(self) -> Needs:
@@ -83,14 +83,14 @@ class DevicePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceKernels:
-    """What a model computes with, beside matrix products."""
+    """The kernels of a model besides its matrix products."""
 
     attention: DeviceAttention
     elementwise: Elementwise
 
     @classmethod
     def over(cls, pool: torch.Tensor, spec: ModelSpec) -> DeviceKernels:
-        """What serves this pool best. Raises ConfigError where nothing does."""
+        """Choose the fastest kernels for this pool. Raises ConfigError if none can serve it."""
         attention = device_attention(pool, heads=spec.heads, scale=spec.head_dim**-0.5)
         return cls(attention, device_elementwise(pool.device))
 

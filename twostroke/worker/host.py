@@ -271,7 +271,7 @@ class EventFeed:
                 self.publish()
 
     async def follow(self, epoch: str, start_sequence: int) -> AsyncIterator[EventBatch]:
-        """Yield batches from `start_sequence` of `epoch` on, after a snapshot if the log does not step_limits back."""
+        """Yield batches from `start_sequence` of `epoch` on, after a snapshot if the log does not reach back."""
         known = epoch == str(self.log.epoch)
         batches = self.log.since(start_sequence) if known else None
         while True:

@@ -128,8 +128,8 @@ class Listener:
     def _wrapped(self, connection: socket.socket) -> socket.socket:
         """Wrap the connection, and register the result as this thread's connection to hang up on."""
         with self._lock:
-            sealed = self._wrapper.accepted(connection)
+            wrapped = self._wrapper.accepted(connection)
             me = threading.current_thread()
             if me in self._strangers:
-                self._strangers[me] = sealed
-            return sealed
+                self._strangers[me] = wrapped
+            return wrapped

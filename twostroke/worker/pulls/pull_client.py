@@ -378,7 +378,7 @@ class PullClient:
             return known.channel
         if known is not None and epoch.incarnation < known.epoch.incarnation:
             self._metrics.stale_epochs.inc()
-            raise StaleEpoch(f"{source.worker_id} is in epoch {known.epoch}, the request hashes {epoch}")
+            raise StaleEpoch(f"{source.worker_id} is in epoch {known.epoch}, the request names {epoch}")
         opened = self._channels[source.worker_id] = _SourceChannel(epoch, PeerChannel(source.address, self._us))
         if known is not None:
             await known.channel.close()
