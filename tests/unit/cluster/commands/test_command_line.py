@@ -122,6 +122,7 @@ def test_bench_finds_the_running_server(
     assert target("--pid", pid, "--grpc")[1] == "h1:2"
     assert target("--url", "http://elsewhere:1") == ("http://elsewhere:1", None)
     assert target("--grpc", "elsewhere:2")[1] == "elsewhere:2"
+    (tmp_path / "nobody").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nobody"))
     assert target() == ("http://127.0.0.1:8000", None)
 
