@@ -18,7 +18,7 @@ from twostroke.errors import ConfigError
 
 START_S = 300.0
 """A model may have to be loaded by every worker, on a busy machine."""
-STOP_S = 60.0
+STOP_S = 150.0
 POLL_S = 0.1
 TAIL_LINES = 12
 PROGRAM = ("-m", "cluster.cli")
