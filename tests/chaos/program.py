@@ -116,7 +116,7 @@ def cluster_options(args: argparse.Namespace, breaks: str | None = None) -> Clus
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """Where a run's results go."""
+    """The files that a run writes its results to."""
 
     json_path: str | None
     write: Path | None
