@@ -57,7 +57,7 @@ def run_session(options: DecisionOptions) -> int:
             f"(of CPU time {row.cpu_p99_ms:.2f} ms)"
         )
     rows = [asdict(row) for row in taken]
-    write_json({"schema_version": 1, "options": asdict(options), "decisions": rows}, options.json_path)
+    write_json({"schema_version": 1, "options": options.model_dump(), "decisions": rows}, options.json_path)
     return 0
 
 

@@ -3,49 +3,35 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from typing import Any
 
 from cluster.flags.checks import file_can_be_made
-from router.routing.policies import POLICIES, policy_named
+from router.routing.policies import POLICIES
 from tests.bench.index.content import DEEP_BLOCKS
-from twostroke.errors import ConfigError
+from tests.bench.options import json_file
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionOptions:
-    policy: str
-    workers: int
-    blocks: int
-    decisions: int
-    seed: int
-    json_path: str | None
+class DecisionOptions(Settings):
+    policy: str = setting("kv", choices=tuple(sorted(POLICIES)), help="the policy that decides")
+    workers: int = setting(64, least=4, help="workers, half of each role")
+    blocks: int = setting(1_000_000, least=10 * DEEP_BLOCKS, help="blocks in the index")
+    decisions: int = setting(2000, least=2, help="decisions of each kind")
+    seed: int = setting(0, help="seed of everything drawn")
+    json_path: str | None = json_file()
 
-    def __post_init__(self) -> None:
-        policy_named(self.policy)
-        if self.decisions < 2:
-            raise ConfigError(f"--decisions must be at least 2, got {self.decisions}", field="decisions")
+    def model_post_init(self, _context: Any) -> None:
         file_can_be_made("--json", self.json_path)
-        if self.workers < 4:
-            raise ConfigError(f"--workers must be at least 4, got {self.workers}", field="workers")
-        if self.blocks < 10 * DEEP_BLOCKS:
-            raise ConfigError(f"--blocks must be at least {10 * DEEP_BLOCKS}, got {self.blocks}", field="blocks")
+
+
+class _Flags(Settings):
+    options: DecisionOptions = group(DecisionOptions, "decisions")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--policy", choices=sorted(POLICIES), default="kv", help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=64, metavar="N", help="half of each role (default %(default)s)")
-    parser.add_argument("--blocks", type=int, default=1_000_000, metavar="N", help="in the index (default %(default)s)")
-    parser.add_argument("--decisions", type=int, default=2000, metavar="N", help="of each kind (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of everything drawn (default %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help='"-": to standard output')
+    flags.add(parser, _Flags)
 
 
 def options_from(args: argparse.Namespace) -> DecisionOptions:
-    return DecisionOptions(
-        policy=args.policy,
-        workers=args.workers,
-        blocks=args.blocks,
-        decisions=args.decisions,
-        seed=args.seed,
-        json_path=args.json,
-    )
+    return flags.read(_Flags, args).options

@@ -25,9 +25,9 @@ def test_both_lengths_of_prompts_are_timed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--workers", "3"], "--workers must be at least 4"),
-        (["--blocks", "10"], "--blocks must be at least"),
-        (["--decisions", "1"], "--decisions must be at least 2"),
+        (["--workers", "3"], "--workers must be 4 or more"),
+        (["--blocks", "10"], "--blocks must be 7500 or more"),
+        (["--decisions", "1"], "--decisions must be 2 or more"),
     ],
 )
 def test_what_cannot_be_measured_is_said(flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[3]
 
 def run_session(options: IndexOptions) -> int:
     pythons = {OURS: sys.executable}
-    if options.dynamo_python is not None:
-        pythons["dynamo"] = options.dynamo_python
+    if options.dynamo_program is not None:
+        pythons["dynamo"] = options.dynamo_program
     trials = [_trial(name, python, options) for name, python in pythons.items()]
     console = Console(stderr=options.json_path == STDOUT)
     if not console.is_terminal:

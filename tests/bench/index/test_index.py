@@ -85,9 +85,9 @@ def test_a_subject_that_is_not_there_is_named_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"workers": 2}, "--workers must be at least 3, got 2"),
-        ({"blocks": 100}, "--blocks must be at least 7500, got 100"),
-        ({"lookups": 1}, "--lookups must be at least 2, got 1"),
+        ({"workers": 2}, "--workers must be 3 or more, got 2"),
+        ({"blocks": 100}, "--blocks must be 7500 or more, got 100"),
+        ({"lookups": 1}, "--lookups must be 2 or more, got 1"),
         ({"dynamo_python": "/nowhere/python"}, "--dynamo-python /nowhere/python: is no program"),
     ],
 )

@@ -39,12 +39,12 @@ QUIET_S = 60.0
 def run_session(options: OverloadOptions) -> int:
     capacity_per_s, runs = asyncio.run(measure(options))
     found = misses(runs)
-    console = Console(stderr=options.json_path == STDOUT)
+    console = Console(stderr=options.load.json_path == STDOUT)
     console.print(_table(options, capacity_per_s, runs))
     console.print(f"[dim]{EXPLANATION}[/dim]", highlight=False)
     for miss in found:
         console.print(f"miss: {miss}", markup=False)
-    write_json(_as_json(options, capacity_per_s, runs, found), options.json_path)
+    write_json(_as_json(options, capacity_per_s, runs, found), options.load.json_path)
     return 1 if found else 0
 
 
@@ -54,11 +54,11 @@ async def measure(options: OverloadOptions) -> tuple[float, list[Run]]:
     endpoints = options.endpoints
     target = endpoints.all[0].target
     await wait_until_ready(target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
-    capacity_per_s = options.capacity_per_s or await _capacity(options)
+    capacity_per_s = options.load.capacity_per_s or await _capacity(options)
     print(f"bench: capacity {capacity_per_s:.3g} requests/s", file=sys.stderr, flush=True)
     runs: list[Run] = []
-    for number in range(options.rounds):
-        for load in options.loads:
+    for number in range(options.load.rounds):
+        for load in options.load.multiples:
             runs.append(await _run(options, load, capacity_per_s, 1 + len(runs)))
             _say(number, runs[-1])
             await wait_until_ready(target, endpoints.seed, endpoints.vocab_size, QUIET_S)
@@ -75,7 +75,7 @@ async def _capacity(options: OverloadOptions) -> float:
         index = number
         while time.perf_counter() < until_s:
             answer = await client.prepare(_request(options, index, None))()
-            index += options.concurrency
+            index += options.load.concurrency
             if end_of(answer) is End.MET:
                 ended_s.append(answer.ended_at_s)
             else:
@@ -84,11 +84,11 @@ async def _capacity(options: OverloadOptions) -> float:
     begun_s = time.perf_counter()
     try:
         async with asyncio.TaskGroup() as lanes:
-            for number in range(options.concurrency):
-                lanes.create_task(lane(number, begun_s + options.duration_s))
+            for number in range(options.load.concurrency):
+                lanes.create_task(lane(number, begun_s + options.load.duration_s))
     finally:
         await client.close()
-    warm_s, last_s = begun_s + WARM_SHARE * options.duration_s, begun_s + options.duration_s
+    warm_s, last_s = begun_s + WARM_SHARE * options.load.duration_s, begun_s + options.load.duration_s
     counted = sum(warm_s <= at_s < last_s for at_s in ended_s)
     if not counted:
         raise ConfigError("the server answered nothing while its capacity was measured", field="urls")
@@ -97,7 +97,7 @@ async def _capacity(options: OverloadOptions) -> float:
 
 async def _run(options: OverloadOptions, load: float, capacity_per_s: float, number: int) -> Run:
     endpoint, rate_per_s = options.endpoints.all[0], load * capacity_per_s
-    count = math.ceil(rate_per_s * options.duration_s)
+    count = math.ceil(rate_per_s * options.load.duration_s)
     arrivals = arrivals_at(rate_per_s, count, "poisson", options.endpoints.seed + number)
     plan = [_request(options, index, arrivals[index]) for index in range(count)]
     client = await connect(endpoint.target, options.endpoints.prompt_seed(endpoint, number), None)
@@ -112,13 +112,15 @@ async def _run(options: OverloadOptions, load: float, capacity_per_s: float, num
         load=load,
         rate_per_s=rate_per_s,
         begun_s=begun_s,
-        window_s=(options.deadline_s, options.duration_s),
+        window_s=(options.deadline_s, options.load.duration_s),
         own_bytes=own_bytes(endpoint.target),
     )
 
 
 def _request(options: OverloadOptions, index: int, due_s: float | None) -> PlannedRequest:
-    return PlannedRequest(index, (Segment(Stream.OWN, index, options.prompt_tokens),), options.output_tokens, due_s)
+    return PlannedRequest(
+        index, (Segment(Stream.OWN, index, options.load.prompt_tokens),), options.load.output_tokens, due_s
+    )
 
 
 def _say(number: int, run: Run) -> None:
@@ -132,8 +134,8 @@ def _say(number: int, run: Run) -> None:
 
 def _table(options: OverloadOptions, capacity_per_s: float, runs: list[Run]) -> Table:
     title = (
-        f"{options.prompt_tokens} -> {options.output_tokens} tokens, deadline {options.deadline_s:g} s, capacity "
-        f"{capacity_per_s:.2f} requests/s; seed {options.endpoints.seed}"
+        f"{options.load.prompt_tokens} -> {options.load.output_tokens} tokens, deadline {options.deadline_s:g} s, "
+        f"capacity {capacity_per_s:.2f} requests/s; seed {options.endpoints.seed}"
     )
     table = Table(title=title, title_justify="left")
     for name in ("load", "good/s", *End, "kept", "TTFT", "refusal", "p99", "ratio", "MiB"):
@@ -155,10 +157,10 @@ def _table(options: OverloadOptions, capacity_per_s: float, runs: list[Run]) -> 
 def _as_json(options: OverloadOptions, capacity_per_s: float, runs: list[Run], found: list[str]) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "prompt_tokens": options.prompt_tokens,
-        "output_tokens": options.output_tokens,
+        "prompt_tokens": options.load.prompt_tokens,
+        "output_tokens": options.load.output_tokens,
         "deadline_s": options.deadline_s,
-        "duration_s": options.duration_s,
+        "duration_s": options.load.duration_s,
         "seed": options.endpoints.seed,
         "capacity_per_s": capacity_per_s,
         "goodput_per_s": {f"{load:g}": goodput for load, goodput in goodputs(runs).items()},
