@@ -68,7 +68,7 @@ class Authority:
         return issued
 
     def config(self, issued: Issued) -> TlsConfig:
-        """Of one who shows it, and wants to see another one from here."""
+        """The settings of one who shows this certificate, and wants to see another one from here."""
         return TlsConfig(cert=str(issued.cert), key=str(issued.key), ca=str(self.file))
 
 

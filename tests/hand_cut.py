@@ -13,11 +13,12 @@ import httpx
 
 Json = dict[str, Any]
 RESUMING_HEADERS = ("x-resumable-stream", "last-event-id")
-"""Who sends one of them has asked for more than such clients read."""
+"""The headers with which a client asks for more than hand-cut ones read."""
 
 
 class HandCut:
-    """Of one stream: bytes in, messages out. Raises AssertionError for whatever such a client would stumble over."""
+    """The reader of one stream: bytes in, messages out. Raises AssertionError for whatever such a client would stumble
+    over."""
 
     def __init__(self) -> None:
         self._rest = ""
@@ -42,7 +43,7 @@ class HandCut:
 
 
 def messages_of(body: bytes) -> list[Json]:
-    """Of a whole stream, errors included."""
+    """Return the messages of a whole stream, errors included."""
     reader = HandCut()
     messages = reader.feed(body)
     reader.end()

@@ -29,7 +29,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def give_large_buffers_back() -> None:
-    """To be called at the start of a process that reads what strangers send. Does nothing without glibc."""
+    """Give freed memory back at once: for a process that reads what strangers send, at its start. Does nothing without
+    glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING_BYTES)

@@ -13,16 +13,16 @@ from twostroke.ids import BlockHash, RequestId
 from twostroke.tracing.context import TraceContext
 
 MAX_LOGPROBS = 20
-"""As in OpenAI's API."""
+"""The limit of OpenAI's API."""
 MAX_STOP_TOKENS = 64
 """Stop token ids per request; more is a mistake in the client."""
 MAX_LOGIT_BIAS = 300
-"""As in OpenAI's API."""
+"""The limit of OpenAI's API."""
 LEAST_REPETITION_PENALTY, MOST_REPETITION_PENALTY = 0.01, 100.0
 """Logits are multiplied with it and divided by it in float32, where they have to stay finite."""
 MOST_TEMPERATURE = 100.0
 MOST_TOKENS = 2**31 - 1
-"""Of one answer; positions are 32-bit integers."""
+"""Tokens that one answer can have; positions are 32-bit integers."""
 SEEDS = 2**64
 
 
@@ -124,21 +124,21 @@ class Request:
     emitted: tuple[SampledToken, ...] = ()
     """With logprobs where they were asked for: whoever resumes the stream asks its decode worker for all of it."""
     block_hashes: tuple[BlockHash, ...]
-    """Of all full blocks of prompt + emitted, computed once at the front door."""
+    """The hashes of all full blocks of prompt + emitted, computed once in the frontend."""
     salt: bytes = b""
-    """Of whoever may share its blocks, past the public ones."""
+    """The salt of all who may share its blocks, past the public ones."""
     public_blocks: int = 0
     """The first of the prompt's blocks, whose hashes carry no salt."""
     sampling: SamplingParams
     deadline_s: float | None = None
     """Seconds since the epoch (time.time)."""
     router_id: str
-    """Whose token stream carries the answer."""
+    """The router whose token stream carries the answer."""
     priority: int = 0
     """Class: higher goes first where requests have to wait. Of the router alone, as is the tenant."""
     tenant: str = ""
     siblings: Siblings = Siblings()  # frozen
-    """Of the router alone, too."""
+    """The request's other choices, which only the router knows."""
     trace: TraceContext | None = None
     """The span that this attempt is part of. None: nobody follows it."""
 

@@ -45,7 +45,8 @@ class AnswerRecord:
     price: dict[str, float] = field(default_factory=dict)
     """Terms of the placement's price in seconds (router.routing.policy.Breakdown); empty where the policy has none."""
     cached_tokens: int = 0
-    """Of the prompt, not computed for this answer. Of the first attempt that answered, as the next two."""
+    """Tokens of the prompt that were not computed for this answer. This and the next two are of the first attempt that
+    answered."""
     predicted_cached_tokens: int | None = None
     ttft_s: float | None = None
     """From the decision to the first token; None where none came, or where it took more than one attempt."""
@@ -87,7 +88,7 @@ class WorkerRecord:
     step_tokens: int
     """Most tokens in one step; 0 while unknown."""
     step_target_s: float
-    """Of a step in which streams run; 0 while unknown."""
+    """Seconds of a step in which streams run; 0 while unknown."""
     costs: dict[str, float] = field(default_factory=dict)
     """Coefficients of twostroke.scheduler.cost.StepCost, in seconds."""
     links: tuple[LinkRecord, ...] = ()
@@ -98,7 +99,7 @@ class WorkerRecord:
     queued_tokens: int = 0
     queued_s: float = 0.0
     prefill_busy_s: float = 0.0
-    """Of steps spent on prompt tokens since this life began."""
+    """Seconds of steps spent on prompt tokens since this epoch began."""
 
 
 Record = AnswerRecord | WorkerRecord

@@ -96,7 +96,7 @@ def introduce(registry: CollectorRegistry, role: str) -> Expiries:
 
 MOST_SCRAPERS = 64
 SCRAPE_S = 10.0
-"""Of silence, after which a scraper is gone."""
+"""Seconds of silence after which a scraper is gone."""
 SHUTDOWN_POLL_S = 0.05
 """How often the metrics server looks whether it is to end."""
 

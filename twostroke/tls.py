@@ -28,14 +28,14 @@ Content = TypeVar("Content")
 RETRY_S = 1.0
 """Files that could not be used are read again after this time: one may be new before the other, or not valid yet."""
 READS = 3
-"""Of files that change meanwhile: whoever renews them writes one after the other, and is done."""
+"""Reads of files that change meanwhile: whoever renews them writes one after the other, and is done."""
 _WHY = {
     10: "has expired: issue a new one",
     9: "is not valid yet: look at this machine's clock",
     26: "is not made for this (extended key usage): servers need serverAuth, processes of a cluster clientAuth as well",
     62: f"does not name {CLUSTER_NAME} (a DNS name in subjectAltName)",
 }
-"""By OpenSSL's X509_V_ERR codes."""
+"""OpenSSL's X509_V_ERR codes, in plain words."""
 
 
 class Use(enum.Enum):
@@ -72,7 +72,8 @@ _Stamp = list[tuple[int, int, int]]
 
 
 class Certificates:
-    """Of one use. Raises ConfigError where they cannot be used; later trouble is logged, and what was good stays.
+    """The certificates of one use. Raises ConfigError if they cannot be used; later trouble is logged, and what was
+    good stays.
 
     May be asked on any thread.
     """

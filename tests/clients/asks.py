@@ -36,14 +36,15 @@ class Served:
     """Without /v1."""
     model: str
     model_dir: Path
-    """Of its tokenizer."""
+    """The folder that holds the tokenizer."""
 
     def given(self) -> Json:
         """What a client's script reads."""
         return {"base_url": f"{self.url}/v1", "model": self.model, "asks": ASKS, "too_long": TOO_LONG}
 
     def expected(self) -> dict[str, Json]:
-        """Of each ask the text, and the tokens, counted apart from `usage`: the tokenizer's, and ids of the answer."""
+        """Return the text and the tokens of each ask. They are counted apart from `usage`: the tokenizer's, and ids of
+        the answer."""
         return {ask["name"]: self._expected(ask) for ask in ASKS}
 
     def _expected(self, ask: Json) -> Json:

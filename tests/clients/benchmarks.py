@@ -15,13 +15,13 @@ from tests.clients.stock import ENVIRONMENTS, SCRIPTS, environment, installed_ve
 
 PROMPTS = ("What is the capital of France?", "Name three colours.", "Write one sentence about the sea.", "1, 2, 3,")
 TOKENS = 20
-"""Of each answer: none ends earlier."""
+"""The length of each answer: none ends earlier."""
 PATIENCE_S = 900.0
 """They import for a minute where the machine does other things, too."""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 Seen = tuple[str, int, int]
-"""Of one answer: its text, and what the client counted as tokens of prompt and answer."""
+"""One answer: its text, and what the client counted as tokens of prompt and answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

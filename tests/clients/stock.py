@@ -36,7 +36,7 @@ class ClientOfAKind(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StockClient:
     name: str
-    """Of its environment, too."""
+    """The client's name, which is its environment's, too."""
     package: str
     script: str
     kinds: tuple[str, ...] = ALL

@@ -13,7 +13,7 @@ from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ServeError
 
 OVERTAKEN_S = 0.02
-"""By calls that were begun later: Ray keeps no order among them."""
+"""The time in which calls that were begun later overtake one: Ray keeps no order among them."""
 
 
 async def main() -> None:

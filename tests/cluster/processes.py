@@ -44,7 +44,7 @@ SHOWN = ((TOKEN_KEY, TOKEN),)
 PATIENCE_S = 90.0
 """Bounds every wait: a hang fails the test that hangs."""
 DEADLINE_S = 2 * PATIENCE_S
-"""Of an answer: who sends thirty prompts at once to a machine that does other things, too, means all of them."""
+"""The deadline of an answer: thirty prompts that are sent at once to a busy machine shall all be answered."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class ProcessCluster:
 
     @property
     def http(self) -> str:
-        """Of the first router."""
+        """The HTTP address of the first router."""
         return f"http://{self.routers[0].http}"
 
     @property

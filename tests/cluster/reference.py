@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 NEW_TOKENS = 16
 NEAR_TIE = 1e-4
-"""Where the reference's top two logits are closer than this, rounding decides: listed, not failed."""
+"""Rounding decides where the reference's top two logits are closer than this: it is listed, and is no failure."""
 
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 80, 96, 100, 128, 200, 300, 1000, 1500)
 

@@ -26,7 +26,7 @@ OUR_ACTORS = "decode-0,prefill-0,supervisor"
 
 @dataclass
 class Owner:
-    """Of a Ray cluster whose only node is labelled for prefill."""
+    """The owner of a Ray cluster whose only node is labelled for prefill."""
 
     process: subprocess.Popen[str]
     address: str

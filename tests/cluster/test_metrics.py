@@ -65,7 +65,7 @@ def parted(line: str) -> tuple[str, set[str]]:
 
 
 def named(families: Iterable[Metric]) -> dict[str, Metric]:
-    """By the names that people query: a histogram by its own, a counter with its suffix."""
+    """Return the metrics by the names that people query: a histogram by its own, a counter with its suffix."""
     return {f"{family.name}_total" if family.type == "counter" else family.name: family for family in families}
 
 

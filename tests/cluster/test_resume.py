@@ -29,7 +29,7 @@ SILENCE_S = 15.0
 
 @dataclass
 class Got:
-    """Of one stream, by choice."""
+    """What was received of one stream, by choice."""
 
     texts: dict[int, str] = field(default_factory=lambda: defaultdict(str))
     tokens: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))

@@ -42,7 +42,7 @@ from twostroke.rpc.v1 import routing_pb2, routing_pb2_grpc
 
 README = CHECKOUT / "README.md"
 LOG = "requests.jsonl"
-"""Where the user stands."""
+"""The name of the log in the user's working directory."""
 USERS_KEY = "the-key-that-this-user-sends"
 
 
@@ -179,7 +179,7 @@ def routers(server: Server) -> list[dict[str, str]]:
 
 
 def pid_of(server: Server, http: str) -> int:
-    """Of the router that listens there."""
+    """Return the process id of the router that listens there."""
     port = int(http.rpartition(":")[2])
     return next(
         process.pid

@@ -23,7 +23,7 @@ from twostroke.worker.host import ReadyInfo
 
 MODEL = ModelConfig(dtype="float32")
 PAGE_BYTES = 737_280
-"""Of a 16-token page of the default model in float32."""
+"""The size of a 16-token page of the default model in float32."""
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ class Command:
     """With one space between words, without its comment."""
     excuse: str | None = None
     is_excused_beside: bool = False
-    """By its own comment, not by something that covers others, too."""
+    """The rule is excused by its own comment, not by something that covers others, too."""
 
     @property
     def words(self) -> list[str]:

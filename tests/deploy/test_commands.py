@@ -32,7 +32,7 @@ FAULTS = "faults"
 """It runs as `make faults`, with flags of its own."""
 ALL_COMMANDS = (*COMMANDS, *bench.COMMANDS, FAULTS)
 SUFFIXES = ("json", "md", "py", "yaml")
-"""Of files: no keys."""
+"""The suffixes of files, which are no keys."""
 GATE = "the gate"
 """`.ci/run` is `make test`; what that makes first is run by it, too."""
 SERVE = "tests/cluster/test_serve.py"
@@ -319,7 +319,7 @@ def words_of_ours(text: str) -> list[str] | None:
 
 @functools.cache
 def flags_of(command: str) -> frozenset[str]:
-    """Of all its subcommands, too: `bench compare` has flags that `bench` has not."""
+    """Return the flags of a command and of all its subcommands: `bench compare` has flags that `bench` has not."""
     if command == FAULTS:
         options.add_arguments(parser := argparse.ArgumentParser())
         return frozenset(_flags_below(parser))

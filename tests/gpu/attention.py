@@ -87,7 +87,7 @@ def decode_s(batch: int, context: int, layers: int, tuning: DecodeTuning | None 
 
 
 def _row_error(pool: torch.Tensor, tables: np.ndarray, q: torch.Tensor, out: torch.Tensor, row: int) -> float:  # type: ignore[type-arg]
-    """Of one sequence in the last layer, against the reference on the host."""
+    """Return the error of one sequence in the last layer, against the reference on the host."""
     own = pool[torch.from_numpy(tables[row]).long().to(DEVICE), -1:].cpu()
     context = len(own) * BLOCK
     spans = Spans(

@@ -16,7 +16,7 @@ from twostroke.scheduler.batch import SampleRow
 
 KINDS: tuple[dict[str, float], ...] = ({}, {"top_p": 0.9}, {"top_k": 40}, {"min_p": 0.05}, {"top_k": 50, "top_p": 0.8})
 LEAST_DECIDED = 0.75
-"""Of the rows; the others take the long way over the host."""
+"""The least share of rows decided on the device; the others take the long way over the host."""
 
 
 def check_draws(_report: Report) -> Iterator[Row]:

@@ -23,11 +23,11 @@ LEAST_RUNS = 15
 IN_FLIGHT = 8
 """Runs that are launched before the host waits: else each would begin with the wait for its launch."""
 ENOUGH_MS = 400.0
-"""Of measured time, beyond which no more runs are made than LEAST_RUNS."""
+"""The measured time beyond which no more runs are made than LEAST_RUNS."""
 
 
 def median_ms(launch: Callable[[], object]) -> float:
-    """Of many runs after a warm-up, by events around each, while the next ones are queued already."""
+    """Return the median of many runs after a warm-up, by events around each. The next ones are queued already."""
     if not ON_GPU:
         return _once_ms(launch)
     for _ in range(3):

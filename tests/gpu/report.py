@@ -19,7 +19,7 @@ class Row:
     what: str
     measured: str
     share: float | None = None
-    """Of the ceiling or floor that `wanted` speaks of."""
+    """The share of the ceiling or floor that `wanted` speaks of."""
     wanted: str = ""
     passed: bool | None = None
     """None where nothing was asked."""

@@ -1,4 +1,5 @@
-"""Where a step's time goes, and whether other tiles are faster: what to run where `make gpu` misses a mark.
+"""This program shows where a step's time goes, and whether other tiles are faster: run it where `make gpu` misses a
+mark.
 
     python -m tests.gpu.tune [parts] [decode] [prefill]
 
@@ -27,7 +28,7 @@ from twostroke.kernels.triton.store import rotate_and_store
 BATCH = 64
 LIBRARIES = ("cublas", "cublaslt")
 REPEATS = 32
-"""Of a kernel that is too short to be timed alone."""
+"""The repeats of a kernel that is too short to be timed alone."""
 
 DECODES = (
     DecodeTuning(keys=64, warps=4, stages=3, least_share=128),
@@ -65,7 +66,8 @@ def main(wanted: Sequence[str]) -> int:
 
 
 def parts(report: Report) -> Iterator[Row]:
-    """Of an 8B-shaped model: each product as a share of the copy bandwidth, each small kernel in microseconds."""
+    """Time the parts of an 8B-shaped model: each product as a share of the copy bandwidth, each small kernel in
+    microseconds."""
     spec = LLAMA_8B
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     products = {

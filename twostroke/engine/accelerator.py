@@ -21,7 +21,7 @@ class Recording:
     replay: Callable[[], None]
     """The step again, on what its input tensors now hold."""
     outputs: tuple[torch.Tensor, ...]
-    """Where a replay leaves its results."""
+    """The tensors that a replay leaves its results in."""
 
 
 class Accelerator(Protocol):

@@ -11,7 +11,7 @@ import statistics
 from twostroke.scheduler.batch import Batch
 
 TRIED_STEPS = 5
-"""Of one kind, on each side of a comparison."""
+"""Steps of one kind that are timed on each side of a comparison."""
 FIRST_STEPS, MOST_STEPS = 16, 2048
 """Between two comparisons; twice as many after each that changed nothing."""
 WORTH = 0.85
@@ -33,7 +33,7 @@ class Borrowing:
         self.wanted = False
         """Whether the next step should borrow what it can."""
         self._seconds: dict[bool, dict[Kind, list[float]]] = {True: {}, False: {}}
-        """Of the last few steps of each kind, with and without borrowed cores."""
+        """Seconds of the last few steps of each kind, with and without borrowed cores."""
         self._is_trial = False
         self._steps = 0
         self._between_steps = FIRST_STEPS

@@ -59,7 +59,7 @@ class Cores:
         self.home = home
         self.pin = pin
         self.folder: Path | None = None
-        """Of the leases; None: there are none, and nothing is borrowed."""
+        """The folder of the leases. None if there are none, and nothing is borrowed."""
         self._borrows = False
         self._owned: list[int] = []
         """Files, locked."""

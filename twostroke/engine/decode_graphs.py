@@ -35,7 +35,7 @@ class DecodeInputs:
     positions: torch.Tensor
     """int32 [B]"""
     spans: Spans
-    """Of one row each; block tables are stale beyond a row's context."""
+    """The spans of one row each; block tables are stale beyond a row's context."""
     write_slots: torch.Tensor
     """int64 [B]"""
 
@@ -49,7 +49,7 @@ class PageTable:
 
     block_size: int
     max_blocks: int
-    """Of the longest sequence."""
+    """Blocks of the longest sequence."""
     scratch_page: int
 
     @property

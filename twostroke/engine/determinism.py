@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # torch, which a fleet of paced workers does without
 
 @dataclass(frozen=True, slots=True)
 class Determinism:
-    """Of the tokens and pages of one engine: bits that do not depend on other streams, chunks or threads."""
+    """A check of one engine's tokens and pages: their bits do not depend on other streams, chunks or threads."""
 
     holds: bool
     why: str
@@ -38,7 +38,7 @@ DEVICE: Final = Determinism(False, "CUDA products pick their order of summation 
 TRIED_TOKENS: Final = 53
 """Some blocks and a tail; the whole prompt at once is a large and a small tile, its chunks below are others."""
 CUTS: Final = (1, 8, 41)
-"""Where the prompt is cut the second time: chunks of one row, of few and of many."""
+"""Sizes of the chunks that the prompt is cut into the second time: one row, few and many."""
 COMPANY: Final = (1, 0, 17, 3)
 """Rows of a neighbour before each chunk."""
 
@@ -89,6 +89,6 @@ class _Trial:
         return Sequence(RequestId("trial"), SessionId(0), known, len(known), [], sampling=self.sampling, pages=pages)
 
     def last_logits(self, chunks: list[Chunk]) -> npt.NDArray[np.float32]:
-        """Of the last chunk's last row; none where the model has no head."""
+        """Return the logits of the last chunk's last row; none if the model has no head."""
         logits = self.runner.logits(self.builder.build(chunks).batch)
         return np.zeros(0, np.float32) if logits is None else logits[-1].float().numpy()

@@ -57,7 +57,7 @@ class Answers:
     logits: torch.Tensor
     """[rows, vocab]"""
     rows: list[int]
-    """Of each sample."""
+    """The row of each sample."""
 
 
 class DeviceRunner:
@@ -213,7 +213,7 @@ def _scratch_chunk(count: int, pages: PageTable) -> Batch:
 
 
 def _staging_bytes(limits: StepLimits) -> int:
-    """Of the largest step."""
+    """Return the staging bytes of the largest step."""
     tokens, sequences = limits.max_tokens, limits.max_sequences
     arrays: list[HostArray] = [
         np.empty(tokens, np.int64),

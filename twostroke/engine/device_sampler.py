@@ -25,7 +25,8 @@ WITHOUT_NOISE = 512
 NOISE_MARGIN = 1e-4
 """Relative: a device's noisy values differ from the host's by 1e-6 at most."""
 MASS_MARGIN = 1e-6
-"""Of the whole probability: sums of a device's exponentials differ from the host's by a tenth of it."""
+"""The margin as a share of the whole probability: sums of a device's exponentials differ from the host's by a tenth of
+it."""
 
 
 def draw_rows(logits: torch.Tensor, rows: Sequence[SampleRow]) -> list[SampledToken | None]:

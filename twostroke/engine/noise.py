@@ -31,7 +31,7 @@ def gumbel_rows(streams: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def stream_of(seed: int, choice: int, position: int) -> int:
-    """Where a draw's counter starts, as an int64."""
+    """Return the start of a draw's counter, as an int64."""
     return _signed(_stream(seed, choice, position))
 
 

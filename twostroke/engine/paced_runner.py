@@ -41,7 +41,7 @@ SLOT_BYTES: Final = 8
 """The running hash of one token."""
 
 PAGE_BYTES: Final = 16_384
-"""Of a page, unless told: large enough to be worth a transfer, small enough for long contexts in little memory."""
+"""Default size of a page: large enough to be worth a transfer, small enough for long contexts in little memory."""
 
 EOS_ONE_IN: Final = 64
 """How often the end-of-sequence token is drawn where there is one."""

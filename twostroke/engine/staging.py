@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT = 16
-"""Of every array's first byte: kernels are compiled anew for pointers that are aligned otherwise."""
+"""Alignment of every array's first byte: kernels are compiled anew for pointers that are aligned otherwise."""
 
 HostArray = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
@@ -17,7 +17,7 @@ _DTYPES = {np.dtype(np.int32): torch.int32, np.dtype(np.int64): torch.int64}
 
 
 def packed_offsets(arrays: Sequence[HostArray]) -> list[int]:
-    """Where each array begins, and where the last one ends."""
+    """Return the offset of each array's start, and of the last one's end."""
     offsets = [0]
     for array in arrays:
         offsets.append(-(-(offsets[-1] + array.nbytes) // ALIGNMENT) * ALIGNMENT)

@@ -37,7 +37,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement:
-    """Where each of T tokens stands."""
+    """The write slot and the rotation of each of T tokens."""
 
     write_slots: torch.Tensor
     """int64 [T]: page * block + offset"""

@@ -9,6 +9,6 @@ class Tier(enum.IntEnum):
     """A tier of pages; its number is also the rotation of a block hash in the digest of a worker's set."""
 
     DEVICE = 0
-    """Where the model computes."""
+    """The memory that the model computes in."""
     HOST = 1
     DISK = 2

@@ -1,4 +1,4 @@
-"""Where a model's files lie on this machine: names of the catalogue, local directories, hub ids. No torch here."""
+"""The places of a model's files on this machine: names of the catalogue, local directories, hub ids. No torch here."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class WheelModel:
     package: str
     version: str
     sha256: str
-    """Of the wheel."""
+    """The SHA-256 of the wheel."""
     wheel_bytes: int
     gguf_path: str
     """Inside the wheel."""
     recommended: Recommended
-    """By the model's makers, for chats: GGUF files do not say it."""
+    """The sampling that the model's makers recommend for chats: GGUF files do not say it."""
 
     @property
     def folder(self) -> str:
@@ -124,9 +124,9 @@ class CachedModel:
     """A model that `serve` can load without fetching anything."""
 
     name: str
-    """As --model takes it."""
+    """The model's name as --model takes it."""
     dtype: str
-    """Of the weights as they lie there."""
+    """The type of the weights in the files."""
     size_bytes: int
     path: str
 
@@ -158,7 +158,7 @@ def _origin(twin: Path) -> str:
 
 
 def _stored_dtype(directory: Path) -> str:
-    """As config.json says; "unknown" where it does not."""
+    """Return the type that config.json names; "unknown" if it names none."""
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -184,7 +184,7 @@ def catalog_dir(model: str, dtype: str) -> Path:
 
 
 def converted_dir(directory: Path) -> Path:
-    """Where a local directory without tokenizer.json gets its twin that has one."""
+    """Return the place where a local directory without tokenizer.json gets its twin that has one."""
     key = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=16).hexdigest()
     return cache_dir() / "models" / "converted" / f"{directory.name}-{key}"
 

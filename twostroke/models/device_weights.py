@@ -12,7 +12,7 @@ from twostroke.models.spec import ModelSpec
 
 
 class Source(Protocol):
-    """Where tensors come from: a model's files, or a generator of random ones."""
+    """The source of tensors: a model's files, or a generator of random ones."""
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor of this name, on the device and in the dtype of the model."""

@@ -49,7 +49,7 @@ class _Version:
 
 
 def weights_digest(directory: Path) -> str:
-    """Of the names and all bytes of a model directory's weight files: 128 bits, as hexadecimal digits."""
+    """Return 128 bits of the names and all bytes of a model directory's weight files, as hexadecimal digits."""
     started_s = time.monotonic()
     whole, read_bytes = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
     with ThreadPoolExecutor(THREADS, thread_name_prefix="digest") as threads:

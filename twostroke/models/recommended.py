@@ -10,7 +10,7 @@ from twostroke.errors import InvalidRequest
 from twostroke.request import SamplingParams
 
 MOST_TOP_K = (1 << 32) - 1
-"""That a message can carry."""
+"""The largest top_k that a message can carry."""
 GENERATION_CONFIG = "generation_config.json"
 
 
@@ -32,7 +32,7 @@ UNKNOWN = Recommended()
 
 
 def read_recommended(directory: Path, usual: Recommended) -> Recommended:
-    """As the model's generation_config.json says; where that says nothing of sampling, `usual`."""
+    """Return what the model's generation_config.json recommends. If it says nothing of sampling, that is `usual`."""
     try:
         config = json.loads((directory / GENERATION_CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):

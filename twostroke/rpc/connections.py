@@ -38,9 +38,9 @@ STRANGERS_BYTES_PER_S = 16 << 10
 those that ask about health again and again."""
 
 _TCP_INFO_BYTES_RECEIVED = struct.Struct("128xQ")
-"""Where Linux' `struct tcp_info` says it."""
+"""The position of the count in Linux' `struct tcp_info`."""
 _FOLDER = "/dev/fd"
-"""Of the process's own descriptors; on Linux and on macOS."""
+"""The folder of the process's own descriptors, on Linux and on macOS."""
 
 Peer = tuple[str, int]
 """Address and port of the other side."""
@@ -63,7 +63,8 @@ class Connections:
         self._known: OrderedDict[str, int] = OrderedDict()
         """Open calls that were let in, by gRPC's name of the other side; the one that has called last comes last."""
         self._seen: dict[tuple[int, int], _Seen | None] = {}
-        """By descriptor and inode, so that a number that is used again is looked at again; None: no connection here."""
+        """The connections by descriptor and inode, so that a number that is used again is looked at again. None is no
+        connection here."""
         self._descriptors: list[str] = []
         """At the last look."""
         self._admitted: set[_Seen] = set()
@@ -193,7 +194,7 @@ def _duplicate(descriptor: int) -> socket.socket | None:
 
 @functools.lru_cache(8 * SPARE)
 def _peer_of(name: str) -> Peer:
-    """Of gRPC's name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
+    """Return the peer of gRPC's name: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
     host, _, port = unquote(name).partition(":")[2].rpartition(":")
     return _plain(host.strip("[]")), int(port) if port.isdecimal() else 0
 

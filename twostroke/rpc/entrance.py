@@ -41,7 +41,8 @@ class Entrance(Protocol):
 
 
 class OwnEntrance:
-    """Of who has shown the cluster's token in its headers: gRPC reads the message by itself, which costs least."""
+    """The entrance of callers that have shown the token of the cluster: gRPC reads their messages by itself, which
+    costs least."""
 
     unary = staticmethod(grpc.unary_unary_rpc_method_handler)
     streaming = staticmethod(grpc.unary_stream_rpc_method_handler)

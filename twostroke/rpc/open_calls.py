@@ -26,7 +26,7 @@ MOST_UNREAD = 4
 """Messages that may take that long. Where more are waited for, the oldest ones have UNREAD_S."""
 UNREAD_S = 0.1
 SHARE = 8
-"""Of as many connections as a server takes, one in so many may have a call open that nobody was let in for."""
+"""One in so many of the connections that a server takes may have an open call that nobody was let in for."""
 MOST_OF_KNOWN = 16
 """Open calls of one connection over which somebody was let in."""
 
@@ -42,7 +42,7 @@ class OpenCalls:
         self._most = max(1, connections.most // SHARE)
         self._numbers = itertools.count()
         self._staying: dict[int, tuple[str, asyncio.Timeout]] = {}
-        """By number of the call, so the oldest comes first: its connection, and what ends it."""
+        """Open calls by number, so that the oldest comes first: its connection, and what ends it."""
         self._unread: dict[int, asyncio.Timeout] = {}
 
     @contextlib.asynccontextmanager

@@ -50,7 +50,7 @@ def serve_reflection(services: Iterable[str], server: grpc.aio.Server) -> None:
 
 
 def _describe_v1() -> None:
-    """Who asks what v1 is gets v1alpha's file under the other name."""
+    """Describe v1 by v1alpha's file under the other name."""
     pool = descriptor_pool.Default()
     try:
         pool.FindFileByName(_FILE)

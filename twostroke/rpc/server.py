@@ -50,7 +50,7 @@ RETRY_AFTER_KEY = "retry-after-ms"
 MAX_MESSAGE_BYTES = 32 << 20
 """Between processes of a cluster: a million token ids with names and room to spare; pages never come this way."""
 HANDSHAKE_MS = 20_000
-"""By default two minutes, in which one who says nothing has a descriptor."""
+"""The limit of a handshake. gRPC's default is two minutes, in which a silent peer has a descriptor."""
 MOST_CONNECTIONS = 4096
 """From peers. Where there are more, those that have shown no token make room (see `connections`)."""
 
@@ -66,10 +66,10 @@ _OF_PEERS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callers:
-    """Who calls a server, and so what it lets them do."""
+    """The callers of a server, and what it lets them do."""
 
     options: tuple[tuple[str, int], ...] = _OF_PEERS
-    """Of gRPC."""
+    """The options of gRPC."""
     entrance: Entrance = field(default_factory=OwnEntrance)
     max_message_bytes: int = MAX_MESSAGE_BYTES
     most_connections: int = MOST_CONNECTIONS
@@ -317,7 +317,7 @@ class RpcServer:
 
 
 def host_port(host: str, port: int) -> str:
-    """As an address is written: IPv6 in brackets."""
+    """Return the address as it is written: IPv6 in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

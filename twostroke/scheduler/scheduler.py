@@ -193,9 +193,7 @@ class Scheduler:
         return max(0, least)
 
     def run_ahead(self, step: Step, times: int, token: int) -> Step:
-        """As if the step in flight had been settled and planned again `times` times, at most `repeats` of it, each of
-        its sequences sampling `token` every time. Returns the step that is in flight then.
-        """
+        """Return the step in flight after `times` more like it, at most `repeats`; every sequence samples `token`."""
         for chunk in step.chunks:
             chunk.sequence.known.extend([token] * times)
             chunk.sequence.computed = max(chunk.sequence.computed, chunk.start + times)

@@ -12,7 +12,7 @@ HEADER = "traceparent"
 _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 _SAMPLED = 1
 _RATIO_BITS = 56
-"""Of a trace id, by which sampling goes: those that the standard asks to be random."""
+"""The bits of a trace id by which sampling goes: those that the standard asks to be random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class TraceContext:
 
     @classmethod
     def begin(cls, seed: str, ratio: float) -> TraceContext:
-        """Of a trace that begins here. Equal seeds make equal traces, whichever process begins them, and of all seeds
-        that share is sampled."""
+        """Begin a trace here. Equal seeds make equal traces, whichever process begins them, and the share `ratio` of
+        all seeds is sampled."""
         trace_id = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=16).digest(), "big") or 1
         is_sampled = trace_id % (1 << _RATIO_BITS) < ratio * (1 << _RATIO_BITS)
         return cls(trace_id, new_span_id(), is_sampled)

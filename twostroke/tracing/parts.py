@@ -7,7 +7,8 @@ import time
 from twostroke.tracing.span import OpenSpan
 
 MOST_CHUNKS = 64
-"""Of a longer prompt the rest is one span: ten thousand tokens in steps of a CPU's size, a quarter million on a GPU."""
+"""Spans of a prompt's chunks. The rest is one span: 64 hold ten thousand tokens in steps of a CPU's size, a quarter
+million on a GPU."""
 
 
 class Chunks:

@@ -13,11 +13,11 @@ from twostroke.tracing.context import TraceContext
 from twostroke.tracing.span import OpenSpan, Span
 
 MOST_REQUESTS = 1000
-"""Whose spans are kept: some ten kilobytes each."""
+"""Requests whose spans are kept: some ten kilobytes each."""
 MOST_SPANS = 256
-"""Of one request. A prompt of many chunks, or a stream that is moved again and again, has more."""
+"""Spans of one request. A prompt of many chunks, or a stream that is moved again and again, has more."""
 MOST_NAMES = 20_000
-"""Of requests whose spans are kept no longer: it can be said that they were here."""
+"""Names of requests whose spans are kept no longer: it can be said that they were here."""
 
 _STREAM = re.compile(r"(?P<stream>.+~[0-9a-f]{16}(\.[0-9a-f]{16})?)(/\d+)?(#\d+)?")
 """Requests of one stream are named after it: STREAM, STREAM/PROMPT#CHOICE. A stream may end in its owner's mark."""
@@ -67,7 +67,8 @@ class Recorder:
         self._gone: OrderedDict[str, None] = OrderedDict()
 
     def root(self, name: str, request_id: str, header: str) -> OpenSpan:
-        """Where a request comes in; `header` is what the client says of its own trace, if anything."""
+        """Begin the span in which a request comes in; `header` is what the client says of its own trace, if
+        anything."""
         parent = TraceContext.parse(header) if header else None
         stream = stream_of(request_id)
         context = TraceContext.begin(stream, self._ratio) if parent is None else parent.child()

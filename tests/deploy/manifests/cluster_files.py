@@ -144,7 +144,8 @@ def _misfits_of_group(
 
 
 def _room(cpus: Decimal | None, pod: PodTemplate, wanted: Any, gpus: Decimal | int) -> int:
-    """Where nothing tells Ray, KubeRay does: the container's limit or request, rounded up."""
+    """Return the CPUs or GPUs that Ray is told. If nothing tells Ray, KubeRay does: the container's limit or request,
+    rounded up."""
     resources = ((pod.spec.get("containers") or [{}])[0].get("resources")) or {}
     told = (resources.get("limits") or {}).get("cpu") or (resources.get("requests") or {}).get("cpu")
     has = cpus if cpus is not None else Decimal(math.ceil(quantity(told) or 0))

@@ -16,7 +16,7 @@ from tests.deploy.manifests.objects import Bundle, Complaint, Object, namespace_
 from tests.deploy.tools import find_tool
 
 METRIC_NAMES = Path(__file__).parents[1] / "metric_names.txt"
-"""Of a real router and real workers; test_scrape.py holds it against them."""
+"""The metrics of a real router and real workers; test_scrape.py holds the file against them."""
 RULES = Path(__file__).parents[3] / "deploy" / "observability" / "prometheus" / "rules.yml"
 _FOREIGN = ("ray_", "kube_", "container_", "node_", "process_", "python_")
 """Metrics of Ray, Kubernetes and client libraries."""
@@ -240,7 +240,7 @@ def dashboards_can_be_read(item: Object) -> Iterator[Complaint]:
 
 
 def _dashboards(item: Object) -> Iterator[tuple[str, str]]:
-    """By the label that Grafana's sidecar looks for."""
+    """Yield the dashboards, found by the label that Grafana's sidecar looks for."""
     if item.get("kind") == "ConfigMap" and "grafana_dashboard" in ((item.get("metadata") or {}).get("labels") or {}):
         yield from ((key, text) for key, text in (item.get("data") or {}).items() if key.endswith(".json"))
 
@@ -309,7 +309,8 @@ def matchers_in(query: str) -> Iterator[tuple[str, str, str]]:
 
 @functools.lru_cache(maxsize=256)
 def _errors_of_promtool(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Of each query, empty where it parses. Without promtool nothing is said (its test is skipped, loudly)."""
+    """Return the error of each query, empty if it parses. Without promtool nothing is said (its test is skipped,
+    loudly)."""
     promtool = find_tool("promtool")
     if promtool is None or not texts:
         return ("",) * len(texts)

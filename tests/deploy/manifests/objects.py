@@ -47,7 +47,7 @@ class PodTemplate(NamedTuple):
     path: str
     namespace: str
     labels: dict[str, str]
-    """As the pods will carry them: with those that KubeRay adds."""
+    """The labels that the pods will carry, including those that KubeRay adds."""
     spec: Object
     metadata: Object
     replicas: int
@@ -55,7 +55,7 @@ class PodTemplate(NamedTuple):
     owner: str
     """Kind of the object."""
     group: str = ""
-    """Of a RayCluster: "head" or the worker group's name."""
+    """The group of a RayCluster: "head" or the worker group's name."""
     claims: tuple[str, ...] = ()
     """Volumes that a StatefulSet makes for each pod."""
     added: tuple[tuple[str, Object], ...] = ()

@@ -1,4 +1,4 @@
-"""Where pods may go, and what words the API has for it."""
+"""Checks of where pods may go, and of the words that the API has for it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ def words_of_objects_are_known(item: Object) -> Iterator[Complaint]:
 
 
 def pods_have_a_priority(pod: PodTemplate) -> Iterator[Complaint]:
-    """Of a RayCluster and of our program: without one a batch job that came first keeps the node."""
+    """Check that pods of a RayCluster and of our program have a priority: a batch job that came first would keep the
+    node."""
     if (pod.owner == "RayCluster" or any(True for _ in started(pod, hooks=False))) and not pod.spec.get(
         "priorityClassName"
     ):

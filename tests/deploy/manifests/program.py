@@ -26,7 +26,7 @@ _CONFIGS: dict[str, type[Settings]] = {"serve": ClusterConfig, "router": RouterC
 _SHELLS = ("sh", "bash")
 _OF_SHELLS = frozenset({"HOME", "HOSTNAME", "PATH", "PWD"})
 _SMALL = ("cat", "env", "sleep", "test", "true")
-"""Of Debian's, those that a hook or a probe may want."""
+"""Debian's programs that a hook or a probe may want."""
 _HEALTH = ("", "live", "ready")
 _ADDRESS_FLAGS = ("fleet", "address")
 _OF_THE_POD = "10.0.0.1"
@@ -41,7 +41,7 @@ _PORT_NAMES = {
 
 
 def commands_parse(pod: PodTemplate) -> Iterator[Complaint]:
-    """By the program's own parser: containers' commands, and hooks that run it."""
+    """Check containers' commands, and hooks that run the program, with the program's own parser."""
     for path, words, container in runs(pod):
         _args, error = parsed(tuple(_expanded(words, container)))
         if error:

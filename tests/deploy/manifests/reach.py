@@ -1,4 +1,5 @@
-"""Who reaches whom, by the network policies together: what has to get through does, what must not does not."""
+"""Checks of who reaches whom, by the network policies together: what has to get through does, what must not does
+not."""
 
 from __future__ import annotations
 
@@ -141,7 +142,7 @@ def _is_dns(rule: Object) -> bool:
 
 
 def role_of(pod: PodTemplate) -> str:
-    """By what the pod runs: the program's router, Ray's head, or workers."""
+    """Return the role by what the pod runs: the program's router, Ray's head, or workers."""
     if pod.owner == "RayCluster":
         return HEAD if pod.group == "head" else WORKER
     commands = [[*(box.get("command") or []), *(box.get("args") or [])][:2] for _, box in pod.containers]
@@ -204,7 +205,7 @@ def _shut(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int)
 
 
 def _invited(bundle: Bundle, source: PodTemplate, target: PodTemplate, number: int) -> bool:
-    """By its own labels; that strangers get in too is another check's."""
+    """Tell whether the target's policies let the source in by its own labels; another check looks at strangers."""
     return any(
         _opens(rule, number, target)
         and peer.get("namespaceSelector") is None
@@ -300,7 +301,8 @@ def _chooses(peer: Object) -> bool:
 
 
 def _rules(bundle: Bundle, pod: PodTemplate, kind: str, field: str) -> list[Any]:
-    """Of all policies that hold the pod in this direction; where none does, one that lets everything through."""
+    """Return the rules of all policies that hold the pod in this direction. Without one, a rule lets everything
+    through."""
     holders = [
         item
         for item in bundle.of("NetworkPolicy")

@@ -23,7 +23,7 @@ TOKEN = "the cluster's token"
 
 
 class Control(control_pb2_grpc.ControlServicer):
-    """Of a worker that is asked to drain: it says that two requests were left."""
+    """The control service of a worker that is asked to drain: it says that two requests were left."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -55,7 +55,7 @@ class FakeWorker:
         self.worker_id = worker_id
         self.incarnations: list[int] = []
         self.role = Role.ROUTER
-        """Of its last life."""
+        """The role of its last epoch."""
         self.dies_of: ServeError | None = None
         self.control = Control()
         self.node_id = "node"

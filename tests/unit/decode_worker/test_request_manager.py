@@ -276,7 +276,7 @@ async def test_a_deadline_that_passes_while_pulling_frees_both_sides() -> None:
 async def test_a_pull_ends_at_its_source_by_its_requests_deadline_whoever_forgets_to_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As if the decode worker stood still: nothing here closes the call."""
+    """The decode worker seems to stand still: nothing here closes the call."""
     monkeypatch.setattr(RequestManager, "_expire", lambda book, answer: None)
     prompt = prompt_of(50 * BLOCK)
     slow = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=BLOCK)

@@ -10,7 +10,7 @@ import torch
 from twostroke.device.sharing import CudaSharing
 
 SHARED = (3, b"\x01segment\xff", 4096, 512, b"/counters\x00", 7, b"\xfeevent", True)
-"""As torch shares a storage: its device, then what opens it."""
+"""A storage in the form in which torch shares it: its device, then what opens it."""
 
 
 def test_a_pool_is_opened_with_what_it_was_shared_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_a_vocabulary_smaller_than_the_proposals_is_always_decided(truncation: d
 
 
 def test_a_device_that_computes_a_little_differently_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA's logarithms and exponentials do, in the last bits."""
+    """CUDA's logarithms and exponentials differ in the last bits."""
     torch.manual_seed(5)
 
     def rounded_otherwise(streams: torch.Tensor, count: int) -> torch.Tensor:

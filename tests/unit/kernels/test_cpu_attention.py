@@ -26,7 +26,7 @@ VARIANTS = [variant.name for variant in chosen_variants()]
 
 @pytest.fixture(scope="module")
 def teams(built_kernels: dict[str, Kernels]) -> Iterator[dict[str, Team]]:
-    """Of two threads, per variant."""
+    """Teams of two threads, one per variant."""
     teams = {name: Team(kernels, (0, 1)) for name, kernels in built_kernels.items()}
     yield teams
     for team in teams.values():

@@ -37,7 +37,7 @@ def team_of(*arguments: object, **options: object) -> Iterator[Team]:
 
 
 def probe(kernels: Kernels, team: Team, units: int = 64, spins: int = 0) -> list[int]:
-    """Who ran each unit of one region: its part, from 1."""
+    """Return who ran each unit of one region: its part, from 1."""
     run = kernels.function(
         "twostroke_team_probe", (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int64
     )

@@ -21,7 +21,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Where pieces that were read began."""
+    """The offsets at which pieces that were read began."""
     starts: list[int] = []
     pread = os.pread
 
@@ -68,7 +68,7 @@ def test_a_file_is_read_once_and_again_when_it_has_changed(tmp_path: Path, reads
 
 
 def test_other_weights_with_the_same_size_and_time_are_not_taken_for_what_was_read(tmp_path: Path) -> None:
-    """As an archive, or a copy that keeps times, writes them over the ones before."""
+    """An archive, or a copy that keeps times, writes such weights over the ones before."""
     digests = set()
     for content in (b"one" * 900, b"two" * 900):
         directory = model(tmp_path / "a", content)

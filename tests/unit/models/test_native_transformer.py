@@ -47,7 +47,7 @@ class Served:
     def logits(
         self, sequences: list[torch.Tensor], starts: list[int], sampled: list[int] | None
     ) -> torch.Tensor | None:
-        """Of one step that computes each sequence from its start on."""
+        """Return the logits of one step that computes each sequence from its start on."""
         positions = [torch.arange(start, len(s)) for s, start in zip(sequences, starts, strict=True)]
         counts = torch.tensor([0, *map(len, positions)]).cumsum(0)
         cosines, sines = rope_tables(self.spec.rope, 64)

@@ -73,7 +73,7 @@ def saved(config: PreTrainedConfig, directory: Path, **save: Any) -> Any:
 
 
 def our_logits(directory: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Of all positions of one prompt, through pages of 4 tokens."""
+    """Return the logits of all positions of one prompt, through pages of 4 tokens."""
     spec = read_spec(directory)
     count = len(tokens)
     pool = torch.zeros(-(-count // 4), *spec.page_shape(4))

@@ -82,7 +82,7 @@ class VirtualFleet:
         self.decode = [member("d0", Role.DECODE)]
         self.now_s = 0.0
         self.true_share = 1.0
-        """Of the predicted seconds, what a prompt really takes."""
+        """The share of the predicted seconds that a prompt really takes."""
         self.tokens: dict[str, int] = {}
         self.asked_s: dict[str, float] = {}
         self.first_token_s: dict[str, float] = {}

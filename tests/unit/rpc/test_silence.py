@@ -1,4 +1,4 @@
-"""Who is late, and who is silent: connections to slow processes, and listeners that were not there."""
+"""Tests of who is late, and who is silent: connections to slow processes, and listeners that were not there."""
 
 from __future__ import annotations
 

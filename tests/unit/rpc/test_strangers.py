@@ -46,7 +46,7 @@ async def serving(callers: Callers = PEERS) -> AsyncIterator[RpcServer]:
 
 
 async def ask_load(address: str) -> None:
-    """As a process of the cluster, over a connection of its own."""
+    """Call like a process of the cluster, over a connection of its own."""
     channel = PeerChannel(address, "secret")
     try:
         await control_pb2_grpc.ControlStub(channel.channel).GetLoad(

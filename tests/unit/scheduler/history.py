@@ -48,7 +48,7 @@ class Flight:
 
 
 class Tight(Budget):
-    """As few prompt tokens beside streams as the history likes."""
+    """A budget with as few prompt tokens beside streams as the history likes."""
 
     def prompt_tokens(self, streams: int, context_tokens: int, prompt_context_tokens: int = 0) -> int:
         assert streams

@@ -21,7 +21,8 @@ def predicted_s(bench: Bench) -> float:
 
 
 def drained_s(bench: Bench, jobs: list[Sequence]) -> float:
-    """Until no prompt token is left to compute, at what each step costs; jobs end when they are computed."""
+    """Return the seconds until no prompt token is left to compute, at each step's cost. Jobs end when they are
+    computed."""
     passed_s = 0.0
     while True:
         bench.admit()

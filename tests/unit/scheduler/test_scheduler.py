@@ -1,4 +1,4 @@
-"""Who is admitted, and which tokens run next."""
+"""Tests of who is admitted, and of which tokens run next."""
 
 from __future__ import annotations
 

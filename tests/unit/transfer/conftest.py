@@ -115,7 +115,7 @@ class Reader:
 
     @property
     def data(self) -> npt.NDArray[np.uint8]:
-        """To be read."""
+        """The pages' bytes, to be read."""
         return all_bytes(self.memory)
 
     def fill(self, value: int) -> None:
@@ -177,7 +177,7 @@ def two_in_one_process(kind: str) -> None:
 
 @pytest.fixture
 def group(request: pytest.FixtureRequest) -> str:
-    """Of the owners that a test speaks to."""
+    """The group of the owners that a test speaks to."""
     return group_of(request.getfixturevalue("kind")) if "kind" in request.fixturenames else "host"
 
 

@@ -80,7 +80,7 @@ class Bytes:
 
 
 class Life(Bytes):
-    """Of a worker that serves pages, and computes those that it lacks when it is told to."""
+    """One epoch of a worker that serves pages, and computes those that it lacks when it is told to."""
 
     def __init__(self, worker_id: str, incarnation: int) -> None:
         super().__init__(SOURCE_PAGES)
@@ -116,7 +116,7 @@ class Life(Bytes):
         return _Job(self, claim.pages)
 
     def compute(self) -> None:
-        """Of the blocks that somebody waits for, one."""
+        """Compute one of the blocks that somebody waits for."""
         for name, page in self.pool._by_hash.items():
             if self.pool.is_arriving(page):
                 self.write(page, name)

@@ -47,7 +47,7 @@ class Copying(Transfer):
     memory: PageMemory
     copies: Sequence[PageCopy]
     sessions: list[SessionId | None]
-    """Who the pages belonged to when it began."""
+    """The sessions that the pages belonged to when the read began."""
     steps: Iterator[None]
     ended: asyncio.Future[TransferResult]
     fence: asyncio.Event = field(default_factory=asyncio.Event)

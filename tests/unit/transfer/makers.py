@@ -31,7 +31,7 @@ from twostroke.transfer.sockets.tls import wrapper_for
 HAS_NIXL = importlib.util.find_spec("nixl_cu12") is not None
 GPU_KINDS = ["cuda_ipc-gpu", "tcp-gpu"]
 HAS_GPU = torch.cuda.device_count() > 0
-"""As the driver's library counts them: `is_available` would start CUDA here, and processes forked from this one, in
+"""The driver's library counts the devices: `is_available` would start CUDA here, and processes forked from this one, in
 which pages are owned, could not use it."""
 KINDS = [
     *("shm", "tcp", "fake", "tcp-staged", "tcp-sealed", "cuda_ipc"),
@@ -44,7 +44,7 @@ STAGED = {"tcp-staged", "cuda_ipc", *GPU_KINDS}
 
 
 CERTIFICATES = "TWOSTROKE_TEST_CERTIFICATES"
-"""Of both ends, in the environment: it reaches processes that are forked later."""
+"""The environment variable that names the certificates of both ends: it reaches processes that are forked later."""
 
 
 def make_certificates(folder: Path) -> None:

@@ -15,7 +15,7 @@ from twostroke.transfer.network.nixl_agent import Agent, RemotePages
 
 
 class Bindings(SimpleNamespace):
-    """Of NIXL, as far as an agent needs them before it writes."""
+    """The bindings of NIXL, as far as an agent needs them before it writes."""
 
     NIXL_INIT_AGENT, NIXL_THREAD_SYNC_STRICT, DRAM_SEG, VRAM_SEG = "", 1, 2, 3
 

@@ -54,7 +54,7 @@ class Forbidden(HostSharing):
 
 
 async def test_a_gpu_whose_memory_cannot_be_opened_is_a_lost_peer() -> None:
-    """Where its owner is in a container of its own, say. That no thread is left is checked after each test here."""
+    """The owner may be in a container of its own. A check after each test here shows that no thread is left."""
     owner, reader = CudaIpcTransport(HostSharing()), CudaIpcTransport(Forbidden())
     memories = [make_memory("staged", 2, 64) for _ in range(2)]
     endpoint = await owner.open(memories[0], OWNER)

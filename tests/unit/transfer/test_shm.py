@@ -23,7 +23,7 @@ from twostroke.transfer.sockets.handshake import introduce
 
 
 def unix_sockets() -> str:
-    """Of this network namespace, abstract ones by name."""
+    """Return the Unix sockets of this network namespace, abstract ones by name."""
     return Path("/proc/net/unix").read_text(encoding="utf-8")
 
 

@@ -67,7 +67,7 @@ class Running:
     worker: Worker
     info: ReadyInfo
     plan: FaultPlan
-    """Of the transfers that this worker starts."""
+    """The faults of the transfers that this worker starts."""
 
     @property
     def host(self) -> WorkerHost:

@@ -66,7 +66,7 @@ async def test_tcp_is_used_where_it_is_the_only_transport() -> None:
 
 
 async def test_where_the_best_transport_cannot_connect_the_next_one_is_taken() -> None:
-    """As cuda_ipc of two containers that see one GPU, and not each other's memory."""
+    """This happens to cuda_ipc in two containers that see one GPU, and not each other's memory."""
     plan = FaultPlan(lost_connects=frozenset({0}))
     async with prefill() as source, decode(plan=plan) as target, router_to(target) as router:
         await right_answer(router, source)

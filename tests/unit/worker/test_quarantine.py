@@ -55,7 +55,7 @@ async def test_pages_stay_quarantined_until_the_fence_stands_however_often_the_p
 async def test_pages_of_a_pull_that_is_left_can_be_given_back_and_claimed_anew_before_it_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As where a sequence is preempted while its prompt is taken over."""
+    """This happens when a sequence is preempted while its prompt is computed locally."""
     async with prefill() as source, decode(plan=FaultPlan({0: WriteLate()})) as target:
         fencing, may_fence = held_fence(target, monkeypatch)
         pool, pulls = target.host.pool, target.host.pulls

@@ -20,7 +20,8 @@ def batch(prompt_tokens: int, streams: int, context: int = 0) -> StepTerms:
 
 
 def chunk(tokens: int, context: int, streams: int = 0) -> StepTerms:
-    """Of one prompt, of which `context` tokens are computed; beside streams that attend to 500 tokens each."""
+    """Return a step with a chunk of one prompt, of which `context` tokens are computed, and streams of 500 tokens
+    each."""
     return StepTerms(streams, streams * 500, tokens, tokens * (context + tokens / 2))
 
 

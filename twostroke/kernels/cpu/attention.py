@@ -12,7 +12,7 @@ from twostroke.kernels.cpu.build import Kernels
 from twostroke.kernels.cpu.team import Team
 
 DTYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""As `AttentionStep::dtype` in attention.h counts them."""
+"""Numbers of the types, equal to `AttentionStep::dtype` in attention.h."""
 
 
 class NativeStep(ctypes.Structure):
@@ -77,7 +77,7 @@ class NativeAttentionStep:
         """What the native step points into."""
         self._native = _native_step(backend, batch, query_starts)
         self.address = ctypes.addressof(self._native)
-        """Of the native step, for kernels that go on from here."""
+        """The address of the native step, for kernels that go on from here."""
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         dim = self._native.head_dim

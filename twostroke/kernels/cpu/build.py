@@ -50,7 +50,7 @@ class Variant:
     name: str
     flags: str
     needs: frozenset[str]
-    """As /proc/cpuinfo spells them."""
+    """Features that the processor must have, spelled as in /proc/cpuinfo."""
 
 
 VARIANTS: Final = (

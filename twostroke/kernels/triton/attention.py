@@ -29,12 +29,12 @@ from twostroke.kernels.triton.prefill import PrefillTuning, prefill_attention, p
 from twostroke.kernels.triton.store import rotate_and_store
 
 INTERPRETED_MULTIPROCESSORS: Final = 1
-"""Where there is no device to ask: kernels run one program after the other."""
+"""The count without a device to ask: kernels run one program after the other."""
 
 LIKE_HOPPER: Final = (9, 10)
 """Major compute capabilities with as much shared memory per program."""
 LEAST_SHARED_BYTES: Final = 99 * 1024
-"""Of all devices since 8.0."""
+"""Shared memory that all devices since 8.0 have."""
 
 
 class TritonAttention:

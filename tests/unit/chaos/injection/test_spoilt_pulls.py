@@ -17,7 +17,7 @@ from twostroke.config import RuntimeConfig
 
 @pytest.fixture
 def armable(tmp_path: Path) -> Iterator[Injector]:
-    """Of both workers and the router, which are in this process."""
+    """The injector of both workers and the router, which are in this process."""
     made = Injector("everybody", str(tmp_path / "journal"))
     with injected(made):
         yield made

@@ -111,7 +111,7 @@ class Terminal:
         os.write(self._ours, keys.encode())
 
     def until(self, is_so: Callable[[str], bool]) -> None:
-        """Until what was printed since the last call is as it should be."""
+        """Wait until what was printed since the last call is as it should be."""
         since, give_up_s = len(self.screen), time.monotonic() + PATIENCE_S
         while not is_so(self.screen[since:]):
             assert time.monotonic() < give_up_s, self.screen
@@ -123,7 +123,7 @@ class Terminal:
                     return
 
     def until_prompt(self, after: str) -> None:
-        """Until that was printed and the next line may be typed."""
+        """Wait until that was printed and the next line may be typed."""
         self.until(lambda text: ">" in text.partition(after)[2])
 
     def end(self) -> None:

@@ -26,7 +26,7 @@ CHOOSING = (
 
 
 def parsers() -> dict[tuple[str, ...], argparse.ArgumentParser]:
-    """Of every command and subcommand, by its words."""
+    """Return the parsers of every command and subcommand, by its words."""
 
     def walk(
         words: tuple[str, ...], parser: argparse.ArgumentParser

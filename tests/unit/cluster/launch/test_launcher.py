@@ -36,7 +36,7 @@ def test_a_signal_that_a_library_swallows_still_ends_the_start(number: signal.Si
 @pytest.mark.usefixtures("handlers")
 def test_a_signal_that_python_swallows_ends_the_start_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     class Freed:
-        """As a lock that is taken over while a process forks."""
+        """A lock that is replaced while a process forks."""
 
         def __init__(self, happens: Callable[[], object]) -> None:
             self._happens = happens

@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 
 
 class Mounted(FakeWorker):
-    """As a mounted worker: who calls `run` while a life is under way joins that."""
+    """A worker that behaves like a mounted one: a second caller of `run` joins the epoch that is under way."""
 
     async def run(self, incarnation: int, role: Role) -> None:
         if self._end is None or self._end.done():
@@ -69,7 +69,7 @@ async def until(supervisor: Supervisor, is_so: Callable[[dict[str, Worker]], boo
 
 
 def roles(workers: dict[str, Worker]) -> dict[str, str]:
-    """Of those that serve."""
+    """Return the roles of the workers that serve."""
     return {name: each.role.value for name, each in workers.items() if each.observed.stage is Stage.SERVING}
 
 

@@ -138,7 +138,7 @@ def test_nothing_is_decided_before_the_load_is_known_or_where_counting_begins_an
 def looked(
     subject: Planner, seconds: range, desired: Counts, rate: float = 0.0, first: int = 0, **facts: int
 ) -> Counts:
-    """As if each look told of `rate` requests, and of the facts; what is wanted is there at once."""
+    """Plan as if each look told of `rate` requests, and of the facts; what is wanted is there at once."""
     for second in seconds:
         arrived = first + int(rate * (second - seconds.start))
         seen = FleetObservation(

@@ -136,7 +136,7 @@ def compile_variant(variant: Variant) -> dict[str, Any]:
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Of the machine code: registers per thread, and bytes of stack, which is where registers are spilled to."""
+    """Return what the machine code needs: registers per thread, and bytes of stack, where registers are spilled to."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)

@@ -1,4 +1,4 @@
-"""Whose turn it is: tenants share in proportion, whatever they ask for."""
+"""Tests of whose turn it is: tenants share in proportion, whatever they ask for."""
 
 from __future__ import annotations
 

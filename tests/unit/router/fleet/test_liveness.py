@@ -1,4 +1,4 @@
-"""Who is alive, suspect or dead: every pair of states, every signal, and a listener that was late itself."""
+"""Tests of who is alive, suspect or dead: every pair of states, every signal, and a listener that was late itself."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_life_that_another_one_answers_for_is_over() -> None:
 
 
 def test_a_listener_that_was_late_blames_nobody() -> None:
-    """Of the 30 s in which it was frozen, no tick counts for more than one."""
+    """No tick counts for more than one of the 30 s in which the listener was frozen."""
     clock = WakingClock(0.1, now_s=100.0)
     liveness = heard(clock.awake_s)
     for now_s in (100.1, 100.2, 130.2, 130.3):

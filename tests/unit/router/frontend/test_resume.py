@@ -62,13 +62,14 @@ def test_many_choices_that_advance_together_make_a_short_token() -> None:
 
 
 def test_a_token_costs_about_the_same_however_many_choices_there_are() -> None:
-    """Of each message, on the loop where all streams wait: written from scratch it would be 32 times as much here."""
+    """Each message costs this on the loop where all streams wait. Written from scratch it would be 32 times as much
+    here."""
     few, many = (min(_step_s(choices) / choices for _ in range(5)) for choices in (32, 1024))
     assert many < 10 * few
 
 
 def _step_s(choices: int) -> float:
-    """Of this thread's own time: others run here, too."""
+    """Return the seconds of this thread's own time: others run here, too."""
     draw = random.Random(choices)
     sent = tuple(Sent(draw.randrange(1000), draw.random() < 0.5) for _ in range(choices))
     progress = Progress(StreamPoint("r~0123456789abcdef", 0, sent))
@@ -145,7 +146,7 @@ async def test_an_answer_that_breaks_off_anywhere_goes_on_with_what_would_have_f
 
 
 async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoint) -> list[tuple[str, Any]]:
-    """Of a stream, what follows `point`: ids and chunks."""
+    """Return what follows `point` of a stream: ids and chunks."""
 
     def script(_: object, choice: int) -> list[SampledToken]:
         return [SampledToken(byte, -1.0, ((byte, -1.0),)) for byte in texts[choice].encode()]

@@ -1,4 +1,5 @@
-"""Whose prefixes are whose: salts are made of what the gateway says and the client's own; some are everybody's."""
+"""Tests of whose prefixes are whose: salts are made of what the gateway says and the client's own; some are
+everybody's."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Replica:
         self._selector = Selector(policy_named("kv"), PrefixIndex(), self.reservations, seed=index)
 
     def place(self, request_id: str, tokens: int, now_s: float) -> tuple[WorkerId, float]:
-        """Who computes the prompt, and for how long."""
+        """Return who computes the prompt, and for how long."""
         hashes = tuple(BlockHash(random.Random(f"{request_id}.{n}").randbytes(16)) for n in range(tokens // BLOCK))
         request = QueuedRequest(
             request_id=RequestId(request_id),
@@ -53,7 +53,8 @@ class Replica:
 
 
 def waited_s(replica_count: int, *, exchange_s: float | None, seed: int) -> float:
-    """By all of a burst of 64 prompts, of all lengths, over 8 idle prefill workers and 8 decode workers."""
+    """Return the seconds waited by a burst of 64 prompts, of all lengths, over 8 idle prefill workers and 8 decode
+    workers."""
     draws = random.Random(seed)
     workers = [worker(role, index) for role in (Role.PREFILL, Role.DECODE) for index in range(8)]
     replicas = [Replica(index, workers) for index in range(replica_count)]

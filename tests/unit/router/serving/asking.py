@@ -29,7 +29,7 @@ def expected_tokens(prompt: tuple[int, ...], count: int, choice: int = 0) -> lis
 
 
 def request_snapshot(request: Request, tokens: list[int], *, is_finished: bool) -> worker_pb2.RequestSnapshot:
-    """As a worker tells of one that it has."""
+    """Return what a worker tells of a request that it has."""
     return worker_pb2.RequestSnapshot(
         request_id=request.request_id,
         attempt=request.attempt,

@@ -46,7 +46,7 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         self.grpc = ""
 
     def page(self) -> str:
-        """Of router and worker alike."""
+        """The metrics page of router and worker alike."""
         return (
             f"# TYPE twostroke_decisions counter\n"
             f'twostroke_decisions_total{{policy="{self.policy}",source="local"}} {self._decisions}\n'

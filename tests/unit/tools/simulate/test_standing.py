@@ -1,4 +1,5 @@
-"""Where ours stands among its rivals, on generated conversations: what is promised of it, five percent looser.
+"""Tests of where our policy stands among its rivals, on generated conversations: what is promised of it, five percent
+looser.
 
 Fixed seeds, at the pace at which round-robin keeps prefill workers 0.89 busy: it is offered a little more than they can
 do, and part of that is still queued when the last request arrives.

@@ -186,7 +186,7 @@ async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on(
 
 
 def sealed_door(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
-    """And what a client believes."""
+    """Return the router's certificates, and what a client believes."""
     authority = Authority(folder)
     issued = authority.issue("door")
     certificates = Certificates(TlsConfig(cert=str(issued.cert), key=str(issued.key)), Use.CLIENTS)

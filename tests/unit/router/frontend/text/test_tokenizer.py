@@ -216,7 +216,7 @@ def test_byte_text_goes_both_ways_and_shows_ids_beyond_bytes():
 
 JOINING = """{% set ns = namespace(said='') %}{% for m in messages %}{% if m.role == 'system' %}\
 {% set ns.said = ns.said + m.content | trim %}{% endif %}{% endfor %}{{ bos_token }}{{ ns.said }}{{ eos_token }}"""
-"""As DeepSeek's joins the system messages."""
+"""A template that joins the system messages in DeepSeek's way."""
 
 
 @pytest.mark.parametrize(

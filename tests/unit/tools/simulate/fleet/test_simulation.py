@@ -22,7 +22,7 @@ def page_s(shape: FleetShape = PAIR) -> float:
 
 
 def way_s() -> float:
-    """Of a request and its first token, without computing or copying anything."""
+    """Return the seconds that a request and its first token travel, without computing or copying anything."""
     return DELAYS.frontend_s + DELAYS.open_s + 2 * DELAYS.pull_s + DELAYS.token_s
 
 
@@ -76,7 +76,7 @@ def test_a_prefix_on_another_worker_is_pulled_from_there() -> None:
 
 @pytest.mark.parametrize("policy", ["round-robin", "kv"])
 def test_every_prompt_token_is_computed_or_found(policy: str) -> None:
-    """And each answer's last prompt token runs with its first sample."""
+    """Each answer's last prompt token runs with its first sample."""
     done = run(chats(), SMALL, policy)
     assert {outcome.status for outcome in done.outcomes} == {Status.DONE}
     missed = sum(outcome.prompt_tokens - outcome.cached_tokens for outcome in done.outcomes)

@@ -16,7 +16,7 @@ from twostroke.scheduler.sequence import Sequence
 
 
 def flight(steps: int = 5) -> Flight:
-    """Of 1.0, 1.5, 2.0, ... seconds."""
+    """Return a flight of steps of 1.0, 1.5, 2.0, ... seconds."""
     return Flight(ChunksOnly().build([]), StepTerms(), 10.0, 1.0, 0.5, 0.0, (), steps)
 
 
