@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc.aio
-
 from router.fleet.worker import Worker
 from twostroke.ids import WorkerId
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
@@ -47,10 +45,7 @@ async def _call_all(
     async def call(worker: Worker) -> Any:
         channel = PeerChannel(worker.address, membership)
         try:
-            stub = ControlStub(channel.channel)
-            return await method(stub)(request, metadata=channel.metadata, timeout=CALL_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error, channel.address) from None
+            return await channel.call(method(ControlStub(channel.channel)), request, CALL_TIMEOUT_S)
         finally:
             await channel.close()
 

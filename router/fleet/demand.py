@@ -6,11 +6,9 @@ import asyncio
 import logging
 from collections import deque
 
-import grpc.aio
-
 from router.fleet.fleet import Fleet
-from twostroke.errors import PeerLost
-from twostroke.rpc.channel import PeerChannel, error_of
+from twostroke.errors import PeerLost, ServeError
+from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import fleet_pb2, fleet_pb2_grpc
 
@@ -51,10 +49,10 @@ class Demand:
                 await asyncio.sleep(REPORT_S)
                 report = self._report()
                 try:
-                    await stub.Report(report, metadata=channel.metadata, timeout=CALL_TIMEOUT_S)
-                except grpc.aio.AioRpcError as error:
+                    await channel.call(stub.Report, report, CALL_TIMEOUT_S)
+                except ServeError as error:
                     if is_heard:
-                        log.warning("demand not reported error=%s", error_of(error, channel.address))
+                        log.warning("demand not reported error=%s", error)
                     is_heard = False
                     continue
                 is_heard = True

@@ -103,15 +103,11 @@ class Feed:
 
     async def _introduce(self, channel: PeerChannel) -> None:
         control = ControlStub(channel.channel)
-        server = await control.GetServerInfo(
-            control_pb2.GetServerInfoRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
-        )
+        server = await channel.call(control.GetServerInfo, control_pb2.GetServerInfoRequest(), CALL_TIMEOUT_S)
         if server.epoch != str(self._worker.epoch):
             self._with.metrics.stale_epochs_refused_total.inc()
             raise StaleEpoch(f"{channel.address} is epoch {server.epoch}, expected {self._worker.epoch}")
-        model = await control.GetModelInfo(
-            control_pb2.GetModelInfoRequest(), metadata=channel.metadata, timeout=CALL_TIMEOUT_S
-        )
+        model = await channel.call(control.GetModelInfo, control_pb2.GetModelInfoRequest(), CALL_TIMEOUT_S)
         self._worker.server, self._worker.model = server, model
         self._with.on_introduced(self._worker)
 

@@ -12,11 +12,12 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import grpc.aio
+from google.protobuf.message import Message
 
 from router.fleet.failure_detector import FailureDetector
 from router.fleet.liveness import Signal
@@ -36,7 +37,7 @@ from twostroke.rpc.v1.worker_pb2_grpc import DecodeStub, PagesStub
 
 log = logging.getLogger(__name__)
 
-Response_co = TypeVar("Response_co", covariant=True)
+Response = TypeVar("Response")
 
 OPEN_TIMEOUT_S = 10.0
 """Deadline of Open, which only queues: a worker that needs longer is as good as lost."""
@@ -62,10 +63,6 @@ _LINK_TROUBLE = frozenset(
     }
 )
 """Codes that gRPC itself gives when a connection or a process ends under a call."""
-
-
-class _UnaryCall(Awaitable[Response_co], Protocol):
-    """A unary call under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +192,12 @@ class WorkerLink:
     async def open(self, message: worker_pb2.OpenRequest, stream: TokenStream) -> None:
         """Queues a request on the worker; its tokens go to `stream`. Whatever this raises, call `forget` after it."""
         async with self._beginning(stream):
-            await self._response(self._decode.Open(message, metadata=self._channel.metadata, timeout=OPEN_TIMEOUT_S))
+            await self._call(self._decode.Open, message, OPEN_TIMEOUT_S)
 
     async def find(self, stream: str) -> list[worker_pb2.RequestSnapshot]:
         """Returns what the worker has of a client's stream, whichever router began it."""
-        request = worker_pb2.FindRequest(stream=stream)
-        call = self._decode.Find(request, metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S)
-        return list((await self._response(call)).requests)
+        found = await self._call(self._decode.Find, worker_pb2.FindRequest(stream=stream), REACH_TIMEOUT_S)
+        return list(found.requests)
 
     async def reattach(self, stream: TokenStream, had_attempt: int, deadline_s: float | None) -> None:
         """Takes a request over from another router, which had it as `had_attempt`. Call `forget` if this raises."""
@@ -219,7 +215,7 @@ class WorkerLink:
         reach(Point.ROUTER_CLOSING)
         request = worker_pb2.CloseRequest(request_id=stream.request_id, attempt=stream.attempt)
         try:
-            await self._response(self._decode.Close(request, metadata=self._channel.metadata, timeout=CLOSE_TIMEOUT_S))
+            await self._call(self._decode.Close, request, CLOSE_TIMEOUT_S)
         except ServeError as error:
             log.warning("close failed request=%s worker=%s error=%s", stream.request_id, self.worker_id, error)
             return False
@@ -227,10 +223,8 @@ class WorkerLink:
 
     async def fetch(self, message: worker_pb2.FetchRequest) -> int:
         """Lets the worker pull blocks into its cache. Returns how many of those blocks it has then."""
-        call = PagesStub(self._channel.channel).Fetch(
-            message, metadata=self._channel.metadata, timeout=call_timeout_s(message.within_s + REACH_TIMEOUT_S)
-        )
-        return (await self._response(call)).blocks
+        fetch, timeout_s = PagesStub(self._channel.channel).Fetch, call_timeout_s(message.within_s + REACH_TIMEOUT_S)
+        return (await self._call(fetch, message, timeout_s)).blocks
 
     @contextlib.asynccontextmanager
     async def _beginning(self, stream: TokenStream) -> AsyncIterator[None]:
@@ -258,11 +252,9 @@ class WorkerLink:
 
     async def _reach(self) -> bool:
         """Returns True once the expected epoch has answered; False where it is to be tried again, or is lost."""
-        call = ControlStub(self._channel.channel).GetServerInfo(
-            control_pb2.GetServerInfoRequest(), metadata=self._channel.metadata, timeout=REACH_TIMEOUT_S
-        )
+        control = ControlStub(self._channel.channel)
         try:
-            info = await self._response(call)
+            info = await self._call(control.GetServerInfo, control_pb2.GetServerInfoRequest(), REACH_TIMEOUT_S)
         except PeerLost as error:
             log.warning("worker not reached worker=%s epoch=%s error=%s", self.worker_id, self.epoch, error)
             if is_refusal(error):
@@ -363,8 +355,7 @@ class WorkerLink:
             deadline_s=deadline_s,
         )
         try:
-            timeout_s = self._detector.patience.dead_after_s
-            await self._response(self._decode.Attach(request, metadata=self._channel.metadata, timeout=timeout_s))
+            await self._call(self._decode.Attach, request, self._detector.patience.dead_after_s)
         except NotFound as error:
             raise PeerLost(f"decode worker {self.worker_id} no longer has {stream.request_id}") from error
         self._metrics.attached_requests_total.inc()
@@ -376,10 +367,10 @@ class WorkerLink:
             request.from_position,
         )
 
-    async def _response(self, call: _UnaryCall[Response_co]) -> Response_co:
+    async def _call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
         """Returns the response, or raises what its failure means: trouble of the link itself is PeerLost."""
         try:
-            return await call
+            return await method(request, metadata=self._channel.metadata, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
             trailing = error.trailing_metadata() or ()
             if error.code() in _LINK_TROUBLE and all(key != ERROR_KIND_KEY for key, _ in trailing):

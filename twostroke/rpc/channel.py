@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
 from twostroke.errors import Cancelled, DeadlineExceeded, InternalError, PeerLost, ServeError, Unauthenticated
 from twostroke.rpc.convert import rebuild_error
@@ -13,6 +15,7 @@ from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import ERROR_FIELD_KEY, ERROR_KIND_KEY, MAX_MESSAGE_BYTES, TOKEN_KEY
 from twostroke.rpc.tls import open_channel
 
+Response = TypeVar("Response")
 Metadata = tuple[tuple[str, str], ...]
 
 MOST_TIMEOUT_S = 86_400.0
@@ -63,6 +66,13 @@ class PeerChannel:
         else:
             self.channel = grpc.aio.secure_channel(address, door.credentials, options=[*_OPTIONS, *door.options])
         self.metadata: Metadata = ((TOKEN_KEY, member.token),)
+
+    async def call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
+        """Returns the response to a unary call. Raises the ServeError that its failure means."""
+        try:
+            return await method(request, metadata=self.metadata, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error, self.address) from error
 
     async def close(self) -> None:
         await self.channel.close()

@@ -102,13 +102,6 @@ class Endpoints:
         body = await self._prepare(request, kind, await self._body(request))
         return Response(body, media_type="application/json")
 
-    async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
-        state, client = request.state, "" if request.client is None else request.client.host
-        preparing = self._handler.prepare(
-            kind, body, state.auth, client=client, request_id=state.request_id, deadline_s=deadline_s
-        )
-        return await unless_gone(request, preparing)
-
     async def answer(self, kind: str, request: Request) -> Response:
         body, auth = await self._body(request), request.state.auth
         received_s, received_at_s = time.monotonic(), time.time()
@@ -138,6 +131,13 @@ class Endpoints:
         progress = Progress(client_request.point, is_told=client_request.is_resumable)
         reply = Reply(wanted, client_request.point, self._handler.model, self._handler.text, progress)
         return AnswerResponse(self._handler, client_request, reply, stream=wanted.stream)
+
+    async def _prepare(self, request: Request, kind: str, body: bytes, deadline_s: float | None = None) -> Any:
+        state, client = request.state, "" if request.client is None else request.client.host
+        preparing = self._handler.prepare(
+            kind, body, state.auth, client=client, request_id=state.request_id, deadline_s=deadline_s
+        )
+        return await unless_gone(request, preparing)
 
     def _model_card(self) -> dict[str, object]:
         card: dict[str, object] = {

@@ -79,7 +79,7 @@ class StreamOptions(Body):
 
 
 class OpenAIRequest(Body):
-    """One parsed body of /v1/chat/completions or /v1/completions. The first three fields are no client's."""
+    """One parsed body of /v1/chat/completions or /v1/completions. Clients do not send the first three fields."""
 
     is_chat: bool
     prompts: Annotated[tuple[Prompt, ...], SkipValidation]
