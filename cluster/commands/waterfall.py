@@ -18,7 +18,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "request": ("status", "resumptions"),
     "prepare": ("prompts", "prompt_tokens"),
     "answer": ("choice", "outcome", "tokens", "cached_tokens", "attempts"),
-    "route": ("policy", "decode", "source", "peer", "peer_blocks", "held_s", "first_token_s"),
+    "route": ("policy", "decode", "source", "peer", "peer_blocks", "queued_s", "first_token_s"),
     "attempt": ("known_tokens", "cached_tokens", "computed_tokens", "outcome"),
     "pull": ("source", "transport", "pages", "wanted_pages", "bytes", "wire_s", "is_from_peer", "is_stopped"),
     "prefill": ("tokens", "wanted_pages", "computed_pages", "computed_tokens"),

@@ -112,7 +112,7 @@ class Placer:
             attempt = dataclasses.replace(request, attempt=self.attempts.next(request.attempt))
             opened = await self._open(attempt, placement, stats)
             if isinstance(opened, TokenStream):
-                span.set(held_s=queued_s, attempt=attempt.attempt, **described(self.policy, placement.decision))
+                span.set(queued_s=queued_s, attempt=attempt.attempt, **described(self.policy, placement.decision))
                 return opened
             worker = placement.decision.decode
             span.event("refused", worker=worker, error=repr(opened))
