@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.quick import ROOT, UNTIL, graph_of, imports_of, module_of, touched
+from tests.quick import ROOT, TOUR, UNTIL, graph_of, imports_of, module_of, touched, with_tour
 
 TEXTS = {
     "a/__init__.py": "",
@@ -84,3 +84,9 @@ def test_no_test_begins_when_the_time_is_over(tmp_path: Path) -> None:
         )
         assert said in ran.stdout, ran.stdout + ran.stderr
         assert ran.returncode == code
+
+
+def test_the_tour_is_checked_wherever_a_test_runs() -> None:
+    assert with_tour(["tests/unit/test_a.py", TOUR]) == [TOUR, "tests/unit/test_a.py"]
+    assert with_tour([]) == []
+    assert Path(TOUR).is_file()
