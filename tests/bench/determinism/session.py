@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import statistics
 import sys
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.flags.checks import STDOUT
+from tests.bench.determinism.options import DeterminismOptions
 from tests.bench.determinism.streams import Shares, Streams, pages_of_stream
 from tests.bench.kernels.bench_attention import BLOCK, Span
 from tests.bench.kernels.bench_step import step_batch
@@ -47,18 +47,18 @@ class Outcome:
     """Step times over those of the same engine without the flag."""
 
 
-def run_session(args: argparse.Namespace) -> int:
-    outcomes = [outcome for engine in args.engines.split(",") for outcome in _outcomes(args, engine.strip())]
-    console = Console(stderr=args.json == STDOUT)
+def run_session(options: DeterminismOptions) -> int:
+    outcomes = [outcome for engine in options.engines.split(",") for outcome in _outcomes(options, engine.strip())]
+    console = Console(stderr=options.json_path == STDOUT)
     if not console.is_terminal:
         console.width = COLUMNS
     console.print(_table(outcomes))
-    write_json(as_json(args, outcomes), args.json)
+    write_json(as_json(options, outcomes), options.json_path)
     return 0
 
 
-def as_json(args: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, Any]:
-    asked = {name: getattr(args, name) for name in ("model", "streams", "tokens", "repeats", "seed")}
+def as_json(options: DeterminismOptions, outcomes: list[Outcome]) -> dict[str, Any]:
+    asked = options.model_dump(include={"model", "streams", "tokens", "repeats", "seed"})
     return {
         "schema_version": SCHEMA_VERSION,
         **asked,
@@ -66,19 +66,24 @@ def as_json(args: argparse.Namespace, outcomes: list[Outcome]) -> dict[str, Any]
     }
 
 
-def _outcomes(args: argparse.Namespace, engine: str) -> Iterator[Outcome]:
+def _outcomes(options: DeterminismOptions, engine: str) -> Iterator[Outcome]:
     dtype, _, kernels = engine.partition(":")
     with ExitStack() as stack:
         built = []
         for flag in (False, True):
             print(f"bench: {engine}{' --deterministic' * flag}", file=sys.stderr, flush=True)
-            model = ModelConfig(model=args.model, dtype=dtype, device="cpu", deterministic=flag)
-            built.append(stack.enter_context(_engine(model, kernels or BEST, args)))
-        seconds = _times(built, args.repeats)
+            model = ModelConfig(model=options.model, dtype=dtype, device="cpu", deterministic=flag)
+            built.append(stack.enter_context(_engine(model, kernels or BEST, options)))
+        seconds = _times(built, options.repeats)
         for turn, each in enumerate(built):
             assert isinstance(each.runner, ModelRunner)
             streams = Streams(
-                each.runner, BLOCK, each.model.vocab_size, count=args.streams, tokens=args.tokens, seed=args.seed
+                each.runner,
+                BLOCK,
+                each.model.vocab_size,
+                count=options.streams,
+                tokens=options.tokens,
+                seed=options.seed,
             )
             yield Outcome(
                 engine=engine,
@@ -94,14 +99,14 @@ def _outcomes(args: argparse.Namespace, engine: str) -> Iterator[Outcome]:
 
 
 @contextmanager
-def _engine(model: ModelConfig, kernels: str, args: argparse.Namespace) -> Iterator[BuiltEngine]:
+def _engine(model: ModelConfig, kernels: str, options: DeterminismOptions) -> Iterator[BuiltEngine]:
     directory = catalog.locate(model.model, model.dtype)
     if directory is None:
         raise ConfigError(
             f"{model.model} in {model.dtype} is not on this machine; run: twostroke model pull {model.model}",
             field="model",
         )
-    pages = args.streams * pages_of_stream(BLOCK, args.tokens) + max(
+    pages = options.streams * pages_of_stream(BLOCK, options.tokens) + max(
         span.sequences * -(-span.context // BLOCK) for span in STEPS.values()
     )
     memory = pages * read_spec(directory).page_bytes(BLOCK, model.dtype)
