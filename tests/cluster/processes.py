@@ -17,6 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.supervisor.fleet_service import FleetService
 from router.addresses import Addresses
+from tests import metrics_page
 from tests.chaos.injection.process import command_of
 from twostroke.config import (
     CacheConfig,
@@ -254,11 +255,7 @@ class ProcessCluster:
 
     def metric(self, worker_id: str, name: str) -> float:
         """The sum over all series of one metric of a worker."""
-        import urllib.request
-
-        with urllib.request.urlopen(f"http://{self.workers[worker_id].info['metrics_address']}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return metrics_page.total(str(self.workers[worker_id].info["metrics_address"]), name)
 
     async def _spawn(self, module: str, config: str) -> asyncio.subprocess.Process:
         log_file = (self.folder / f"{module}-{len(self.workers)}-{os.urandom(2).hex()}.log").open("wb")

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import random
-import urllib.request
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
@@ -19,6 +18,7 @@ import pytest_asyncio
 
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, running_cluster
 from tests.hand_cut import messages_of
+from tests.metrics_page import total
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
 from twostroke.rpc.v1 import inference_pb2
 
@@ -76,7 +76,7 @@ class Watch:
     async def see(self) -> Seen:
         load = await self._cluster.load("decode-0")
         pulled, sampled, preempted = (now - then for now, then in zip(self._counted(), self._before, strict=True))
-        held = router_metric(self._cluster, "twostroke_queued_requests")
+        held = total(self._cluster.http, "twostroke_queued_requests")
         return Seen(held, load.waiting, load.running, pulled, sampled, preempted, load.pages_arriving)
 
     async def until(self, is_there: Callable[[Seen], bool]) -> None:
@@ -164,12 +164,6 @@ async def post_body(cluster: ProcessCluster, client: Client, victim: Victim) -> 
 
 
 ASKING = {"cancel": call, "abort": call, "stream": post_stream, "body": post_body}
-
-
-def router_metric(cluster: ProcessCluster, name: str) -> float:
-    with urllib.request.urlopen(f"{cluster.http}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
 
 
 @module_loop

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-import urllib.request
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.metrics_page import total
 from twostroke.config import CacheConfig, ModelConfig, PatienceConfig
 
 MODEL = ModelConfig(
@@ -28,12 +28,7 @@ async def starve(cluster: ProcessCluster, worker: str, seconds: float) -> None:
 
 
 def counted(cluster: ProcessCluster, name: str, **labels: str) -> float:
-    """The sum over the series of a router's counter that have these labels."""
-    with urllib.request.urlopen(f"{cluster.http}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    series = [line for line in lines if line.startswith(f"twostroke_{name}_total{{")]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in series if all(label in line for label in wanted))
+    return total(cluster.http, f"twostroke_{name}_total", **labels)
 
 
 def ask_all(client: Client) -> asyncio.Future[list[list[int]]]:

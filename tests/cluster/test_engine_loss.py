@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 
 from tests.cluster.processes import PATIENCE_S, Client, ProcessCluster, running_cluster
+from tests.metrics_page import total
 from twostroke.config import CacheConfig, ModelConfig, Role
 from twostroke.rpc.v1 import control_pb2
 from twostroke.worker.process import ENGINE_LOST
@@ -23,12 +23,6 @@ async def replaced(cluster: ProcessCluster, worker_id: str) -> int:
     cluster.publish()
     await cluster.restart(worker_id)
     return status
-
-
-def engines_lost(cluster: ProcessCluster) -> float:
-    with urllib.request.urlopen(f"{cluster.http}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("twostroke_engines_lost_total{"))
 
 
 async def test_workers_that_lose_their_engines_are_replaced_and_every_stream_is_whole() -> None:
@@ -50,7 +44,7 @@ async def test_workers_that_lose_their_engines_are_replaced_and_every_stream_is_
                 came += await answers(sent)
                 sent += 12
         assert [task.result() for task in replacing] == [ENGINE_LOST] * len(BROKEN)
-        assert engines_lost(cluster) == len(BROKEN)
+        assert total(cluster.http, "twostroke_engines_lost_total") == len(BROKEN)
         expected = [tokens for first in range(0, sent, 12) for tokens in await answers(first)]
         assert came == expected, "as an engine that never fails answers"
         await client.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.processes import Client, ProcessCluster, running_cluster
+from tests.metrics_page import total
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.kernels.cpu.build import VARIANTS, chosen_variants
 
@@ -120,7 +119,7 @@ async def test_streams_that_move_are_the_same_to_the_last_bit(smollm2_dir: Path,
         answers = await asked
         await client.close()
 
-        assert reopened(cluster) >= kills * BROKEN
+        assert total(cluster.http, "twostroke_reopened_requests_total") >= kills * BROKEN
         assert {mode for mode in MODES if answers[mode] != expected[mode]} == set()
         for stop in stopped:
             said = answers[stop][0]
@@ -138,9 +137,3 @@ async def busiest(cluster: ProcessCluster, workers: set[str], tokens: int) -> st
     while not (found := [worker for worker, count in drawn().items() if count >= before[worker] + tokens]):
         await asyncio.sleep(0.01)
     return found[0]
-
-
-def reopened(cluster: ProcessCluster) -> int:
-    with urllib.request.urlopen(f"{cluster.http}/metrics") as answer:
-        found = re.findall(r"^twostroke_\w*reopened_requests_total\S* (\S+)$", answer.read().decode(), re.MULTILINE)
-    return sum(int(float(value)) for value in found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-import urllib.request
 from collections.abc import Iterable
 
 import grpc.aio
@@ -13,6 +12,7 @@ import pytest
 
 from tests.chaos.injection import event_faults, injector, plan
 from tests.cluster.processes import SHOWN, TOKEN, Client, ProcessCluster, running_cluster
+from tests.metrics_page import scraped
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.rpc.channel import PeerChannel
 from twostroke.rpc.events import batch_from_message
@@ -52,7 +52,7 @@ async def test_the_index_equals_every_workers_caches_soon_after_the_last_answer(
                 await asyncio.sleep(0.02)
             assert len(truth[3]) == truth[1] > 0, worker
         print(f"index equal to all workers {time.monotonic() - quiet_at_s:.2f} s after the last answer")
-        lines = (await scraped(cluster)).splitlines()
+        lines = scraped(cluster.http).splitlines()
         counted = [line for line in lines if line.startswith("twostroke_event_") and not line.endswith(" 0.0")]
         for trouble in ("gaps", "repeats"):
             assert any(line.startswith(f"twostroke_event_{trouble}_total") for line in counted), counted
@@ -98,14 +98,6 @@ async def ask_many(cluster: ProcessCluster, seeds: Iterable[int]) -> None:
         await asyncio.gather(*map(ask, seeds))
     finally:
         await client.close()
-
-
-async def scraped(cluster: ProcessCluster) -> str:
-    def scrape() -> str:
-        with urllib.request.urlopen(f"{cluster.http}/metrics") as answer:
-            return str(answer.read().decode())
-
-    return await asyncio.to_thread(scrape)
 
 
 Shown = tuple[str, int, bytes, frozenset[bytes]]

@@ -15,6 +15,7 @@ import yaml
 
 from router.frontend.auth.api_keys import draw_key
 from tests.cluster.processes import SHOWN, TOKEN, ProcessCluster, generate_request, running_cluster
+from tests.metrics_page import scraped
 from tests.process_table import below, title_of
 from tests.unit.worker.rig import paced
 from twostroke.config import EndpointsConfig, Role, RouterConfig, WorkerConfig
@@ -32,11 +33,6 @@ def completed(cluster: ProcessCluster, key: str) -> int:
     )
     with urllib.request.urlopen(asked) as answer:
         return int(json.load(answer)["usage"]["completion_tokens"])
-
-
-def scraped(page: str) -> str:
-    with urllib.request.urlopen(f"http://{page}/metrics") as answer:
-        return str(answer.read().decode())
 
 
 def shown_by(cluster: ProcessCluster) -> str:

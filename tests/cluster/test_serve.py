@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from cluster.clients.admin_access import LOCAL_TOKEN
+from tests import metrics_page
 from tests.cluster.served import (
     CHECKOUT,
     PACED,
@@ -119,8 +120,7 @@ def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> N
     for worker in workers.values():
         assert worker["state"] == "serving"
         assert re.fullmatch(r"\d+\.[0-9a-f]{16}", worker["epoch"])
-        with urllib.request.urlopen(f"http://{worker['metrics_address']}/metrics") as answer:
-            assert f'role="{worker["role"]}"' in answer.read().decode()
+        assert f'role="{worker["role"]}"' in metrics_page.scraped(worker["metrics_address"])
         assert worker["pages_free"] + worker["pages_cached"] == worker["pages_total"] > 0
     table = server.command("status", "--admin", server.address("admin"))
     assert all(worker["epoch"] in table for worker in workers.values())
@@ -211,15 +211,9 @@ def is_ready(http: str) -> bool:
 
 def hears_another(http: str) -> bool:
     try:
-        return router_metric(http, "twostroke_other_routers") == 1
+        return metrics_page.total(http, "twostroke_other_routers") == 1
     except OSError:
         return False  # not yet back
-
-
-def router_metric(http: str, name: str) -> float:
-    with urllib.request.urlopen(f"http://{http}/metrics", timeout=PATIENCE_S) as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
 
 
 def assert_a_stranger_is_refused(address: str) -> None:
@@ -261,7 +255,7 @@ def supervisor_of(server: Server) -> int | None:
 
 
 def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
-    before, moved = server.epochs(), router_metric(server.address("HTTP"), "twostroke_reopened_requests_total")
+    before, moved = server.epochs(), metrics_page.total(server.address("HTTP"), "twostroke_reopened_requests_total")
     supervisor = server.worker_pid("ray::SupervisorActor")
     os.kill(supervisor, signal.SIGKILL)
     server.until_printed("the supervisor died")
@@ -270,7 +264,7 @@ def test_a_killed_supervisor_comes_back_and_keeps_watch(server: Server) -> None:
         assert len(server.command("chat", "Anybody?", "--max-tokens", "950").rstrip()) > 900
         chats_since += supervisor_of(server) not in (None, supervisor)
     assert server.epochs() == before
-    assert router_metric(server.address("HTTP"), "twostroke_reopened_requests_total") == moved
+    assert metrics_page.total(server.address("HTTP"), "twostroke_reopened_requests_total") == moved
     os.kill(server.worker_pid("ray::PrefillWorker"), signal.SIGKILL)
     wait_until(lambda: server.epochs().get("prefill-0", "") not in ("", before["prefill-0"]), lambda: server.printed)
 

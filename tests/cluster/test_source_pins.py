@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import signal
-import urllib.request
 from collections.abc import AsyncIterator
 
 import pytest
 
 from tests.chaos.injection.plan import ENVIRONMENT
 from tests.cluster.test_worker_processes import worker_process
+from tests.metrics_page import total
 from tests.process_table import has_stopped
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK, Running, eventually, expected_tokens, prefill, prompt_of, worker_config
@@ -116,12 +116,4 @@ async def use_again(source: Running) -> None:
 
 
 async def metric(info: ReadyInfo, name: str) -> float:
-    """The sum over all series."""
-
-    def scrape() -> list[str]:
-        with urllib.request.urlopen(f"http://{info.metrics_address}/metrics") as answer:
-            lines: list[str] = answer.read().decode().splitlines()
-        return lines
-
-    lines = await asyncio.to_thread(scrape)
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+    return await asyncio.to_thread(total, info.metrics_address, name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import urllib.request
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from router.frontend.auth.api_keys import draw_key
 from tests.certificates import Authority
 from tests.chaos.neighbours.target import Target
 from tests.cluster.processes import ProcessCluster, port_of, running_cluster
+from tests.metrics_page import total
 from tests.process_table import listening_ports
 from twostroke.config import CacheConfig, EndpointsConfig, ModelConfig
 
@@ -76,10 +76,8 @@ class Site:
         return [name for name, process in running.items() if process.returncode is not None]
 
     def open_requests(self) -> float:
-        with urllib.request.urlopen(f"http://{self._cluster.routers[0].addresses.metrics}/metrics", timeout=20) as page:
-            lines = page.read().decode().splitlines()
-        names = ("twostroke_open_requests{", "twostroke_queued_requests{")
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(names))
+        router = self._cluster.routers[0].addresses.metrics
+        return total(router, "twostroke_open_requests") + total(router, "twostroke_queued_requests")
 
     def last_words(self) -> str:
         """The ends of all logs."""
