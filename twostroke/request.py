@@ -108,9 +108,9 @@ class Siblings:
     """Answers that a client wants with the same request: choices of each of its prompts."""
 
     before: int = 0
-    """Those that come before this one."""
+    """Answers of the request that come before this one."""
     count: int = 1
-    """All of them, with this one."""
+    """All answers of the request, this one included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,23 +119,23 @@ class Request:
 
     request_id: RequestId
     attempt: int
-    """The later of two has the higher number; tokens of an earlier attempt are ignored."""
+    """Number of the attempt: a later one has a higher number, and tokens of an earlier one are ignored."""
     prompt: tuple[int, ...]
     emitted: tuple[SampledToken, ...] = ()
-    """With logprobs where they were asked for: whoever resumes the stream asks its decode worker for all of it."""
+    """Tokens of earlier attempts, with logprobs if wanted: a router that resumes the stream needs all of them."""
     block_hashes: tuple[BlockHash, ...]
     """The hashes of all full blocks of prompt + emitted, computed once in the frontend."""
     salt: bytes = b""
-    """The salt of all who may share its blocks, past the public ones."""
+    """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
-    """The first of the prompt's blocks, whose hashes carry no salt."""
+    """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
     sampling: SamplingParams
     deadline_s: float | None = None
     """Seconds since the epoch (time.time)."""
     router_id: str
     """The router whose token stream carries the answer."""
     priority: int = 0
-    """Class: higher goes first where requests have to wait. Of the router alone, as is the tenant."""
+    """Class of the request: a higher one goes first where requests wait. Only the router uses it, and the tenant."""
     tenant: str = ""
     siblings: Siblings = Siblings()  # frozen
     """The request's other choices, which only the router knows."""

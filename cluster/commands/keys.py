@@ -29,7 +29,12 @@ _HEADINGS = ("id", "tenant", "requests/min", "tokens/min", "at once", "class", "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add = actions.add_parser("add", help="draw a key, print it once, and keep its hash")
-    add.add_argument("--tenant", required=True, metavar="NAME", help="whose prefixes, turns and streams it has")
+    add.add_argument(
+        "--tenant",
+        required=True,
+        metavar="NAME",
+        help="tenant of the key: its requests share prefixes, turns and streams with that tenant's",
+    )
     add.add_argument("--requests-per-minute", type=float, metavar="N", help="(default: no limit)")
     add.add_argument("--tokens-per-minute", type=float, metavar="N", help="of prompts and answers (default: no limit)")
     add.add_argument(
@@ -45,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add.add_argument("--expires", metavar="WHEN", help="2027-01-31, or 90d from now (default: never)")
     listing = actions.add_parser("list", help="show the keys' ids, tenants and limits")
     listing.add_argument("--json", action="store_true", help="as JSON instead of a table")
-    revoke = actions.add_parser("revoke", help="let a key open nothing more")
+    revoke = actions.add_parser("revoke", help="make a key invalid")
     revoke.add_argument("id", metavar="ID", help="the 12 digits after ts-; the whole key will do")
     for each in (add, listing, revoke):
-        each.add_argument("--file", required=True, type=Path, metavar="FILE", help="of the keys; `add` makes it")
+        each.add_argument("--file", required=True, type=Path, metavar="FILE", help="file of the keys; `add` creates it")
 
 
 def run(args: argparse.Namespace) -> int:

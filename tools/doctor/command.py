@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit status: 0 all that can be reused was, 1 not."""
+    """Return 0 if all that can be reused was reused, else 1."""
     salts = _salts(args.cache_salt)
     tls = credentials.tls_from(args)
     admin = _admin(args)

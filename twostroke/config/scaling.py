@@ -35,8 +35,8 @@ class ScalingConfig(Settings):
     slo_itl_s: float | None = setting(
         None,
         above=0,
-        help="keep as many decode workers that a token follows the one before within this, on average; of first "
-        "tokens, --slo-ttft is promised",
+        help="average time between two tokens that the planner keeps by adding decode workers; --slo-ttft is the same "
+        "for first tokens",
         default_text="as many as hold the streams",
     )
     flexible: bool = setting(
@@ -45,10 +45,15 @@ class ScalingConfig(Settings):
     )
     tick_s: float = setting(1.0, is_hidden=True, above=0, help="time between two looks at the load")
     up_s: float = setting(
-        5.0, is_hidden=True, above=0, help="more are needed for so long: then they come; a burst of seconds is a queue"
+        5.0,
+        is_hidden=True,
+        above=0,
+        help="time for which more workers must be needed before they are added; shorter bursts just queue",
     )
-    down_s: float = setting(60.0, is_hidden=True, above=0, help="fewer would do for so long: then some go")
-    window_s: float = setting(10.0, is_hidden=True, above=0, help="rates are taken over so long")
+    down_s: float = setting(
+        60.0, is_hidden=True, above=0, help="time for which fewer workers must be enough before some are removed"
+    )
+    window_s: float = setting(10.0, is_hidden=True, above=0, help="time over which rates are averaged")
 
     def prefill_bounds(self, count: int) -> Bounds:
         """Raises ConfigError where the count that is started lies outside."""

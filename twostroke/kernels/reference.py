@@ -59,7 +59,7 @@ def rotate_and_store(
 def span_attention(
     q: torch.Tensor, pool: torch.Tensor, layer: int, spans: Spans, scale: float, out: torch.Tensor, plan: object = None
 ) -> None:
-    """Attention of the spans' rows of q [T, heads, D] into the same rows of out. How it is cut is nobody's business."""
+    """Attention of the spans' rows of q [T, heads, D] into the same rows of out. Any cut into spans gives the same."""
     for sequence, first, rows, context in spans.fields.tolist():
         positions = torch.arange(context - rows, context, dtype=torch.int32)
         batch = RaggedBatch(
