@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from decode_worker.request_state import RequestState, Stage
 from twostroke.scheduler.local_prefill import ANSWER_S, Pace, choose
-from twostroke.worker.host import WorkerHost
+from twostroke.worker.role_host import RoleHost
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class LocalPrefill:
     """Chooses one prompt at a time, and none while another prompt is computed here."""
 
-    def __init__(self, host: WorkerHost) -> None:
+    def __init__(self, host: RoleHost) -> None:
         self._host = host
         self._timer: asyncio.TimerHandle | None = None
 

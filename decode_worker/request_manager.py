@@ -38,13 +38,14 @@ from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
 from twostroke.worker.pulls.pull_client import PullReport, PullSpec
+from twostroke.worker.role_host import RoleHost
 from twostroke.worker.worker import RoleServices
 
 log = logging.getLogger(__name__)
 
 
 class RequestManager(RoleServices):
-    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host
         self._tasks = tasks
         self._requests: dict[RequestId, RequestState] = {}
@@ -276,7 +277,7 @@ class RequestManager(RoleServices):
             request.public_blocks,
         )
 
-    def _start_pull(self, state: RequestState, missing: list[int]) -> asyncio.Task[PullReport] | None:
+    def _start_pull(self, state: RequestState, missing: list[int]) -> asyncio.Future[PullReport] | None:
         """Pull all missing blocks from the page source, or without one those that a peer holds."""
         sequence, source, peer = state.sequence, state.source, state.peer
         if source is None:
@@ -298,17 +299,17 @@ class RequestManager(RoleServices):
 
     def _pull_from_peer(
         self, state: RequestState, peer: PeerPrefix, blocks: list[int]
-    ) -> asyncio.Task[PullReport] | None:
+    ) -> asyncio.Future[PullReport] | None:
         return self._peer_pulls.start(state.sequence, peer, blocks, trace=state.trace.span)
 
-    def _began(self, state: RequestState, pull: asyncio.Task[PullReport] | None) -> bool:
+    def _began(self, state: RequestState, pull: asyncio.Future[PullReport] | None) -> bool:
         if pull is None:
             return False
         state.pull = pull
         pull.add_done_callback(lambda task: self._pull_ended(state, task))
         return True
 
-    def _pull_ended(self, state: RequestState, pull: asyncio.Task[PullReport]) -> None:
+    def _pull_ended(self, state: RequestState, pull: asyncio.Future[PullReport]) -> None:
         report = None if pull.cancelled() else pull.result()
         if report is not None:
             state.pulled(report)
@@ -318,7 +319,7 @@ class RequestManager(RoleServices):
         if not (has_failed and self._began(state, self._start_second_pull(state))):
             state.move_to(Stage.RUNNING)
 
-    def _start_second_pull(self, state: RequestState) -> asyncio.Task[PullReport] | None:
+    def _start_second_pull(self, state: RequestState) -> asyncio.Future[PullReport] | None:
         """Fetch from the peer what the failed page source was to fetch there; once, before more is computed here."""
         peer, state.peer = state.peer, None
         if peer is None or state.source is None or peer.worker.worker_id == state.source.worker_id:

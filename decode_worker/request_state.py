@@ -97,7 +97,7 @@ class RequestState:
     """Full blocks that this worker lacked when the request was first admitted."""
     reused_blocks: int = 0
     """Missing blocks that came from the cache of the page source or of the peer."""
-    pull: asyncio.Task[PullReport] | None = None
+    pull: asyncio.Future[PullReport] | None = None
     """The latest pull; those of earlier admissions may still be ending."""
     timer: asyncio.TimerHandle | None = None
     """The timer ends the request at its deadline, and drops the state some time after its end."""

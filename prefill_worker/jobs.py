@@ -22,6 +22,7 @@ from twostroke.tracing.parts import Chunks
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.pages_service import RequestedBlocks
 from twostroke.worker.pulls.peer_pulls import PeerPulls
+from twostroke.worker.role_host import RoleHost
 from twostroke.worker.worker import RoleServices
 
 
@@ -30,7 +31,7 @@ class BuildJob:
 
     def __init__(
         self,
-        host: WorkerHost,
+        host: RoleHost,
         wanted: RequestedBlocks,
         sequence: BuildSequence,
         on_close: Callable[[BuildSequence], None],
@@ -84,7 +85,7 @@ class BuildJob:
 
 
 class BuildJobs(RoleServices):
-    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host
         self._peer_pulls = PeerPulls(host, tasks)
         self._open: dict[BuildSequence, BuildJob] = {}

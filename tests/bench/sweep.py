@@ -19,7 +19,7 @@ from rich.table import Table
 
 from cluster.flags.checks import field_of, positive
 from cluster.scaling.capacity import Promise, first_tokens_alone_s
-from tools.figures.charts import Line, Words, line_figure
+from tools.figures.charts import Figure, Grid, Head, Line, Row, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import ability_of, check_objectives, load_of
 from tools.simulate.fleet import results
@@ -27,7 +27,6 @@ from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.options import GIGABYTE, Output, add_fleet, add_output, fleet_from, numbers, output_from
 from tools.simulate.report import console_for
 from tools.simulate.runs import Trial, runner
-from tools.simulate.sections import Figure, Grid, Head, Row, Section, render
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS

@@ -35,7 +35,7 @@ from tests.cluster.served import (
 )
 from tests.deploy.documents import commands_in
 from tests.process_table import environment_of, listening_ports, title_of
-from tools.simulate.traces.request_log import record_of
+from tools.simulate.traces.formats import record_of
 from tools.simulate.traces.trace import read_trace
 from twostroke.event_log import MOST_FILE_BYTES
 from twostroke.request_log import AnswerRecord, WorkerRecord

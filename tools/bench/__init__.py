@@ -2,8 +2,7 @@
 
     options     the flags, checked once
     load        which requests at which times: pure, seeded, or a recorded trace replayed
-    clients     http_client + openai_stream, grpc_client: one request in, one Answer of clock readings out
-    drive       sends the plan: open loop or fixed concurrency
+    client      sends the plan: open loop or fixed concurrency; http_client and grpc_client send one request each
     measure     records to percentiles: pure                   report  percentiles to a table and JSON
 
 Beside that one run: `compare/` (several servers under the same loads) and `goodput/` (the highest rate that keeps

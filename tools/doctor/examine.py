@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import http.client
 import secrets
-from collections.abc import Sequence
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.clients.admin_access import AdminAccess, describe
+from cluster.clients.admin_access import AdminAccess, Metadata, describe
 from router.routing.policies import CACHE_BLIND
 from tools.doctor.endpoints import ANSWER_TOKENS, Endpoint
 from tools.doctor.facts import Canary, Facts, WorkerFacts
-from tools.doctor.scrape import Samples, scrape, seen_from, value
-from tools.doctor.watch import IndexWatch
 from twostroke.errors import PeerLost
+from twostroke.ids import BlockHash
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
+from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 
 ANSWER_S = 5.0
@@ -127,3 +133,119 @@ def _policy(before: Samples, after: Samples) -> str | None:
         if count > (value(before, name, **labels) or 0.0):
             return labels.get("policy")
     return None
+
+
+SCRAPE_S = 3.0
+HERE = ("127.0.0.1", "localhost", "0.0.0.0", "::1", "[::1]", "::", "[::]")
+
+Samples = Mapping[str, list[tuple[dict[str, str], float]]]
+"""Labels and values of all samples of a name."""
+
+
+def scrape(address: str) -> Samples:
+    """Empty where nobody answers, or with something else."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=SCRAPE_S) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in families:
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+def value(samples: Samples, name: str, **labels: str) -> float | None:
+    return next((found for its, found in samples.get(name, ()) if labels.items() <= its.items()), None)
+
+
+def seen_from(server: str, address: str) -> str:
+    """An `address` that a process beside `server` gave of itself: what it calls "here" is there."""
+    host, _, port = address.rpartition(":")
+    return f"{server.rpartition(':')[0]}:{port}" if host in HERE else address
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the index says of one worker."""
+
+    sequence: int = 0
+    holds: dict[int, set[BlockHash]] = field(default_factory=dict)
+    """The chat's blocks that the worker holds, by tier."""
+    has_held: set[BlockHash] = field(default_factory=set)
+
+
+class IndexWatch:
+    """A thread of its own from `with` to the end of it."""
+
+    def __init__(self, channel: grpc.Channel, metadata: Metadata, names: Sequence[BlockHash]) -> None:
+        self._call: Iterator[control_pb2.KvEventBatch] = control_pb2_grpc.ControlStub(channel).SubscribeKvEvents(
+            control_pb2.SubscribeKvEventsRequest(), metadata=metadata
+        )
+        self._names = tuple(names)
+        self._wanted = frozenset(names)
+        self._seen: dict[str, Seen] = {}
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._follow, name="index watch", daemon=True)
+
+    def __enter__(self) -> IndexWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert isinstance(self._call, grpc.RpcContext)
+        self._call.cancel()
+        self._thread.join()
+
+    def until_held(self, blocks: int, timeout_s: float) -> None:
+        """Wait until some worker holds that many leading blocks, or the time is over."""
+        self._until(lambda: any(self.held(worker) >= blocks for worker in self._seen), timeout_s)
+
+    def until_sequence(self, worker: str, sequence: int, timeout_s: float) -> None:
+        self._until(lambda: (self.sequence(worker) or 0) >= sequence, timeout_s)
+
+    def sequence(self, worker: str) -> int | None:
+        with self._changed:
+            return self._seen[worker].sequence if worker in self._seen else None
+
+    def held(self, worker: str) -> int:
+        """Leading blocks, on any tier."""
+        with self._changed:
+            here = set().union(*self._seen[worker].holds.values()) if worker in self._seen else set()
+        return next((depth for depth, name in enumerate(self._names) if name not in here), len(self._names))
+
+    def stored(self, worker: str) -> int:
+        """Blocks held at any time."""
+        with self._changed:
+            return len(self._seen[worker].has_held) if worker in self._seen else 0
+
+    def _until(self, is_so: Callable[[], bool], timeout_s: float) -> None:
+        give_up_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not is_so() and (left_s := give_up_s - time.monotonic()) > 0:
+                self._changed.wait(left_s)
+
+    def _follow(self) -> None:
+        try:
+            for batch in self._call:
+                with self._changed:
+                    self._take(batch)
+                    self._changed.notify_all()
+        except grpc.RpcError:
+            return  # cancelled, or the router is gone: then the calls that matter fail, too
+
+    def _take(self, batch: control_pb2.KvEventBatch) -> None:
+        seen = self._seen.setdefault(batch.worker_id, Seen())
+        seen.sequence = batch.sequence
+        if batch.snapshot or batch.cleared:
+            seen.holds.clear()
+        self._change(seen, control_pb2.TIER_DEVICE, batch.stored, batch.removed)
+        for change in batch.lower_tiers:
+            self._change(seen, change.tier, change.stored, change.removed)
+
+    def _change(self, seen: Seen, tier: int, stored: bytes, removed: bytes) -> None:
+        holds = seen.holds.setdefault(tier, set())
+        holds -= self._wanted.intersection(hashes_from_bytes(removed))
+        holds |= self._wanted.intersection(hashes_from_bytes(stored))
+        seen.has_held |= holds

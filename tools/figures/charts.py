@@ -1,13 +1,20 @@
-"""Lines, points, bars and percentiles over axes, as inline SVG. Pure."""
+"""Figures as inline SVG, and the pages around them, shared by reports of several commands. Nothing is ever fetched.
+
+A figure is lines, points, bars or percentiles over axes. A page is a head and sections of figures and tables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+from importlib.resources import files
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
 
-from tools.figures.axes import Axis, linear_axis, log_axis, tail_axis
-from tools.figures.svg import BOTTOM, LEAST_STEP, LEFT, RIGHT, TOP, grid, label, path, svg
+from jinja2 import DictLoader, Environment, StrictUndefined
+from markupsafe import Markup
 
 WIDTH, HEIGHT = 470, 240
 LETTER = 6
@@ -142,3 +149,162 @@ def _percentile_path(ordered: Sequence[float], x: Axis, y: Axis) -> str:
         if not points or at - points[-1][0] >= LEAST_STEP or index == len(ordered) - 1:
             points.append((at, y.at(value)))
     return path(points)
+
+
+TAIL_PERCENTILES = (0.0, 50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A scale from values to pixels."""
+
+    at: Callable[[float], float]
+    ticks: tuple[tuple[float, str], ...]
+    """Pixel and label."""
+
+
+def linear_axis(high: float, pixels: tuple[float, float]) -> Axis:
+    """From 0 to `high`."""
+    high = max(high, 1e-9)
+    step = _round_step(high / 8)
+    start, end = pixels
+
+    def at(value: float) -> float:
+        return start + (end - start) * value / high
+
+    marks = [step * number for number in range(math.floor(high / step + 1e-9) + 1)]
+    return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks))
+
+
+def log_axis(low: float, high: float, pixels: tuple[float, float]) -> Axis:
+    """From `low` to `high`, both positive; what lies outside is drawn at the edge."""
+    bottom, top = math.log10(low), math.log10(high)
+    bottom, top = bottom - 0.05, max(top, bottom + 0.3) + 0.05
+    start, end = pixels
+
+    def at(value: float) -> float:
+        exponent = math.log10(value) if value > 0 else bottom
+        return start + (end - start) * (min(max(exponent, bottom), top) - bottom) / (top - bottom)
+
+    digits = _digits(top - bottom)
+    marks = [digit * 10.0**decade for decade in range(math.floor(bottom), math.ceil(top) + 1) for digit in digits]
+    return Axis(at, tuple((at(mark), f"{mark:g}") for mark in marks if bottom <= math.log10(mark) <= top))
+
+
+def tail_axis(pixels: tuple[float, float]) -> Axis:
+    """Percentiles, every further nine as wide as the one before: the tail is what one looks for."""
+    start, end = pixels
+    widest = _nines(TAIL_PERCENTILES[-1])
+
+    def at(percentile: float) -> float:
+        return start + (end - start) * min(1.0, _nines(percentile) / widest)
+
+    return Axis(at, tuple((at(mark), f"p{mark:g}") for mark in TAIL_PERCENTILES))
+
+
+def _nines(percentile: float) -> float:
+    return -math.log10(max(1e-9, 1 - percentile / 100))
+
+
+def _digits(decades: float) -> tuple[int, ...]:
+    if decades > 3:
+        return (1,)
+    return (1, 2, 5) if decades > 0.8 else (1, 2, 3, 4, 5, 6, 8)
+
+
+def _round_step(step: float) -> float:
+    """The next of 1, 2, 5 times a power of ten."""
+    decade = 10.0 ** math.floor(math.log10(step))
+    return next(digit * decade for digit in (1, 2, 5, 10) if digit * decade >= step * (1 - 1e-9))
+
+
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 30
+"""Pixels around what is drawn."""
+LEAST_STEP = 0.5
+"""Pixels: what is nearer to the mark before is not drawn."""
+
+
+def grid(x: Axis, y: Axis | None, width: int, height: int) -> str:
+    bottom = height - BOTTOM
+    lines = [f"M{at:.1f} {TOP}V{bottom}" for at, _ in x.ticks]
+    labels = [label(at, bottom + 14, text, "middle") for at, text in x.ticks]
+    if y is not None:
+        lines += [f"M{LEFT} {at:.1f}H{width - RIGHT}" for at, _ in y.ticks]
+        labels += [label(LEFT - 6, at + 4, text, "end") for at, text in y.ticks]
+    return f'<path class="grid" d="{"".join(lines)}"/>' + "".join(labels)
+
+
+def label(x: float, y: float, text: str, anchor: str, kind: str = "label") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def path(points: Sequence[tuple[float, float]]) -> str:
+    """The commands of a line through them."""
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points) if points else ""
+
+
+def svg(parts: Sequence[str], width: int, height: int, title: str) -> str:
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label={quoteattr(title)}>{"".join(parts)}</svg>'
+
+
+COLOURS = 12
+"""Beyond them the first one comes again."""
+PAGE, STYLE = "page.html.jinja", "style.css.jinja"
+
+
+def rendered(package: str, **values: Any) -> str:
+    """The page.html.jinja of `package`; it includes style.css.jinja."""
+    texts = {
+        name: files(where).joinpath(name).read_text("utf-8") for where, name in ((package, PAGE), (__package__, STYLE))
+    }
+    environment = Environment(
+        loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template(PAGE).render(colours=COLOURS, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    title: str
+    svg: str
+
+    @property
+    def markup(self) -> Markup:
+        return Markup(self.svg)  # ours: every text in it is escaped where it is drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    colour: int | None
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    headings: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    title: str
+    text: str = ""
+    grid: Grid | None = None
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    title: str
+    setting: str
+    """Which requests, which fleet."""
+    legend: tuple[str, ...] = ()
+    """What has which colour, from the first on."""
+
+
+def render(head: Head, sections: Sequence[Section]) -> str:
+    return rendered("tools.simulate", head=head, sections=sections, made_at=time.strftime("%Y-%m-%d %H:%M"))
+
+
+def colours_of(names: Sequence[str]) -> dict[str, int]:
+    return {name: number % COLOURS for number, name in enumerate(names)}

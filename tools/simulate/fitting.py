@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -14,13 +15,16 @@ from rich.table import Table
 
 from cluster.flags.checks import file_can_be_made
 from tools.output import write_text
-from tools.simulate.fit import fitted, read_log
 from tools.simulate.fleet.results import Run, percentile
-from tools.simulate.profile import profile_text
+from tools.simulate.fleet.shape import Delays, FleetShape
+from tools.simulate.options import profile_text
 from tools.simulate.report import console_for, seconds
-from tools.simulate.traces.request_log import is_record
+from tools.simulate.traces.formats import is_record, lines_of, record_of
+from twostroke.config import Role, ScheduleConfig
 from twostroke.errors import ConfigError
-from twostroke.request_log import AnswerRecord
+from twostroke.lifetime import Instant
+from twostroke.request_log import AnswerRecord, WorkerRecord
+from twostroke.scheduler.cost import StepCost
 
 SHARES = (0.5, 0.9)
 SINCE_DECISION = "from the decision to the first token, simulated over real"
@@ -133,3 +137,156 @@ def _is_log(path: Path) -> bool:
     with path.open(encoding="utf-8-sig") as lines:
         first = next((line.strip() for line in lines if line.strip()), "")
     return first.startswith("{") and is_record(json.loads(first))
+
+
+PROMPT_TERMS = ("prompt_token_s", "prompt_step_s", "prompt_pair_s")
+STREAM_TERMS = ("step_s", "stream_s", "context_token_s")
+LIVE = ScheduleConfig()
+PAST_S = 60.0
+"""Workers that were last written of that long before the log's end are gone."""
+IDLE_QUEUE_S = 0.001
+"""A page source with less before it begins at once: what its pull takes besides computing is calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    name: str
+    answers: tuple[AnswerRecord, ...]
+    workers: tuple[WorkerRecord, ...]
+
+
+def read_log(path: Path) -> Log:
+    """Raises ConfigError naming line and field of what is malformed."""
+    return parse_log(lines_of(path, "--fit"), str(path))
+
+
+def parse_log(lines: Iterable[str], name: str) -> Log:
+    answers: list[AnswerRecord] = []
+    workers: list[WorkerRecord] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = record_of(line, f"{name}:{number}")
+        if isinstance(record, AnswerRecord):
+            answers.append(record)
+        else:
+            workers.append(record)
+    return Log(name, tuple(answers), tuple(workers))
+
+
+def fitted(*logs: Log) -> FleetShape:
+    """From one run or several of one fleet. Raises ConfigError where the logs do not say enough."""
+    latest_of = [_latest(log) for log in logs]
+    latest = [worker for workers in latest_of for worker in workers]
+    prefill = [worker for worker in latest if worker.role == Role.PREFILL]
+    decode = [worker for worker in latest if worker.role == Role.DECODE]
+    name = logs[0].name
+    if not decode:
+        raise ConfigError(f"{name}: no line of a decode worker that serves", field="fit")
+    shape = FleetShape()
+    first = decode[0]
+    step_tokens = _usual([worker.step_tokens for worker in (*prefill, *decode)], shape.step_tokens)
+    shape = replace(
+        shape,
+        prefill=sum(worker.role == Role.PREFILL for worker in latest_of[0]),
+        decode=sum(worker.role == Role.DECODE for worker in latest_of[0]),
+        block_size=first.block_size,
+        page_bytes=first.page_bytes,
+        prefill_pages=_usual([worker.pages_total for worker in prefill], shape.prefill_pages),
+        decode_pages=_usual([worker.pages_total for worker in decode], shape.decode_pages),
+        step_tokens=step_tokens,
+        # No line says these: they are as live workers have them that nobody told otherwise.
+        max_num_seqs=min(LIVE.max_num_seqs, max(1, step_tokens - 1)),
+        local_prefill=LIVE.local_prefill,
+        step_target_s=_middle([worker.step_target_s for worker in decode], shape.step_target_s),
+        link_bytes_per_s=_middle(
+            [link.bytes_per_s for worker in latest for link in worker.links], shape.link_bytes_per_s
+        ),
+        cost=_cost(name, prefill or decode, decode),
+    )
+    return replace(shape, delays=_delays([answer for log in logs for answer in log.answers], shape))
+
+
+def _latest(log: Log) -> list[WorkerRecord]:
+    """The last line of each worker that serves at the end."""
+    last: dict[str, WorkerRecord] = {}
+    for worker in log.workers:
+        last[worker.worker] = worker
+    if not last:
+        raise ConfigError(
+            f"{log.name}: no line of a worker: was the router's --request-log on long enough?", field="fit"
+        )
+    end_s = max(worker.at_s for worker in last.values())
+    return [worker for worker in last.values() if worker.at_s > end_s - PAST_S and worker.standing == "serving"]
+
+
+def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRecord]) -> StepCost:
+    """Prompt terms of those who compute prompts, the others of those who sample."""
+    terms = {term: _term(term, prompts) for term in PROMPT_TERMS} | {
+        term: _term(term, streams) for term in STREAM_TERMS
+    }
+    cost = StepCost(**{part.name: terms[part.name] for part in fields(StepCost)})
+    if cost.prompt_token_s <= 0 and cost.prompt_pair_s <= 0 and cost.prompt_step_s <= 0:
+        raise ConfigError(f"{name}: no worker has said what a prompt token costs", field="prompt_token_s")
+    if cost.step_s <= 0 and cost.stream_s <= 0:
+        raise ConfigError(f"{name}: no decode worker has said what a step costs", field="step_s")
+    return cost
+
+
+def _term(term: str, workers: Sequence[WorkerRecord]) -> float:
+    """Zero is known only beside other terms that are not."""
+    known = [worker.costs.get(term, 0.0) for worker in workers if any(worker.costs.values())]
+    return max(0.0, median(known)) if known else 0.0
+
+
+def _delays(answers: Sequence[AnswerRecord], shape: FleetShape) -> Delays:
+    """Each the median of what was seen; as usual where nothing was."""
+    usual = Delays()
+    smooth = [answer for answer in answers if answer.attempts == 1 and answer.ttft_s is not None]
+    return replace(
+        usual,
+        frontend_s=_middle(_between(smooth, Instant.RECEIVED, Instant.ROUTED), usual.frontend_s),
+        # There and back.
+        open_s=_middle(_between(smooth, Instant.ROUTED, Instant.OPENED), 2 * usual.open_s) / 2,
+        pull_s=_middle(_pull_residuals(smooth, shape), 2 * usual.pull_s) / 2,
+        token_s=_middle(_token_residuals(smooth), usual.token_s),
+    )
+
+
+def _between(answers: Iterable[AnswerRecord], start: Instant, end: Instant) -> list[float]:
+    pairs = ((answer.instants.get(start), answer.instants.get(end)) for answer in answers)
+    return [ended - started for started, ended in pairs if started is not None and ended is not None]
+
+
+def _pull_residuals(answers: Iterable[AnswerRecord], shape: FleetShape) -> list[float]:
+    """From the claim of pages to the first page, without computing it and without its way over the wire."""
+    page_s = shape.page_bytes / shape.link_bytes_per_s
+    residuals = []
+    for answer in answers:
+        if answer.source is None or answer.peer is not None or answer.forecast.get("queue_s", 0.0) > IDLE_QUEUE_S:
+            continue
+        computed = int(answer.forecast.get("computed_tokens", 0))
+        chunk_s = shape.cost.of_prompt(min(computed, shape.step_tokens), 0, shape.step_tokens)
+        residuals += [
+            max(0.0, seconds - chunk_s - page_s) for seconds in _between([answer], Instant.ADMITTED, Instant.FIRST_PAGE)
+        ]
+    return residuals
+
+
+def _token_residuals(answers: Iterable[AnswerRecord]) -> list[float]:
+    """From the decode worker's first token to the router's."""
+    residuals = []
+    for answer in answers:
+        routed, first = answer.instants.get(Instant.ROUTED), answer.instants.get(Instant.FIRST_TOKEN)
+        if routed is not None and first is not None and answer.ttft_s is not None:
+            residuals.append(max(0.0, routed + answer.ttft_s - first))
+    return residuals
+
+
+def _middle(values: Sequence[float], otherwise: float) -> float:
+    known = [value for value in values if value > 0]
+    return median(known) if known else otherwise
+
+
+def _usual(values: Sequence[int], otherwise: int) -> int:
+    return round(_middle(values, otherwise))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cluster.flags.checks import at_least_zero, field_of, file_can_be_made, positive
 from tools.simulate.fleet.shape import Faults, FleetShape
 from tools.simulate.fleet.simulation import check_span
-from tools.simulate.profile import read_profile
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
 from twostroke.errors import ConfigError
+from twostroke.json_values import from_values
 
 DEFAULT_REQUESTS = 2000
 """Requests taken of a workload that never ends."""
@@ -199,3 +200,18 @@ def _with_events(shape: FleetShape, delay_s: float | None, faults: float | None)
             shape, faults=Faults(event_drop=faults, event_duplicate=faults, event_reorder=faults)
         )
     return shape
+
+
+def profile_text(shape: FleetShape) -> str:
+    return json.dumps(asdict(shape), indent=2) + "\n"
+
+
+def read_profile(path: Path) -> FleetShape:
+    try:
+        return from_values(FleetShape, json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"--profile {path}: {error.strerror}", field="profile") from error
+    except ValueError as error:
+        raise ConfigError(f"--profile {path}: not a JSON file: {error}", field="profile") from error
+    except ConfigError as error:
+        raise ConfigError(f"--profile {path}: {error.message}", field=error.field) from error

@@ -6,12 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.scaling.capacity import Promise
-from tools.figures.charts import Line, Series, Words, bar_figure, latency_figure, line_figure, scatter_figure
+from tools.figures.charts import (
+    Figure,
+    Grid,
+    Head,
+    Line,
+    Row,
+    Section,
+    Series,
+    Words,
+    bar_figure,
+    colours_of,
+    latency_figure,
+    line_figure,
+    render,
+    scatter_figure,
+)
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Run
 from tools.simulate.loads import FoundRate
 from tools.simulate.report import COLUMNS_SHOWN, explanation, seconds
-from tools.simulate.sections import Figure, Grid, Head, Row, Section, colours_of, render
 from tools.simulate.summary import Summary
 from twostroke.config import Role
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cluster.scaling.capacity import Counts, Promise
-from tools.figures.charts import Line, Words, line_figure
+from tools.figures.charts import Figure, Grid, Head, Line, Row, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
 from tools.simulate.options import (
@@ -27,7 +27,6 @@ from tools.simulate.options import (
 )
 from tools.simulate.report import console_for, percent, seconds
 from tools.simulate.runs import runner
-from tools.simulate.sections import Figure, Grid, Head, Row, Section, render
 from tools.simulate.sizing import Point, Sizing, crossing, crossover, smallest_fleet
 from twostroke.errors import ConfigError
 

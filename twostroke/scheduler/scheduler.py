@@ -174,32 +174,6 @@ class Scheduler:
                 emissions.append(self._emit(chunk.sequence, token) if token.is_sound else self._fail(chunk.sequence))
         return emissions
 
-    def repeats(self, step: Step) -> int:
-        """How many more steps would each run the next token of the same sequences, and nothing else, if no token ends
-        an answer, nothing else happens to this scheduler, and no more sequences can be admitted.
-
-        Until one of them fills a block or has its whole answer, which the last of those steps may do.
-        """
-        least = sys.maxsize
-        for chunk in step.chunks:
-            sequence, params = chunk.sequence, chunk.sequence.sampling
-            if params is None or not chunk.samples or chunk.end - chunk.start != 1:
-                return 0
-            block_left = self._limits.block_size - 1 - chunk.start % self._limits.block_size
-            answer_left = min(
-                params.max_tokens - sequence.answer_tokens, self._limits.max_model_len - len(sequence.known)
-            )
-            least = min(least, block_left, answer_left - 1)
-        return max(0, least)
-
-    def run_ahead(self, step: Step, times: int, token: int) -> Step:
-        """Return the step in flight after `times` more like it, at most `repeats`; every sequence samples `token`."""
-        for chunk in step.chunks:
-            chunk.sequence.known.extend([token] * times)
-            chunk.sequence.computed = max(chunk.sequence.computed, chunk.start + times)
-        moved = [Chunk(chunk.sequence, chunk.start + times, chunk.end + times, True) for chunk in step.chunks]
-        return self._builder.build(moved)
-
     def part(self, chunks: ListOf[Chunk]) -> Step:
         """Return a step of these chunks of the failed step in flight; it is updated or aborted like a whole step."""
         return self._builder.build(chunks)

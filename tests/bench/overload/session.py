@@ -16,8 +16,8 @@ from cluster.flags.checks import STDOUT
 from tests.bench.overload.memory import own_bytes
 from tests.bench.overload.options import OverloadOptions
 from tests.bench.overload.verdict import End, Run, end_of, goodputs, misses, run_of
+from tools.bench.client import run_plan
 from tools.bench.connect import allow_many_sockets, connect, wait_until_ready
-from tools.bench.drive import run_plan
 from tools.bench.goodput.trial import arrivals_at
 from tools.bench.load import PlannedRequest, Segment, Stream
 from tools.bench.measure import Answer

@@ -8,8 +8,7 @@ from statistics import median
 
 from tests.bench.policies.options import Served
 from tests.bench.policies.trial import Trial
-from tools.simulate.fit import fitted
-from tools.simulate.fitting import SHARES, Likeness
+from tools.simulate.fitting import SHARES, Likeness, fitted
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import Run, percentile
 from tools.simulate.fleet.shape import FleetShape

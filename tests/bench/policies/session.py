@@ -18,13 +18,11 @@ from tests.bench.policies import replay
 from tests.bench.policies.metrics import METRICS, compared, notes_of
 from tests.bench.policies.options import PoliciesOptions
 from tests.bench.policies.trial import Course, Trial, probe, run_trial
+from tools.bench.compare.rounds import in_turns
 from tools.bench.connect import allow_many_sockets
-from tools.bench.ratio_table import loads_json, ratio_table
-from tools.bench.ratios import LoadOutcome
-from tools.bench.turns import in_turns
+from tools.bench.ratios import LoadOutcome, loads_json, ratio_table
 from tools.output import write_json
-from tools.simulate.fit import fitted
-from tools.simulate.fitting import SHARES, Likeness, likeness_json, print_likeness
+from tools.simulate.fitting import SHARES, Likeness, fitted, likeness_json, print_likeness
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
 from tools.simulate.report import console_for

@@ -14,10 +14,10 @@ from tests.bench.policies.options import options_from
 from tests.bench.policies.readings import Busy, Reading, between
 from tests.bench.policies.replay import likeness, ranking
 from tests.bench.policies.trial import Trial
+from tools.bench.compare.rounds import in_turns
 from tools.bench.load import PlannedRequest, Segment, Stream
 from tools.bench.measure import Answer, Failure, Record, summarise
-from tools.bench.turns import in_turns
-from tools.simulate.fit import Log
+from tools.simulate.fitting import Log
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.runs import Trial as Simulated
 from tools.simulate.runs import run_trial

@@ -13,13 +13,12 @@ from cluster.clients.admin_access import AdminAccess, access_to
 from tests.bench.policies.options import Served
 from tests.bench.policies.readings import Busy, Reading, between, read
 from tests.serving import serving
-from tools.bench.client import Client
+from tools.bench.client import Client, Measured, fixed_concurrency, run_plan
 from tools.bench.connect import connect
-from tools.bench.drive import Measured, fixed_concurrency, run_plan
 from tools.bench.load import PlannedRequest, Segment, Stream, trace_plan
 from tools.bench.measure import Report, summarise
 from tools.bench.options import DEFAULT_URL, Target
-from tools.simulate.fit import Log, read_log
+from tools.simulate.fitting import Log, read_log
 from tools.simulate.traces.trace import Trace
 
 REQUEST_S = 600.0

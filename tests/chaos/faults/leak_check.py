@@ -8,7 +8,7 @@ from collections import Counter
 
 from tests.chaos.faults.outcome import MISMATCHES
 from tests.chaos.faults.testbed import POLL_S, Bed
-from tools.doctor.scrape import Samples, scrape
+from tools.doctor.examine import Samples, scrape
 from twostroke.errors import ServeError
 from twostroke.rpc.v1.control_pb2 import Load
 

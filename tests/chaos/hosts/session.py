@@ -25,7 +25,7 @@ from tests.chaos.hosts.report import Facts, written
 from tests.chaos.hosts.result import Result
 from tests.chaos.hosts.run import HostFaultRun
 from tests.chaos.hosts.site import Site
-from tools.doctor.scrape import scrape
+from tools.doctor.examine import scrape
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 

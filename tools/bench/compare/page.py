@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
-from tools.bench.compare.figures import (
-    MOST_LANES,
-    first_token_samples,
-    inter_token_samples,
-    span_of,
-    timeline_figure,
-)
 from tools.bench.compare.options import CompareOptions
-from tools.bench.compare.ratios import METRICS, notes_of
-from tools.bench.compare.report import explanation
+from tools.bench.compare.report import METRICS, explanation, notes_of
 from tools.bench.compare.rounds import Run
-from tools.bench.measure import Report
-from tools.bench.ratio_table import shown_range, shown_ratio, shown_value
-from tools.bench.ratios import LoadOutcome, Metric, Outcome
-from tools.figures.charts import Series, latency_figure
-from tools.figures.page import COLOURS, rendered
+from tools.bench.measure import Record, Report
+from tools.bench.ratios import LoadOutcome, Metric, Outcome, shown_range, shown_ratio, shown_value
+from tools.figures.charts import (
+    BOTTOM,
+    COLOURS,
+    LEAST_STEP,
+    LEFT,
+    RIGHT,
+    TOP,
+    Axis,
+    Series,
+    grid,
+    label,
+    latency_figure,
+    linear_axis,
+    rendered,
+    svg,
+)
 
 CLEARLY = 0.05
 """A ratio is coloured where all rounds agree that it is at least this far from 1."""
@@ -120,3 +126,64 @@ def _ratio_cell(metric: Metric[Report], outcome: Outcome) -> Cell:
     elif spread.high < 1 - CLEARLY:
         kind = "worse" if metric.more_is_better else "better"
     return Cell(shown_ratio(spread), shown_range(spread), kind)
+
+
+MOST_LANES = 32
+"""Requests drawn of one run."""
+
+
+def timeline_figure(records: Sequence[Record], endpoint: int, span_s: float, width: int = 960) -> str:
+    """A lane per request: a bar from its sending to its first token, then a tick per event with tokens."""
+    shown = sorted(records, key=lambda record: record.answer.sent_at_s)[:MOST_LANES]
+    start_s = shown[0].answer.sent_at_s if shown else 0.0
+    lane = 13 if len(shown) <= 16 else 8
+    height = TOP + lane * len(shown) + BOTTOM
+    x = linear_axis(span_s, (LEFT, width - RIGHT))
+    parts = [grid(x, None, width, height), label(width - RIGHT, height - 2, "seconds", "end")]
+    for row, record in enumerate(shown):
+        parts += _lane(record, endpoint, start_s, TOP + lane * row, lane - 3, x)
+    return svg(parts, width, height, "requests over time")
+
+
+def span_of(records: Iterable[Record]) -> float:
+    """Seconds from the first request sent to the last answer's end."""
+    answers = [record.answer for record in records]
+    return max(answer.ended_at_s for answer in answers) - min(answer.sent_at_s for answer in answers)
+
+
+def inter_token_samples(records: Iterable[Record]) -> tuple[float, ...]:
+    done = (record.answer for record in records if record.answer.failure is None)
+    return tuple(later - earlier for answer in done for earlier, later in pairwise(answer.event_times_s))
+
+
+def first_token_samples(records: Iterable[Record]) -> tuple[float, ...]:
+    done = (record.answer for record in records if record.answer.failure is None and record.answer.event_times_s)
+    return tuple(answer.event_times_s[0] - answer.sent_at_s for answer in done)
+
+
+def _lane(record: Record, endpoint: int, start_s: float, top: float, tall: float, x: Axis) -> list[str]:
+    answer = record.answer
+    sent = x.at(answer.sent_at_s - start_s)
+    first_s = answer.event_times_s[0] if answer.event_times_s else answer.ended_at_s
+    first = x.at(first_s - start_s)
+    title = f"request {record.planned.index}: first token after {1e3 * (first_s - answer.sent_at_s):.0f} ms"
+    parts = [
+        f'<rect class="wait e{endpoint}" x="{sent:.1f}" y="{top:.1f}" width="{max(0.5, first - sent):.1f}" '
+        f'height="{tall:.1f}"><title>{title}</title></rect>'
+    ]
+    ticks = "".join(f"M{at:.1f} {top:.1f}v{tall:.1f}" for at in _apart(x.at(t - start_s) for t in answer.event_times_s))
+    if ticks:
+        parts.append(f'<path class="tick e{endpoint}" d="{ticks}"/>')
+    if answer.failure is not None:
+        parts.append(
+            label(x.at(answer.ended_at_s - start_s), top + tall, f"failed: {answer.failure.kind}", "end", "bad")
+        )
+    return parts
+
+
+def _apart(places: Iterable[float]) -> Iterable[float]:
+    last = -1.0
+    for place in places:
+        if place - last >= LEAST_STEP:
+            last = place
+            yield place

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from tools.bench.client import fixed_concurrency, run_plan
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.scenario import Load, Scenario
 from tools.bench.connect import connect
-from tools.bench.drive import fixed_concurrency, run_plan
 from tools.bench.endpoints import Endpoint
 from tools.bench.load import PlannedRequest, Segment, Stream, poisson_arrivals
 from tools.bench.measure import Record, Report, summarise
-from tools.bench.turns import in_turns
 
 WARMUP_OUTPUT_TOKENS = 8
 
@@ -90,3 +90,19 @@ async def _run(options: CompareOptions, turn: Turn, load: Load) -> Run:
     finally:
         await client.close()
     return Run(turn.round, load, endpoint.name, measured.records, summarise(measured.records, measured.client_cpu_s))
+
+
+LoadT = TypeVar("LoadT")
+ContestantT = TypeVar("ContestantT")
+
+
+def in_turns(
+    rounds: int, loads: Sequence[LoadT], contestants: Sequence[ContestantT]
+) -> Iterator[tuple[int, int, LoadT, ContestantT]]:
+    """(round, number of round and load, load, contestant). The order of the contestants turns with every round and
+    every load, so that slow drift cancels."""
+    for number in range(rounds * len(loads)):
+        round_number, which = divmod(number, len(loads))
+        order = contestants if (round_number + which) % 2 == 0 else tuple(reversed(contestants))
+        for contestant in order:
+            yield round_number, number, loads[which], contestant

@@ -11,8 +11,7 @@ from rich.console import Console
 from cluster.flags.checks import STDOUT
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.page import render_page
-from tools.bench.compare.ratios import compared
-from tools.bench.compare.report import COLUMNS, as_json, print_outcomes
+from tools.bench.compare.report import COLUMNS, as_json, compared, print_outcomes
 from tools.bench.compare.rounds import OnRun, Run, runs_of, take_turns
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 from tools.output import write_json, write_text

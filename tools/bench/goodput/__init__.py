@@ -1,8 +1,7 @@
 """`twostroke bench goodput`: the highest rate at which enough requests are as fast as was promised.
 
     options   the flags, checked once
-    search    from the rates tried so far to the next one: pure
-    verdict   one trial's requests against the promise, as soon as it is decided: pure
+    trial     one rate at one server, and its requests against the promise, as soon as it is decided
     session   trials at several servers in turns, table, JSON
 
 Only argparse is imported until `run` is called.

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from tools.bench.client import Client
+from tools.bench.client import Client, run_plan
 from tools.bench.connect import connect, wait_until_ready
-from tools.bench.drive import run_plan
 from tools.bench.endpoints import Endpoint
-from tools.bench.goodput.options import GoodputOptions
-from tools.bench.goodput.verdict import Verdict
+from tools.bench.goodput.options import GoodputOptions, Promise
 from tools.bench.load import PlannedRequest, Segment, Stream, constant_arrivals
-from tools.bench.measure import Record
+from tools.bench.measure import Answer, Record, percentile
 
 QUIET_S = 60.0
 """For a server to answer again after it was overloaded."""
@@ -105,3 +105,41 @@ async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], ver
         if isinstance(result, Exception):
             raise result
     return ended
+
+
+class Verdict:
+    """Counts as requests end. A run passes or fails as soon as the rest of it cannot change that."""
+
+    def __init__(self, promise: Promise, requests: int) -> None:
+        self._promise = promise
+        self._requests = requests
+        self._needed = math.ceil(promise.share * requests - 1e-9)
+        self.met = 0
+        self.missed_ttft = 0
+        self.missed_inter_token = 0
+        self.failed = 0
+
+    def add(self, answer: Answer) -> None:
+        """A request that misses both counts for its first token."""
+        if answer.failure is not None or not answer.event_times_s:
+            self.failed += 1
+        elif answer.event_times_s[0] - answer.sent_at_s > self._promise.ttft_s:
+            self.missed_ttft += 1
+        elif own_inter_token_p99_s(answer) > self._promise.inter_token_s:
+            self.missed_inter_token += 1
+        else:
+            self.met += 1
+
+    @property
+    def passed(self) -> bool | None:
+        """None while both are possible."""
+        missed = self.failed + self.missed_ttft + self.missed_inter_token
+        if self.met >= self._needed:
+            return True
+        return False if missed > self._requests - self._needed else None
+
+
+def own_inter_token_p99_s(answer: Answer) -> float:
+    """0 for a single event: there is nothing to wait for."""
+    gaps = sorted(later - earlier for earlier, later in pairwise(answer.event_times_s))
+    return percentile(gaps, 99) if gaps else 0.0

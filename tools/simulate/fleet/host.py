@@ -1,58 +1,54 @@
-"""One life of a simulated worker: the real pool, scheduler and event log; only the runner is a cost model.
+"""One epoch of a simulated worker: the live role on the live pool, scheduler and event log.
 
-The loop is the live one (twostroke.worker.steps.work_loop): admit, plan, run, update, notify, publish.
+Only its work loop (`steps`), its pull client (`pulls`) and its clock are the simulator's. What the role and the routers
+see of it is what `twostroke.worker.host` shows them.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Entry, EventQueue
+from decode_worker.request_manager import RequestManager
+from prefill_worker.jobs import BuildJobs
+from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.host_memory import HostMemory
-from tools.simulate.fleet.pulls import Job, Party, Pull, PullSpec
+from tools.simulate.fleet.pulls import Pull, SimulatedPulls, Wire
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.fleet.steps import SAMPLED, TOKEN, ChunksOnly, Flight, Pace
-from tools.simulate.fleet.wire import Wire
-from twostroke.config import Role, ScheduleConfig
-from twostroke.ids import BlockHash, Epoch, PageId, SessionId, WorkerId
+from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.steps import ChunksOnly, Flight, Pace, SimulatedLoop, Watch
+from tools.simulate.fleet.tokens import Hear, TokenTimes, read_tokens
+from twostroke.config import Role, ScheduleConfig, WorkerConfig
+from twostroke.engine.build import LoadedModel
+from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.events import EventBatch, EventLog
 from twostroke.kv_cache.pool import BlockPool, PageState
-from twostroke.rpc.v1 import control_pb2
-from twostroke.scheduler.batch import StepResult
+from twostroke.rpc.peer import PeerPrefix
+from twostroke.rpc.v1 import control_pb2, worker_pb2
+from twostroke.scheduler.batching import StepBuilder
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.scheduler import Admission, Emission, Limits, Scheduler
-from twostroke.scheduler.sequence import Sequence
+from twostroke.scheduler.scheduler import Admission, Limits, Scheduler
+from twostroke.tracing.recorder import Recorder
+from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.link_rates import LinkRates
+from twostroke.worker.pulls.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
+from twostroke.worker.role_host import Loop, Pulls
+from twostroke.worker.steps.work_loop import Role as RoleActions
 
 MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length alone."""
 
-
-class RoleActions(Protocol):
-    """What a role does when the scheduler has news for it, and when somebody pulls."""
-
-    def serve(self, spec: PullSpec) -> Job: ...
-
-    def admitted(self, admission: Admission) -> None: ...
-
-    def planning(self) -> None:
-        """The next step is about to be chosen."""
-
-    def preempted(self, sequence: Sequence) -> None: ...
-
-    def emitted(self, flight: Flight, emissions: list[Emission]) -> None: ...
-
-    def most_steps(self, flight: Flight) -> int:
-        """How many equal steps may run before the role must be told."""
+Follower = Callable[[EventBatch, control_pb2.Load], None]
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a worker has done, over all of its lives."""
+    """What a worker has done, over all of its epochs."""
 
     busy_s: float = 0.0
     prefill_s: float = 0.0
@@ -67,101 +63,194 @@ class Tally:
     epochs: int = 0
 
 
+class HostPulls(Pulls, Protocol):
+    """A pull client, and what serves the pulls of others."""
+
+    links: LinkRates
+
+    def __len__(self) -> int: ...
+
+    def announce(self) -> None:
+        """Blocks may have become readable: whoever pulls them from here hears of it."""
+
+    def break_off(self) -> None:
+        """The worker has died, and its peers have noticed."""
+
+
+class HostLoop(Loop, Protocol):
+    def run(self, role: RoleActions, watch: Watch) -> None:
+        """Work for the role from now on."""
+
+    def stop(self) -> Flight | None:
+        """The worker dies. Returns what has run of the steps under way."""
+
+
+class Parts(Protocol):
+    """What runs the steps and the pulls of a simulated worker."""
+
+    def step_builder(self, host: Host) -> StepBuilder: ...
+    def loop(self, host: Host) -> HostLoop: ...
+    def pulls(self, host: Host) -> HostPulls: ...
+
+
+class FastParts:
+    """Many equal steps at once, and pulls without messages."""
+
+    def step_builder(self, host: Host) -> StepBuilder:
+        return ChunksOnly()
+
+    def loop(self, host: Host) -> HostLoop:
+        return SimulatedLoop(host.queue, host.scheduler, host.pace, host.budget, host.shape.block_size, host.notify)
+
+    def pulls(self, host: Host) -> HostPulls:
+        return SimulatedPulls(host)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """What all simulated workers share."""
+
+    queue: EventQueue
+    shape: FleetShape
+    parts: Parts = field(default_factory=FastParts)
+    requests: dict[RequestId, SimulatedRequest] = field(default_factory=dict)
+    hosts: dict[WorkerId, Host] = field(default_factory=dict)
+    """The latest epoch of each worker that there has been."""
+    gaps: Counter[int] = field(default_factory=Counter)
+    loop: VirtualLoop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.loop = VirtualLoop(self.queue)  # type: ignore[abstract]  # nobody calls the rest
+
+
 class Host:
-    def __init__(
-        self,
-        queue: EventQueue,
-        shape: FleetShape,
-        worker: WorkerId,
-        role: Role,
-        epoch: Epoch,
-        tally: Tally,
-    ) -> None:
+    def __init__(self, fleet: Fleet, worker: WorkerId, role: Role, epoch: Epoch, tally: Tally) -> None:
+        shape, queue = fleet.shape, fleet.queue
+        self._fleet = fleet
         self.queue = queue
+        self.virtual_loop = fleet.loop
         self.shape = shape
         self.worker = worker
-        self.role = role
         self.epoch = epoch
         self.tally = tally
         self.is_dead = False
+        self.config = _config(shape, worker, role)
+        self.metrics = WorkerMetrics(role, shape.block_size)
+        self.recorder = Recorder()
         self.log = EventLog(epoch)
         pages = shape.prefill_pages if role is Role.PREFILL else shape.decode_pages
+        self.facts = _facts(shape, pages)
         self.pool = BlockPool(pages, self)
-        config = ScheduleConfig(
-            max_num_seqs=shape.max_num_seqs,
-            max_num_batched_tokens=max(shape.step_tokens, shape.max_num_seqs + 1),
-            step_target_ms=1e3 * shape.step_target_s,
-        )
         limits = Limits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
-        self.scheduler = Scheduler(self.pool, config, limits, ChunksOnly())
-        self.pace = Pace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
+        self.scheduler = Scheduler(self.pool, self.config.schedule, limits, fleet.parts.step_builder(self))
         self.wire = Wire(shape.link_bytes_per_s)
-        self.links = LinkRates()
+        self.pace = Pace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
+        self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
         self.served: dict[Pull, None] = {}
-        self.pulls: dict[Pull, None] = {}
+        self.pulls = fleet.parts.pulls(self)
+        self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0
-        """Seconds of this epoch that steps spent on prompt tokens."""
+        """Seconds of this epoch's steps that went to prompt tokens."""
         tier = shape.host_tier if role is Role.PREFILL else None
         self.host_memory = HostMemory(self, tier) if tier is not None else None
-        self.budget = Budget(shape.step_target_s, shape.cost, config.step_tokens())
         self._sessions = itertools.count(1)
-        self._actions: RoleActions | None = None
-        self._followers: list[Callable[[EventBatch, control_pb2.Load], None]] = []
-        self._flight: Flight | None = None
-        self._end: Entry | None = None
-        self._is_woken = False
+        self._times = TokenTimes(fleet.requests, fleet.gaps)
+        self._open: dict[RequestId, SimulatedRequest] = {}
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._followers: list[Follower] = []
         self._published_s = queue.now_s
-        self._lasting = self._lasting_report()
+        self._lasting: control_pb2.Load | None = None
+        tasks = asyncio.TaskGroup()  # the simulated pull client has no use for it
+        self.request_manager = RequestManager(self, tasks) if role is Role.DECODE else None
+        self.actions = self.request_manager or BuildJobs(self, tasks)
+        self.loop.run(self.actions, self)
+        queue.after(shape.heartbeat_s, self._beat)
         tally.epochs += 1
 
-    def mount(self, actions: RoleActions) -> None:
-        self._actions = actions
-        self.queue.after(self.shape.heartbeat_s, self._beat)
+    @property
+    def role(self) -> Role:
+        return self.config.role
 
     @property
-    def actions(self) -> RoleActions:
-        assert self._actions is not None
-        return self._actions
+    def is_idle(self) -> bool:
+        return not (self.scheduler.running or self.scheduler.waiting or len(self.pulls))
 
-    def follow(self, follower: Callable[[EventBatch, control_pb2.Load], None]) -> None:
-        """Be told of every batch from now on."""
-        self._followers.append(follower)
+    # What a role uses besides
 
-    def leave(self, follower: Callable[[EventBatch, control_pb2.Load], None]) -> None:
-        self._followers.remove(follower)
+    @property
+    def progress(self) -> Host:
+        return self
+
+    @property
+    def feed(self) -> Host:
+        return self
 
     def new_session(self) -> SessionId:
         return SessionId(next(self._sessions))
 
-    def wake(self) -> None:
-        """Something changed that the next plan should see."""
-        if self.is_dead:
-            return
-        if self._flight is not None:
-            self._cut()
-        elif not self._is_woken:
-            self._is_woken = True
-            self.queue.at(self.queue.now_s, self._begin_if_idle)
-
-    def progressed(self) -> None:
+    def notify(self) -> None:
         """Blocks may have become readable: whoever pulls them hears of it, and routers do."""
-        for pull in list(self.served):
-            pull.announce()
+        self.pulls.announce()
         if self.log.has_changes:
             self.publish()
 
     def publish(self) -> None:
+        if self.is_dead:
+            return
         batch, load = self.log.publish(), self.load_report()
         self._published_s = self.queue.now_s
         for follower in self._followers:
             follower(batch, load)
+
+    # What routers use
+
+    def follow(self, follower: Follower) -> None:
+        """Be told of every batch from now on."""
+        self._followers.append(follower)
+
+    def leave(self, follower: Follower) -> None:
+        self._followers.remove(follower)
+
+    def open(self, request: SimulatedRequest, router_id: str, source: Host | None, peer: Host | None) -> None:
+        """Raises Overloaded."""
+        assert self.request_manager is not None
+        placement = request.placement
+        assert placement is not None
+        prefix = None if peer is None else PeerPrefix(peer.page_source(), placement.peer_blocks)
+        self.request_manager.open(request.to_open(router_id), None if source is None else source.page_source(), prefix)
+        request.has_begun, request.peer_pages = False, 0
+        self._open[request.request_id] = request
+
+    def close(self, request: SimulatedRequest) -> None:
+        """Its router went away, or nobody wants it."""
+        assert self.request_manager is not None
+        if self._open.pop(request.request_id, None) is not None:
+            self.request_manager.close_request(request.request_id, request.attempts)
+
+    def stream(self, router_id: str, hear: Hear) -> None:
+        """Tell a router of all tokens of its answers, from now on; it has one such stream."""
+        if self.request_manager is not None and router_id not in self._streams:
+            reading = read_tokens(self.request_manager, router_id, hear)
+            self._streams[router_id] = self.virtual_loop.create_task(reading)
+
+    def end_stream(self, router_id: str) -> None:
+        reading = self._streams.pop(router_id, None)
+        if reading is not None:
+            reading.cancel()
+
+    def end_streams(self) -> None:
+        for router_id in list(self._streams):
+            self.end_stream(router_id)
+
+    def page_source(self) -> worker_pb2.PageSource:
+        return worker_pb2.PageSource(worker_id=self.worker, address=self.worker, epoch=str(self.epoch))
 
     def load_report(self) -> control_pb2.Load:
         """The same message, in the same units, as a live worker's (twostroke.worker.host)."""
         scheduler, count = self.scheduler, self.pool.count
         queued = scheduler.queued()
         load = control_pb2.Load()
-        load.CopyFrom(self._lasting)
+        load.CopyFrom(self._lasting_report())
         load.running = scheduler.running
         load.waiting = scheduler.waiting
         load.queued_tokens = queued.tokens + queued.stream_tokens
@@ -174,41 +263,30 @@ class Host:
         load.prefill_busy_s = self.prefill_busy_s
         return load
 
-    @property
-    def queued_s(self) -> float:
-        """Predicted: until every prompt token that is to be computed here is computed."""
-        return self.budget.drain_s(self.scheduler.queued(), self.scheduler.step_tokens)
+    # What pulls use
 
-    # The ends of pulls
+    def party(self, worker: WorkerId) -> Host:
+        return self._fleet.hosts[worker]
 
-    def pull(self, spec: PullSpec) -> Pull:
-        pull = Pull(self, spec)
-        self.pulls[pull] = None
-        pull.start()
-        return pull
+    def wake(self) -> None:
+        self.loop.wake()
 
-    def pull_ended(self, pull: Pull) -> None:
-        del self.pulls[pull]
-
-    def prune(self) -> None:
-        """Stop pulls whose missing pages nobody wants any more."""
-        for pull in list(self.pulls):
-            if not any(map(self.pool.is_wanted, pull.remaining.values())):
-                pull.stop()
-
-    def serve(self, spec: PullSpec) -> Job:
-        return self.actions.serve(spec)
-
-    def copied(self, source: Party, pages: int, seconds: float) -> None:
-        self.tally.pulled_pages += pages
-        self.links.copied(source.worker, pages * self.shape.page_bytes, seconds, self.queue.now_s)
-        self._lasting = self._lasting_report()
+    def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
+        if is_from_cache:
+            return CachedOnlyJob(self.pool, wanted.block_hashes, wanted.blocks, self.wake)
+        return self.actions.begin(wanted)
 
     def gave(self, pages: int) -> None:
         self.tally.served_pages += pages
 
-    def answered(self, source: Party, latency_s: float) -> None:
-        self.links.answered(source.worker, latency_s, self.queue.now_s)
+    def pulled(self, pages: int) -> None:
+        self.tally.pulled_pages += pages
+        self._lasting = None
+
+    def pulled_from_peer(self, request_id: RequestId) -> None:
+        request = self._fleet.requests.get(request_id)
+        if request is not None:
+            request.peer_pages += 1
 
     # What the pool tells
 
@@ -222,36 +300,24 @@ class Host:
             self.host_memory.keep(name)
 
     def new_writer(self, page: PageId) -> None:
-        """Generations are nobody's concern here."""
+        """No page is ever read after it was reused: there is no generation to count."""
 
-    # Life and death
+    # What the loop tells
 
-    def die(self) -> None:
-        """At once and without a word; peers notice later."""
-        self.account(self.steps_done())
-        self.is_dead = True
-        if self._end is not None:
-            self._end.cancel()
-        delay_s = self.shape.delays.detection_s
-        for pull in [*self.served]:
-            self.queue.after(delay_s, pull.fail)
-        for pull in [*self.pulls]:
-            self.queue.after(delay_s, pull.release_source)
+    def admitting(self, admission: Admission) -> Admission:
+        if self.host_memory is None:
+            return admission
+        coming = self.host_memory.bring_up(admission.sequence, admission.missing)
+        return Admission(admission.sequence, [block for block in admission.missing if block not in coming])
 
-    def steps_done(self) -> Flight | None:
-        """What has run of the steps under way, as a flight of its own."""
-        flight = self._flight
-        steps = flight.ended_by(self.queue.now_s) if flight is not None else 0
-        if flight is None or not steps:
-            return None
-        return Flight(
-            flight.step, flight.terms, flight.begun_s, flight.first_s, flight.growth_s, flight.prompt_share,
-            flight.noisy, steps,
-        )  # fmt: skip
+    def most_steps(self, flight: Flight) -> int:
+        """A first token is told of at once."""
+        return 1 if self.request_manager is not None and self._times.has_first(flight) else flight.steps
 
-    def account(self, flight: Flight | None) -> None:
-        if flight is None:
-            return
+    def preempted(self) -> None:
+        self.tally.preemptions += 1
+
+    def ran(self, flight: Flight) -> None:
         seconds, tally = flight.after(flight.steps), self.tally
         tally.busy_s += seconds
         tally.prefill_s += seconds * flight.prompt_share
@@ -259,77 +325,56 @@ class Host:
         tally.prompt_tokens += flight.terms.prompt_tokens
         tally.output_tokens += flight.terms.streams * flight.steps
         self.prefill_busy_s += seconds * flight.prompt_share
+        if self.request_manager is not None:
+            self._times.count(flight)
+
+    # Death, and the end of a run
+
+    def answered(self, request_id: RequestId) -> None:
+        self._open.pop(request_id, None)
+
+    def die(self) -> list[SimulatedRequest]:
+        """At once and without a word; peers notice later. Returns the requests that it owned."""
+        done = self.loop.stop()
+        if done is not None:
+            self.ran(done)
+        self.is_dead = True
+        self.end_streams()
+        self.queue.after(self.shape.delays.detection_s, self.pulls.break_off)
+        return list(self._open.values())
+
+    def check_quiet(self) -> None:
+        """Assert that nothing is held and nobody waits."""
+        pool = self.pool
+        pool.check_integrity()
+        assert not self.scheduler.running, f"{self.worker} still runs {self.scheduler.running} sequences"
+        assert not self.scheduler.waiting, f"at {self.worker} {self.scheduler.waiting} sequences still wait"
+        assert not len(self.pulls), f"{self.worker} still pulls, or serves pulls"
+        held = pool.total - pool.count(PageState.FREE) - pool.count(PageState.CACHED)
+        assert not held, f"{held} pages of {self.worker} are still held"
 
     def _lasting_report(self) -> control_pb2.Load:
         """What stays the same from report to report, mostly."""
-        shape = self.shape
-        costs = control_pb2.StepCosts(
-            **dataclasses.asdict(shape.cost), step_tokens=self.scheduler.step_tokens, step_target_s=shape.step_target_s
-        )
-        links = [
-            control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
-            for peer, link in self.links.known(self.queue.now_s).items()
-        ]
-        return control_pb2.Load(
-            state=control_pb2.WORKER_STATE_SERVING,
-            pages_total=self.pool.total,
-            slots=shape.max_num_seqs,
-            costs=costs,
-            links=links,
-            tiers=[self.host_memory.rate] if self.host_memory is not None else [],
-        )
-
-    # Below: the loop
-
-    def _begin_if_idle(self) -> None:
-        self._is_woken = False
-        if self._flight is None and not self.is_dead:
-            self._begin()
-            self.progressed()
-
-    def _begin(self) -> None:
-        """Admit, and start the next steps."""
-        actions, scheduler = self.actions, self.scheduler
-        admitted = scheduler.admit()
-        for admission in admitted:
-            actions.admitted(admission)
-        actions.planning()
-        step = scheduler.plan(self.budget)
-        preempted = scheduler.take_preempted()
-        for sequence in preempted:
-            self.tally.preemptions += 1
-            actions.preempted(sequence)
-        if step is None:
-            if preempted:
-                self.wake()  # their pages may admit others
-            return
-        may_admit_more = bool(preempted or (admitted and scheduler.waiting))
-        repeats = 0 if may_admit_more else scheduler.repeats(step)
-        flight = self.pace.flight(step, self.queue.now_s, repeats)
-        flight.steps = min(flight.steps, actions.most_steps(flight))
-        self._flight = flight
-        self._end = self.queue.at(flight.end_s, self._ended)
-
-    def _cut(self) -> None:
-        flight = self._flight
-        assert flight is not None
-        assert self._end is not None
-        if flight.steps > 1 and flight.cut(self.queue.now_s):
-            self._end.cancel()
-            self._end = self.queue.at(flight.end_s, self._ended)
-
-    def _ended(self) -> None:
-        flight = self._flight
-        assert flight is not None
-        self._flight = None
-        step = flight.step
-        if flight.steps > 1:
-            step = self.scheduler.run_ahead(step, flight.steps - 1, TOKEN)
-        emissions = self.scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
-        self.account(flight)
-        self._begin()
-        self.actions.emitted(flight, emissions)
-        self.progressed()
+        if self._lasting is None:
+            shape = self.shape
+            costs = control_pb2.StepCosts(
+                **dataclasses.asdict(shape.cost),
+                step_tokens=self.scheduler.step_tokens,
+                step_target_s=shape.step_target_s,
+            )
+            links = [
+                control_pb2.LinkRate(worker_id=peer, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+                for peer, link in self.pulls.links.known(self.queue.now_s).items()
+            ]
+            self._lasting = control_pb2.Load(
+                state=control_pb2.WORKER_STATE_SERVING,
+                pages_total=self.pool.total,
+                slots=shape.max_num_seqs,
+                costs=costs,
+                links=links,
+                tiers=[self.host_memory.rate] if self.host_memory is not None else [],
+            )
+        return self._lasting
 
     def _beat(self) -> None:
         if self.is_dead:
@@ -340,13 +385,27 @@ class Host:
             due_s = self.queue.now_s + self.shape.heartbeat_s
         self.queue.at(due_s, self._beat)
 
-    def check_quiet(self) -> None:
-        """Assert that nothing is held and nobody waits."""
-        pool = self.pool
-        pool.check_integrity()
-        assert not self.scheduler.running, f"{self.worker} still runs {self.scheduler.running} sequences"
-        assert not self.scheduler.waiting, f"at {self.worker} {self.scheduler.waiting} sequences still wait"
-        assert not self.pulls, f"{self.worker} still pulls"
-        assert not self.served, f"{self.worker} still serves pulls"
-        held = pool.total - pool.count(PageState.FREE) - pool.count(PageState.CACHED)
-        assert not held, f"{held} pages of {self.worker} are still held"
+
+def _config(shape: FleetShape, worker: WorkerId, role: Role) -> WorkerConfig:
+    schedule = ScheduleConfig(
+        max_num_seqs=shape.max_num_seqs,
+        max_num_batched_tokens=max(shape.step_tokens, shape.max_num_seqs + 1),
+        step_target_ms=1e3 * shape.step_target_s,
+        local_prefill=shape.local_prefill,
+    )
+    return WorkerConfig(role=role, worker_id=worker, schedule=schedule)
+
+
+def _facts(shape: FleetShape, pages: int) -> LoadedModel:
+    return LoadedModel(
+        name="simulated",
+        max_model_len=MAX_MODEL_LEN,
+        vocab_size=1,
+        eos_token_ids=(),
+        dtype="",
+        block_size=shape.block_size,
+        page_bytes=shape.page_bytes,
+        pages=pages,
+        advice="",
+        fingerprint="",
+    )

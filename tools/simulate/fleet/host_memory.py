@@ -6,7 +6,6 @@ Least recently used goes first. Blocks come back one request after the other, as
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Protocol
 
 from tools.simulate.fleet.event_queue import EventQueue
@@ -33,7 +32,6 @@ class Owner(Protocol):
 
     def new_session(self) -> SessionId: ...
     def wake(self) -> None: ...
-    def progressed(self) -> None: ...
 
 
 class HostMemory:
@@ -55,7 +53,7 @@ class HostMemory:
             oldest, _ = self._names.popitem(last=False)
             self._owner.log.removed(oldest, Tier.HOST)
 
-    def bring_up(self, sequence: Sequence, missing: list[int], arrived: Callable[[int], None]) -> list[int]:
+    def bring_up(self, sequence: Sequence, missing: list[int]) -> list[int]:
         """Start to load missing blocks of an admitted sequence, and return those that are on their way now."""
         owner = self._owner
         blocks = [block for block in missing if sequence.block_hashes[block] in self._names]
@@ -67,18 +65,16 @@ class HostMemory:
             self._names.move_to_end(sequence.block_hashes[block])
             owner.pool.assign_writer(page, session)
         self._bus_free_s = max(owner.queue.now_s, self._bus_free_s) + len(blocks) * self._page_s
-        owner.queue.at(self._bus_free_s, lambda: self._come(pages, arrived))
+        owner.queue.at(self._bus_free_s, lambda: self._come(pages))
         return blocks
 
-    def _come(self, pages: dict[int, PageId], arrived: Callable[[int], None]) -> None:
+    def _come(self, pages: dict[int, PageId]) -> None:
         owner = self._owner
         if owner.is_dead:
             return
-        for block, page in pages.items():
+        for page in pages.values():
             if owner.pool.is_arriving(page):
                 owner.pool.fill(page)
-                arrived(block)
             else:  # nobody waits for it any more
                 owner.pool.clear_writer(page)
         owner.wake()
-        owner.progressed()

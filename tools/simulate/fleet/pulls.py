@@ -1,44 +1,62 @@
-"""Pulls between simulated workers: a page source announces blocks as they become readable, the wire carries them.
+"""Pulls between simulated workers: a page source announces blocks as they become readable, a wire carries them.
 
-One pull copies one announcement after the other, as the live pull client does; others may use the wire in between.
-Whatever goes wrong, each page ends filled or without a writer, so that those who wait for it compute it.
+This stands for the live pull client and the call that it makes to the pages service (`twostroke.worker.pulls`). One
+pull copies one announcement after the other, and others may use the wire in between. Whatever goes wrong, each page
+ends filled or without a writer, so that those who wait for it compute it.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from tools.simulate.fleet.event_queue import Entry, EventQueue
+from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.fleet.wire import Wire, carry
-from twostroke.errors import InvalidRequest, Overloaded, TransferFailed
-from twostroke.ids import BlockHash, PageId, RequestId, SessionId, WorkerId
+from twostroke.errors import PeerLost, ServeError, TransferFailed
+from twostroke.ids import Epoch, RequestId, SessionId, WorkerId
 from twostroke.kv_cache.pool import BlockPool
-from twostroke.worker.pulls.pages_service import CachedOnlyJob
+from twostroke.worker.pulls.link_rates import LinkRates
+from twostroke.worker.pulls.pages_service import PageJob, RequestedBlocks, readable
+from twostroke.worker.pulls.pull_client import OpenPull, PullReport, PullSpec, open_pull
 
 COPY_PAGES = 8
-"""Pages of one booking of the wire: about what one step of a page source announces."""
+"""Most pages of one announcement: about what one step of a page source computes."""
 
 
-class Job(Protocol):
-    """One pull being served (as twostroke.worker.pulls.pages_service.PageJob)."""
+@dataclass(slots=True)
+class Wire:
+    """A worker's end of the network: one page batch at a time in each direction, first come first served.
 
-    def page(self, block: int) -> PageId | None: ...
+    A copy keeps the way out of its source and the way into its target busy until it has ended.
+    """
 
-    def was_computed(self, block: int) -> bool: ...
+    bytes_per_s: float
+    out_free_s: float = 0.0
+    in_free_s: float = 0.0
 
-    def close(self) -> None: ...
+
+def carry(source: Wire, target: Wire, size_bytes: float, ready_s: float) -> float:
+    """Book a copy that can begin at `ready_s`; when it ends."""
+    begin_s = max(ready_s, source.out_free_s, target.in_free_s)
+    end_s = begin_s + size_bytes / min(source.bytes_per_s, target.bytes_per_s)
+    source.out_free_s = target.in_free_s = end_s
+    return end_s
 
 
 class Party(Protocol):
-    """Either end: one life of a worker."""
+    """Either end: one epoch of a worker."""
 
     @property
     def worker(self) -> WorkerId: ...
     @property
+    def epoch(self) -> Epoch: ...
+    @property
     def queue(self) -> EventQueue: ...
+    @property
+    def virtual_loop(self) -> VirtualLoop: ...
     @property
     def shape(self) -> FleetShape: ...
     @property
@@ -46,189 +64,227 @@ class Party(Protocol):
     @property
     def wire(self) -> Wire: ...
     @property
-    def served(self) -> dict[Pull, None]: ...
+    def served(self) -> dict[Pull, None]:
+        """Pulls of others from here."""
+
     @property
     def is_dead(self) -> bool: ...
 
-    def serve(self, spec: PullSpec) -> Job:
+    def party(self, worker: WorkerId) -> Party:
+        """The latest epoch of a worker."""
+
+    def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
         """Raises InvalidRequest or Overloaded."""
 
     def wake(self) -> None: ...
-    def progressed(self) -> None: ...
-    def copied(self, source: Party, pages: int, seconds: float) -> None: ...
     def gave(self, pages: int) -> None: ...
-    def answered(self, source: Party, latency_s: float) -> None: ...
-    def pull_ended(self, pull: Pull) -> None: ...
+    def pulled(self, pages: int) -> None: ...
+    def pulled_from_peer(self, request_id: RequestId) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullSpec:
-    request_id: RequestId
-    session: SessionId
-    source: Party
-    block_hashes: list[BlockHash]
-    """Hashes of all blocks up to the last wanted one."""
-    pages: dict[int, PageId]
-    """Block -> claimed page, ascending; nobody's to write yet."""
-    peer: Party | None = None
-    peer_blocks: int = 0
-    cached_within_s: float | None = None
-    """Only what the source has already, and only so long; None: the source computes what it lacks."""
-    from_peer: Callable[[], None] = field(default=lambda: None)
-    """Told of each block that the source got from the peer."""
-    arrived: Callable[[int], None] = field(default=lambda block: None)
-    """Told of each block."""
-    ended: Callable[[Pull], None] = field(default=lambda pull: None)
+class SimulatedPulls:
+    def __init__(self, host: Party) -> None:
+        self._host = host
+        self._open: dict[Pull, None] = {}
+        self.links = LinkRates()
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._host.served)
+
+    def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Future[PullReport]:
+        """Become the writer of the pages and pull them, as the live pull client does."""
+        pull = Pull(self._host, spec, self.links, self._open.pop)
+        self._open[pull] = None
+        pull.start()
+        return pull.report_ready
+
+    def prune(self) -> None:
+        """Stop pulls whose missing pages nobody wants any more."""
+        for pull in self._open:
+            if not any(map(self._host.pool.is_wanted, pull.remaining.values())):
+                pull.stop()
+
+    def open_pulls(self) -> list[OpenPull]:
+        return [
+            open_pull(
+                pull.spec,
+                self._host.pool,
+                pull.remaining,
+                started_s=pull.started_s,
+                has_begun=pull.has_begun,
+                is_left=pull.is_stopped,
+            )
+            for pull in self._open
+            if pull.remaining
+        ]
+
+    def stop_one(self, pull: SessionId) -> None:
+        """Stop a pull whose pages are wanted: whoever waits for them computes them."""
+        next(each for each in self._open if each.spec.session == pull).stop()
+
+    def announce(self) -> None:
+        """Blocks may have become readable: whoever pulls them from here hears of it.
+
+        A pull that has just been told waits for the next news behind all others, as its task does live.
+        """
+        served = self._host.served
+        for pull in list(served):
+            if pull.announce() and pull in served:
+                served[pull] = served.pop(pull)
+
+    def break_off(self) -> None:
+        """The worker has died, and its peers have noticed."""
+        for pull in list(self._host.served):
+            pull.fail()
+        for pull in list(self._open):
+            pull.release_source()
 
 
 class Pull:
     """Owned by the host that pulls."""
 
-    def __init__(self, host: Party, spec: PullSpec) -> None:
+    def __init__(self, host: Party, spec: PullSpec, links: LinkRates, ended: Callable[[Pull], object]) -> None:
         self._host = host
         self.spec = spec
+        self.report_ready: asyncio.Future[PullReport] = host.virtual_loop.create_future()
         self.remaining = dict(spec.pages)
-        self.pulled = 0
-        self.computed = 0
-        """Pulled blocks that the source computed for this pull."""
-        self._pending = list(spec.pages)
-        self._pending.reverse()
-        self._ready: list[tuple[int, bool]] = []
-        self._job: Job | None = None
-        self._timer: Entry | None = None
-        self._asked_s = host.queue.now_s
-        self._is_copying = False
-        self._will_fail = False
+        self.started_s = host.queue.now_s
+        self.has_begun = False
+        self.is_stopped = False
+        self._report = PullReport()
+        self._links = links
+        self._ended = ended
+        self._source = host.party(WorkerId(spec.source.worker_id))
+        self._pending = sorted(spec.pages)
+        self._announced: deque[tuple[list[tuple[int, bool]], float]] = deque()
+        """Blocks, whether each was computed for this pull, and when the announcement is here."""
+        self._job: PageJob | None = None
+        self._copying = False
+        self._source_failed = False
         self._is_over = False
-        self.has_failed = False
-        """Its source died or refused it."""
-
-    @property
-    def source(self) -> str:
-        return self.spec.source.worker
-
-    @property
-    def started_s(self) -> float:
-        return self._asked_s
-
-    @property
-    def missing_blocks(self) -> int:
-        return len(self.remaining)
-
-    @property
-    def has_begun(self) -> bool:
-        """Its source has announced pages."""
-        return len(self._pending) < len(self.spec.pages)
-
-    @property
-    def is_computable(self) -> bool:
-        """All blocks before the first missing one are here, and nobody else waits for those that are missing."""
-        pool, first = self._host.pool, min(self.remaining)
-        is_reached = not first or pool.find(self.spec.block_hashes[first - 1]) is not None
-        return is_reached and not any(map(pool.is_shared, self.remaining.values()))
 
     def start(self) -> None:
         host, spec = self._host, self.spec
         for page in spec.pages.values():
             host.pool.assign_writer(page, spec.session)
         if spec.cached_within_s is not None:
-            self._timer = host.queue.after(spec.cached_within_s, self.stop)
+            host.queue.after(spec.cached_within_s, lambda: self._end(TransferFailed("it took too long")))
         host.queue.after(host.shape.delays.pull_s, self._reach)
 
-    def announce(self) -> None:
-        """At the source: something may have become readable."""
-        if self._job is None:
-            return
-        pending, before = self._pending, len(self._pending)
-        try:
-            while pending and self._job.page(pending[-1]) is not None:
-                block = pending.pop()
-                self._ready.append((block, self._job.was_computed(block)))
-        except TransferFailed:
-            self._will_fail = True
-        if len(pending) < before and before == len(self.spec.pages) and not self._ready[0][1]:
-            delay_s = self._host.shape.delays.pull_s
-            self._host.answered(self.spec.source, self._host.queue.now_s + delay_s - self._asked_s)
-        if len(pending) < before or self._will_fail:
-            self._copy()
-
     def stop(self) -> None:
+        """Its pages are wanted no more, or wanted from elsewhere. It ends a moment later, as a cancelled task does."""
+        if not self.is_stopped:
+            self.is_stopped = True
+            self._host.virtual_loop.call_soon(self._end, None)
+
+    def announce(self) -> bool:
+        """At the source: something may have become readable. False where nothing has."""
+        job = self._job
+        if job is None:
+            return False
+        pages, failure = readable(job, self._pending)
+        ready = [(block, job.was_computed(block)) for block in pages]
+        self._pending = [block for block in self._pending if block not in pages]
+        self._source_failed |= failure is not None
+        now_s = self._host.queue.now_s + self._host.shape.delays.pull_s
+        if ready and not self.has_begun and self.spec.peer is None and not any(computed for _, computed in ready):
+            self._links.answered(self._source.worker, now_s - self.started_s, now_s)
+        self.has_begun |= bool(ready)
+        self._announced += ((ready[at : at + COPY_PAGES], now_s) for at in range(0, len(ready), COPY_PAGES))
+        self._copy()
+        return bool(ready)
+
+    def fail(self) -> None:
+        """Its source has died."""
+        self._end(PeerLost("the source is gone"))
+
+    def release_source(self) -> None:
+        """The call is over: the source unpins what it announced."""
+        job, self._job = self._job, None
+        if job is not None:
+            self._source.served.pop(self, None)
+            if not self._source.is_dead:
+                job.close()
+
+    def _end(self, failure: ServeError | None) -> None:
         """What has not come is left to whoever wants it."""
         if self._is_over:
             return
         self._is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
         self.release_source()
         for page in self.remaining.values():
             self._host.pool.clear_writer(page)
-        self._host.pull_ended(self)
-        self.spec.ended(self)
+        self._ended(self)
+        self._report.failure = failure
+        if self.is_stopped:
+            self.report_ready.cancel()
+        else:
+            self.report_ready.set_result(self._report)
         self._host.wake()
 
-    def fail(self) -> None:
-        self.has_failed = not self._is_over
-        self.stop()
-
-    def release_source(self) -> None:
-        """The call is over: the source unpins what it announced."""
-        if self._job is not None:
-            job, self._job = self._job, None
-            self.spec.source.served.pop(self, None)
-            if not self.spec.source.is_dead:
-                job.close()
-
     def _reach(self) -> None:
-        host, spec = self._host, self.spec
-        if self._is_over or host.is_dead:
+        host, spec, source = self._host, self.spec, self._source
+        if self._is_over or self.is_stopped or host.is_dead:
             return
-        if spec.source.is_dead:
+        if source.is_dead or str(source.epoch) != spec.source.epoch:
             host.queue.after(host.shape.delays.detection_s, self.fail)
             return
+        blocks = sorted(spec.pages)
+        end = blocks[-1] + 1
+        tokens = list(spec.tokens[: end * host.shape.block_size])
+        wanted = RequestedBlocks(spec.request_id, tokens, list(spec.block_hashes[:end]), blocks, spec.peer)
         try:
-            if spec.cached_within_s is not None:
-                self._job = CachedOnlyJob(spec.source.pool, spec.block_hashes, list(spec.pages), spec.source.wake)
-            else:
-                self._job = spec.source.serve(spec)
-        except (InvalidRequest, Overloaded):
-            self.fail()
+            self._job = source.serve(wanted, is_from_cache=spec.is_from_peer)
+        except ServeError as error:
+            self._end(error)
             return
-        spec.source.served[self] = None
+        source.served[self] = None
         self.announce()
 
     def _copy(self) -> None:
-        if self._is_copying or self._is_over:
+        if self._copying or self._is_over:
             return
-        if not self._ready:
-            if self._will_fail:
-                self.stop()
+        if not self._announced:
+            if self._source_failed:
+                self._end(TransferFailed("the source does not have them"))
             return
-        host, source = self._host, self.spec.source
-        blocks, self._ready = self._ready[:COPY_PAGES], self._ready[COPY_PAGES:]
-        self._is_copying = True
-        ready_s = host.queue.now_s + host.shape.delays.pull_s
-        end_s = carry(source.wire, host.wire, len(blocks) * host.shape.page_bytes, ready_s)
-        host.copied(source, len(blocks), end_s - ready_s)
-        source.gave(len(blocks))
-        host.queue.at(end_s, lambda: self._copied(blocks))
+        self._copying = True
+        blocks, here_s = self._announced.popleft()
+        if here_s > self._host.queue.now_s:
+            self._host.queue.at(here_s, lambda: self._carry(blocks))
+        else:
+            self._carry(blocks)
 
-    def _copied(self, blocks: list[tuple[int, bool]]) -> None:
-        self._is_copying = False
-        if self._is_over or self._host.is_dead:
+    def _carry(self, blocks: list[tuple[int, bool]]) -> None:
+        host, source = self._host, self._source
+        if self._is_over or host.is_dead:
             return
-        pool = self._host.pool
+        begun_s = host.queue.now_s
+        end_s = carry(source.wire, host.wire, len(blocks) * host.shape.page_bytes, begun_s)
+        source.gave(len(blocks))
+        host.queue.at(end_s, lambda: self._copied(blocks, end_s - begun_s))
+
+    def _copied(self, blocks: list[tuple[int, bool]], seconds: float) -> None:
+        host, pool, report = self._host, self._host.pool, self._report
+        self._copying = False
+        host.pulled(len(blocks))
+        if self._is_over or host.is_dead:
+            return
         for block, was_computed in blocks:
             page = self.remaining.pop(block)
             if not pool.is_arriving(page):  # nobody waits for it any more
                 pool.clear_writer(page)
                 continue
             pool.fill(page)
-            self.pulled += 1
-            self.computed += was_computed
-            self.spec.arrived(block)
+            if self.spec.arrived is not None:
+                self.spec.arrived(block)
+            report.pulled += 1
+            report.computed += was_computed
+            if self.spec.is_from_peer:
+                host.pulled_from_peer(self.spec.request_id)
+        self._links.copied(self._source.worker, len(blocks) * host.shape.page_bytes, seconds, host.queue.now_s)
+        host.wake()
         if not self.remaining:
-            self.stop()
+            self._end(None)
         else:
             self._copy()
-            self._host.wake()
-        self._host.progressed()

@@ -24,6 +24,7 @@ from twostroke.ids import WorkerId
 from twostroke.kv_cache.block import hash_block, root_hash
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
+from twostroke.rpc.v1.worker_pb2 import TokenEntry
 
 COALESCE_S = 0.002
 """Reservations go out to other routers this often at most."""
@@ -70,6 +71,7 @@ class SimulatedRouter:
             return follows_on
 
         listener = Listener(hear, lambda: adapter.next_sequence(worker, epoch))
+        host.stream(self.name, lambda entry: self._hear_tokens(host, entry))
         self._feeds[worker] = Feed(host, listener, self._draws, self._dependencies.counts)
 
     def leave(self, host: Host) -> None:
@@ -93,18 +95,12 @@ class SimulatedRouter:
         self._by_id[request.request_id] = request
         self._place(request)
 
-    def began(self, request: SimulatedRequest) -> None:
-        self._queue.after(self._shape.delays.token_s, lambda: self._first_token(request))
-
-    def answered(self, request: SimulatedRequest) -> None:
-        self._queue.after(self._shape.delays.token_s, lambda: self._end(request, Status.DONE))
-
     def restart(self, adapter: RoutingAdapter) -> list[SimulatedRequest]:
         """Forget everything; returns the requests that were open, whose clients have to ask again."""
         lost = list(self._open)
         for request in lost:
             if request.placement is not None:
-                self._dependencies.workers.answers(request.placement.decode).drop(request)
+                self._dependencies.workers.host(request.placement.decode).close(request)
             request.forget_answer(self._shape.block_size)
         self._open.clear()
         self._by_id.clear()
@@ -112,11 +108,27 @@ class SimulatedRouter:
         self._wake_s = None
         for feed in self._feeds.values():
             feed.close()
+        for host in self._dependencies.workers.alive:
+            host.end_stream(self.name)
         for host in self._dependencies.workers.listed:
             self.join(host)
         for other in self.others:
             other.adapter.left_router(self.name, self._queue.now_s)
         return lost
+
+    def _hear_tokens(self, host: Host, entry: TokenEntry) -> None:
+        """Tokens take a while to get here."""
+        request = self._by_id.get(entry.request_id)
+        if request is None or entry.attempt != request.attempts:
+            return
+        token_s = self._shape.delays.token_s
+        if request.heard_attempt != entry.attempt:
+            request.heard_first(entry.cached_tokens, self._shape.block_size)
+            self._queue.after(token_s, lambda: self._first_token(request))
+        if entry.finish_reason:
+            assert not entry.HasField("error"), entry.error
+            host.answered(request.request_id)
+            self._queue.after(token_s, lambda: self._end(request, Status.DONE))
 
     # What other routers say
 
@@ -189,7 +201,7 @@ class SimulatedRouter:
         source = workers.host(placement.source) if placement.source is not None else None
         peer = workers.host(placement.peer) if placement.peer is not None else None
         try:
-            workers.answers(placement.decode).open(request, self, source, peer)
+            workers.host(placement.decode).open(request, self.name, source, peer)
         except Overloaded:
             later(delays.open_s, lambda: self._elsewhere(request, placement.decode))
             return

@@ -164,7 +164,7 @@ class ScaledWorkers:
 
     def _end_if_idle(self, worker: WorkerId) -> None:
         host = self._workers.host(worker)
-        if host.scheduler.running or host.scheduler.waiting or host.served or host.pulls:
+        if not host.is_idle:
             return
         then = self._workers.leaving.pop(worker)
         self._workers.end(worker)

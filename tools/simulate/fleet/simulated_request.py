@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from tools.simulate.fleet.results import Outcome, Status
 from tools.simulate.fleet.routing_adapter import Placement
+from tools.simulate.fleet.steps import SAMPLED, TOKEN
 from twostroke.ids import BlockHash, RequestId
+from twostroke.request import Request, SamplingParams
 
 
 @dataclass(slots=True, eq=False)
@@ -30,14 +32,39 @@ class SimulatedRequest:
     cached_tokens: int = 0
     """Cached tokens of the first attempt that answered; `pulled_tokens` is of the same one."""
     pulled_tokens: int = 0
+    peer_pages: int = 0
+    """Pages that came from a peer in this attempt, to whoever computed."""
+    has_begun: bool = False
+    """This attempt has its first token."""
     predicted_cached_tokens: int | None = None
     """When it was placed first."""
+    heard_attempt: int = 0
+    """The latest attempt of which its router has had a token."""
     was_lost: bool = False
     """Before it had its first token."""
 
     @property
     def known_tokens(self) -> int:
         return self.prompt_tokens + self.emitted
+
+    def to_open(self, router_id: str) -> Request:
+        """The request as a decode worker is asked for it."""
+        return Request(
+            request_id=self.request_id,
+            attempt=self.attempts,
+            prompt=(TOKEN,) * self.prompt_tokens,
+            emitted=(SAMPLED,) * self.emitted,
+            block_hashes=tuple(self.block_hashes),
+            sampling=SamplingParams(seed=0, max_tokens=self.answer_tokens, ignore_eos=True),
+            router_id=router_id,
+        )
+
+    def heard_first(self, cached_tokens: int, block_size: int) -> None:
+        """The first token of an attempt has come."""
+        if not self.heard_attempt:
+            self.cached_tokens = cached_tokens
+            self.pulled_tokens = min(self.peer_pages * block_size, cached_tokens)
+        self.heard_attempt = self.attempts
 
     def forget_answer(self, block_size: int) -> None:
         """Its client asks again, from the beginning."""
@@ -46,6 +73,7 @@ class SimulatedRequest:
         self.emitted = 0
         self.first_token_s = self.last_token_s = None
         self.cached_tokens = self.pulled_tokens = 0
+        self.heard_attempt = 0
 
     def outcome(self, status: Status, token_s: float, ended_s: float, retry_after_s: float | None = None) -> Outcome:
         """`token_s`: from the decode worker to the client."""

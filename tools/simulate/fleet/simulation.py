@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.feed import Counts
-from tools.simulate.fleet.host import Host
+from tools.simulate.fleet.host import FastParts, Fleet, Host, Parts
 from tools.simulate.fleet.results import EventUse, Gaps, Outcome, Run, WorkerUse
 from tools.simulate.fleet.router import Dependencies, SimulatedRouter
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
@@ -27,13 +27,21 @@ WARM_UP_S = 0.1
 """Routers have met their workers before the first request comes."""
 QUIET_S = 2.0
 """After the last answer: indexes must be the workers' sets by then."""
+END_S = 0.01
+"""Seconds in which tasks that are cancelled end."""
 MOST_SPAN_S = 1e7
 """Longest span of a trace: more is a mistake in one of its times, and heartbeats would go on for hours."""
 STUCK_S = 3600.0
 """No request of any trace takes that long after the one before it has ended."""
 
 
-def simulate(trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None = None) -> Run:
+def simulate(
+    trace: Trace,
+    shape: FleetShape,
+    adapters: RoutingAdapters,
+    scaler: Scaler | None = None,
+    parts: Parts | None = None,
+) -> Run:
     """`trace` must be in order (see tools.simulate.traces.trace.replayed), its blocks of the fleet's size. `scaler`
     says how many of the shape's workers there are; without one, all."""
     if trace.block_tokens != shape.block_size:
@@ -44,7 +52,7 @@ def simulate(trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler:
     _check_lengths(trace, shape)
     check_span(trace)
     begun_s = time.thread_time()
-    run = _Simulation(trace, shape, adapters, scaler)
+    run = _Simulation(trace, shape, adapters, scaler, parts or FastParts())
     run.play()
     return run.result(time.thread_time() - begun_s)
 
@@ -71,12 +79,15 @@ def check_span(trace: Trace) -> None:
 
 
 class _Simulation:
-    def __init__(self, trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None) -> None:
+    def __init__(
+        self, trace: Trace, shape: FleetShape, adapters: RoutingAdapters, scaler: Scaler | None, parts: Parts
+    ) -> None:
         self._trace = trace
         self._shape = shape
         self._adapters = adapters
         self._queue = EventQueue()
-        self._workers = WorkerLifecycle(self._queue, shape, None if scaler is None else scaler.begin)
+        self._fleet = Fleet(self._queue, shape, parts)
+        self._workers = WorkerLifecycle(self._fleet, None if scaler is None else scaler.begin)
         self._counts = Counts()
         self._outcomes: list[Outcome] = []
         self._last_end_s = 0.0
@@ -103,7 +114,8 @@ class _Simulation:
         for restart in self._shape.faults.router_restarts:
             queue.at(WARM_UP_S + restart.at_s, partial(self._restart, restart))
         queue.after(STUCK_S, self._watch)
-        queue.run()
+        with self._fleet.loop.running():
+            queue.run()
         self._workers.check_quiet()
         for router in self._routers:
             held = router.adapter.counts().reservations
@@ -122,7 +134,7 @@ class _Simulation:
                 snapshots=sum(counts.snapshots for counts in adapters),
                 divergences=sum(counts.divergences for counts in adapters),
             ),
-            gaps=Gaps(dict(self._workers.gaps)),
+            gaps=Gaps(dict(self._fleet.gaps)),
             span_s=self._trace.rows[-1].timestamp_s - first_s,
             duration_s=self._last_end_s - WARM_UP_S - first_s,
             decisions=sum(counts.decisions for counts in adapters),
@@ -161,6 +173,7 @@ class _Simulation:
             tenant=row.tenant,
             priority=row.priority,
         )
+        self._fleet.requests[request.request_id] = request
         turn = index if shape.routers_by_turn else self._draws.randrange(shape.routers)
         self._ask(request, self._routers[turn % shape.routers])
 
@@ -169,11 +182,18 @@ class _Simulation:
 
     def _over(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
+        del self._fleet.requests[RequestId(f"{outcome.index}#0")]
         if self._scaled is not None:
             self._scaled.over(outcome)
         self._last_end_s = self._queue.now_s
         if len(self._outcomes) == len(self._trace.rows):
-            self._queue.after(QUIET_S, self._queue.stop)
+            self._queue.after(QUIET_S, self._end)
+
+    def _end(self) -> None:
+        """Nobody reads tokens any more: those tasks end before the run does."""
+        for host in self._workers.alive:
+            host.end_streams()
+        self._queue.after(END_S, self._queue.stop)
 
     def _watch(self) -> None:
         """Heartbeats go on for ever: a request that is never answered must end the run."""
@@ -185,7 +205,7 @@ class _Simulation:
 
     def _die(self, death: Death) -> None:
         host = self._workers.host(death.worker)
-        attempts = [(lost.request, lost.request.attempts) for lost in self._workers.end(death.worker)]
+        attempts = [(request, request.attempts) for request in self._workers.end(death.worker)]
         self._queue.after(self._shape.delays.detection_s, partial(self._notice, host, attempts))
         if death.back_at_s is not None:
             self._queue.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))

@@ -1,21 +1,28 @@
-"""What steps take on a simulated worker, and many equal ones at once.
+"""Steps of a simulated worker: the live work loop in virtual time, many equal steps at once.
 
-Tokens are not computed: a step is its chunks, and its length is what the cost model says, times seeded noise.
+Tokens are not computed: a step is its chunks, and its length is what the cost model says, times seeded noise. All that
+is decided is the live scheduler's, and the role is told what a live one is told, in the same order.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import sys
+from collections.abc import Callable
 from collections.abc import Sequence as ListOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
+from tools.simulate.fleet.event_queue import Entry, EventQueue
 from twostroke.request import SampledToken
-from twostroke.scheduler.batch import Batch
+from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step
-from twostroke.scheduler.cost import StepCost, StepTerms
+from twostroke.scheduler.cost import Budget, StepCost, StepTerms
+from twostroke.scheduler.scheduler import Admission, Emission, Scheduler
+from twostroke.worker.steps.work_loop import Role
 
 TOKEN = 0
 """Whatever is sampled: nobody looks at it."""
@@ -122,3 +129,156 @@ class Flight:
         is_cut = steps < self.steps
         self.steps = steps
         return is_cut
+
+
+def repeats(step: Step, block_size: int) -> int:
+    """How many more steps would each run the next token of the same sequences, and nothing else, if no token ends
+    an answer, nothing else happens to the scheduler, and no more sequences can be admitted.
+
+    The last of these steps may fill a block or end an answer; none before it does.
+    """
+    least = sys.maxsize
+    for chunk in step.chunks:
+        sequence, params = chunk.sequence, chunk.sequence.sampling
+        if params is None or not chunk.samples or chunk.end - chunk.start != 1:
+            return 0
+        block_left = block_size - 1 - chunk.start % block_size
+        answer_left = params.max_tokens - sequence.answer_tokens
+        least = min(least, block_left, answer_left - 1)
+    return max(0, least)
+
+
+def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
+    """Take in the step in flight as if it had been emitted and planned again `times` times (at most `repeats`).
+
+    Returns the step that is in flight then, and what was emitted before it.
+    """
+    if not times:
+        return step, []
+    for chunk in step.chunks:
+        sequence = chunk.sequence
+        sequence.known.extend([TOKEN] * times)
+        sequence.computed = max(sequence.computed, chunk.start + times)
+        sequence.steps += times
+    moved = tuple(Chunk(chunk.sequence, chunk.start + times, chunk.end + times, True) for chunk in step.chunks)
+    emitted = [Emission(chunk.sequence, SAMPLED, None) for chunk in step.chunks if not chunk.sequence.ended]
+    return Step(moved, step.batch), emitted * times
+
+
+class Watch(Protocol):
+    """What a simulated worker is told of its steps, besides its role."""
+
+    def admitting(self, admission: Admission) -> Admission:
+        """The admission as the role is told of it."""
+
+    def most_steps(self, flight: Flight) -> int:
+        """How many equal steps may run before the role must be told."""
+
+    def preempted(self) -> None: ...
+
+    def ran(self, flight: Flight) -> None: ...
+
+
+class SimulatedLoop:
+    def __init__(
+        self,
+        queue: EventQueue,
+        scheduler: Scheduler,
+        pace: Pace,
+        budget: Budget,
+        block_size: int,
+        progressed: Callable[[], None],
+    ) -> None:
+        self._queue = queue
+        self._scheduler = scheduler
+        self._pace = pace
+        self.budget = budget
+        self._block_size = block_size
+        self._progressed = progressed
+        self._role: Role | None = None
+        self._watch: Watch | None = None
+        self._flight: Flight | None = None
+        self._end: Entry | None = None
+        self._is_woken = False
+        self._is_over = False
+
+    def run(self, role: Role, watch: Watch) -> None:
+        """Work for the role from now on."""
+        self._role, self._watch = role, watch
+
+    def wake(self) -> None:
+        """Something changed that the next plan should see."""
+        if self._is_over:
+            return
+        if self._flight is not None:
+            self._cut()
+        elif not self._is_woken:
+            self._is_woken = True
+            self._queue.at(self._queue.now_s, self._begin_if_idle)
+
+    @property
+    def queued_s(self) -> float:
+        """Predicted seconds until every prompt token that is to be computed here is computed."""
+        return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)
+
+    def stop(self) -> Flight | None:
+        """The worker dies. Returns what has run of the steps under way."""
+        self._is_over = True
+        if self._end is not None:
+            self._end.cancel()
+        flight = self._flight
+        steps = flight.ended_by(self._queue.now_s) if flight is not None else 0
+        return replace(flight, steps=steps) if flight is not None and steps else None
+
+    def _begin_if_idle(self) -> None:
+        self._is_woken = False
+        if self._flight is None and not self._is_over:
+            self._begin()
+            self._progressed()
+
+    def _begin(self) -> None:
+        """Admit, and start the next steps."""
+        scheduler, role, watch = self._scheduler, self._role, self._watch
+        assert role is not None
+        assert watch is not None
+        admitted = scheduler.admit()
+        for admission in admitted:
+            role.admitted(watch.admitting(admission))
+        role.planning()
+        step = scheduler.plan(self.budget)
+        preempted = scheduler.take_preempted()
+        for sequence in preempted:
+            watch.preempted()
+            role.preempted(sequence)
+        if step is None:
+            if preempted:
+                self.wake()  # their pages may admit others
+            return
+        may_admit_more = bool(preempted or (admitted and scheduler.waiting))
+        flight = self._pace.flight(step, self._queue.now_s, 0 if may_admit_more else repeats(step, self._block_size))
+        flight.steps = min(flight.steps, watch.most_steps(flight))
+        self._flight = flight
+        self._end = self._queue.at(flight.end_s, self._ended)
+
+    def _cut(self) -> None:
+        flight = self._flight
+        assert flight is not None
+        assert self._end is not None
+        if flight.steps > 1 and flight.cut(self._queue.now_s):
+            self._end.cancel()
+            self._end = self._queue.at(flight.end_s, self._ended)
+
+    def _ended(self) -> None:
+        flight, role, watch = self._flight, self._role, self._watch
+        assert flight is not None
+        assert role is not None
+        assert watch is not None
+        self._flight = None
+        watch.ran(flight)
+        step, emissions = run_ahead(flight.step, flight.steps - 1)
+        emissions += self._scheduler.update(step, StepResult((SAMPLED,) * flight.terms.streams, 0.0))
+        if flight.terms.prompt_tokens:
+            role.computed(step, flight.first_s)
+        self._begin()
+        role.emitted(emissions)
+        self._progressed()

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 
-from tools.simulate.fleet.decode import Answer, Answers
-from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import Host, Tally
-from tools.simulate.fleet.prefill import Builder
-from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.host import Fleet, Host, Tally
+from tools.simulate.fleet.simulated_request import SimulatedRequest
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 
 
 class WorkerLifecycle:
-    def __init__(self, queue: EventQueue, shape: FleetShape, begin: dict[Role, int] | None = None) -> None:
+    def __init__(self, fleet: Fleet, begin: dict[Role, int] | None = None) -> None:
         """`begin`: so many of each role at first (None: all of them)."""
-        self._queue = queue
-        self._shape = shape
-        self.gaps: Counter[int] = Counter()
+        self._fleet = fleet
+        self._shape = shape = fleet.shape
         self.tallies = {worker: Tally() for worker in shape.workers}
-        self._hosts: dict[WorkerId, Host] = {}
-        self._answers: dict[WorkerId, Answers] = {}
+        self._hosts = fleet.hosts
         self.leaving: dict[WorkerId, Role | None] = {}
         """They end what they have; with the role in which another one follows at once."""
         for worker in shape.workers:
@@ -53,28 +47,17 @@ class WorkerLifecycle:
         """Its latest life."""
         return self._hosts[worker]
 
-    def answers(self, worker: WorkerId) -> Answers:
-        return self._answers[worker]
-
     def begin(self, worker: WorkerId) -> Host:
         """A new life, with nothing."""
         tally = self.tallies[worker]
         role = Role.PREFILL if worker.startswith(Role.PREFILL.value) else Role.DECODE
         epoch = Epoch(tally.epochs + 1, _nonce(f"{self._shape.seed} {worker} {tally.epochs + 1}"))
-        host = self._hosts[worker] = Host(self._queue, self._shape, worker, role, epoch, tally)
-        if role is Role.PREFILL:
-            host.mount(Builder(host))
-        else:
-            answers = self._answers[worker] = Answers(host, self.gaps)
-            host.mount(answers)
+        host = self._hosts[worker] = Host(self._fleet, worker, role, epoch, tally)
         return host
 
-    def end(self, worker: WorkerId) -> list[Answer]:
+    def end(self, worker: WorkerId) -> list[SimulatedRequest]:
         """It dies; returns what it owned."""
-        host = self._hosts[worker]
-        lost = self._answers[worker].lost() if worker in self._answers else []
-        host.die()
-        return lost
+        return self._hosts[worker].die()
 
     def check_quiet(self) -> None:
         for host in self.alive:

@@ -1,15 +1,20 @@
-"""One line of a trace to one row, for each format that is read. An error names line and field."""
+"""One line of a trace to one row, for each format that is read, the router's request log among them.
+
+An error names line and field.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Protocol
 
-from tools.simulate.traces.lines import json_of
-from tools.simulate.traces.request_log import is_record, record_of
 from twostroke.errors import ConfigError
-from twostroke.request_log import AnswerRecord, WorkerRecord
+from twostroke.json_values import from_values
+from twostroke.request_log import LOGGED_HASH_BYTES, AnswerRecord, Record, WorkerRecord
 
 MOONCAKE_BLOCK_TOKENS = 512
 """Tokens behind one hash id, fixed by the format."""
@@ -224,3 +229,76 @@ def _is_number(value: object) -> bool:
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def lines_of(path: Path, flag: str) -> Iterator[str]:
+    """Raises ConfigError naming the flag where there is no such file, and the first line that is no text."""
+    field = flag.removeprefix("--")
+    try:
+        # Whatever is no UTF-8 becomes a surrogate, which no text can be encoded with: so its line is known.
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.isascii():
+                    _check_text(line, f"{path}:{number}", field)
+                yield line
+    except OSError as error:
+        raise ConfigError(f"{flag} {path}: {error.strerror}", field=field) from error
+
+
+def json_of(line: str, where: str) -> Any:
+    """Raises ConfigError naming `where`, and the column if one is known."""
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not valid JSON: {error.msg} (column {error.colno})", field="trace") from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not valid JSON: {error}", field="trace") from error
+
+
+def _check_text(line: str, where: str, field: str) -> None:
+    try:
+        line.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where}: not UTF-8 text", field=field) from error
+
+
+_KINDS: dict[str, type[AnswerRecord] | type[WorkerRecord]] = {"answer": AnswerRecord, "worker": WorkerRecord}
+
+
+def is_record(said: dict[str, Any]) -> bool:
+    return "record" in said
+
+
+def record_of(line: str, where: str) -> Record:
+    """Raises ConfigError naming `where` and the field that is not as written above."""
+    said = json_of(line, where)
+    kind = said.get("record") if isinstance(said, dict) else None
+    if not isinstance(kind, str) or kind not in _KINDS:
+        raise ConfigError(f"{where}: record must be one of {', '.join(_KINDS)}, got {kind!r}", field="record")
+    try:
+        record = from_values(_KINDS[kind], said)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.message}", field=error.field) from error
+    if isinstance(record, AnswerRecord):
+        _check(record, where)
+    return record
+
+
+def _check(record: AnswerRecord, where: str) -> None:
+    """Refuse numbers that no router writes."""
+    if not 0 <= record.arrival_s < float("inf"):
+        raise ConfigError(f"{where}: arrival_s must be seconds since 1970, got {record.arrival_s}", field="arrival_s")
+    for name, value, least in (
+        ("prompt_tokens", record.prompt_tokens, 1),
+        ("output_tokens", record.output_tokens, 0),
+        ("block_size", record.block_size, 1),
+    ):
+        if value < least:
+            raise ConfigError(f"{where}: {name} must be {least} or more, got {value}", field=name)
+    digits = 2 * LOGGED_HASH_BYTES * (record.prompt_tokens // record.block_size)
+    if len(record.blocks) != digits or set(record.blocks) - set("0123456789abcdef"):
+        raise ConfigError(
+            f"{where}: blocks must be {digits} hex digits for {record.prompt_tokens} tokens in blocks of "
+            f"{record.block_size}, got {len(record.blocks)} characters",
+            field="blocks",
+        )

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tools.simulate.traces.formats import TraceRow, format_of
-from tools.simulate.traces.lines import lines_of
+from tools.simulate.traces.formats import TraceRow, format_of, lines_of
 from twostroke.errors import ConfigError
 
 __all__ = ["Replay", "Trace", "TraceRow", "parse_trace", "read_trace", "replayed"]

@@ -159,7 +159,7 @@ class PagesService(worker_pb2_grpc.PagesServicer):
     async def _announce(self, job: PageJob, pending: Sequence[int]) -> AsyncGenerator[worker_pb2.PagesReady, None]:
         while pending:
             ticket = self._progress.ticket()
-            ready, failure = _readable(job, pending)
+            ready, failure = readable(job, pending)
             if ready:
                 yield await self._message(job, ready)
                 pending = [block for block in pending if block not in ready]
@@ -207,7 +207,7 @@ async def with_heartbeats(
         await messages.aclose()
 
 
-def _readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
+def readable(job: PageJob, blocks: Sequence[int]) -> tuple[dict[int, PageId], TransferFailed | None]:
     """Return the pages that can be read now, and the error that stops later ones, if any."""
     ready: dict[int, PageId] = {}
     for block in blocks:

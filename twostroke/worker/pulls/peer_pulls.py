@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable
 from twostroke.rpc.peer import ANSWER_S, PeerPrefix
 from twostroke.scheduler.sequence import Sequence
 from twostroke.tracing.span import OpenSpan
-from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.pull_client import PullReport, PullSpec
+from twostroke.worker.role_host import RoleHost
 
 
 class PeerPulls:
     """Peer pulls of one role; `tasks` end with the worker."""
 
-    def __init__(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, host: RoleHost, tasks: asyncio.TaskGroup) -> None:
         self._host = host
         self._tasks = tasks
 
@@ -30,7 +30,7 @@ class PeerPulls:
         missing: Iterable[int],
         arrived: Callable[[int], None] | None = None,
         trace: OpenSpan | None = None,
-    ) -> asyncio.Task[PullReport] | None:
+    ) -> asyncio.Future[PullReport] | None:
         """Pull the missing blocks that the peer is expected to hold; return None if there are none.
 
         The blocks are claimed by the sequence, and nobody writes them yet. Blocks that do not arrive are computed.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -105,6 +105,16 @@ class OpenPull:
         return self.spec.source.worker_id
 
 
+def open_pull(
+    spec: PullSpec, pool: BlockPool, remaining: Iterable[int], *, started_s: float, has_begun: bool, is_left: bool
+) -> OpenPull:
+    """The pull as others see it; `remaining` blocks have not come yet."""
+    missing = sorted(remaining)
+    is_reached = not missing[0] or pool.find(spec.block_hashes[missing[0] - 1]) is not None
+    is_computable = is_reached and not any(pool.is_shared(spec.pages[block]) for block in missing)
+    return OpenPull(spec, started_s, len(missing), has_begun, is_computable, is_left)
+
+
 @dataclass(slots=True, eq=False)
 class _Session:
     spec: PullSpec
@@ -171,8 +181,19 @@ class PullClient:
                 self._stop(session)
 
     def open_pulls(self) -> list[OpenPull]:
-        """Return all open pulls in the order of their start."""
-        return [self._open_pull(session) for session in self._sessions if session.remaining]
+        """In the order of their start."""
+        return [
+            open_pull(
+                session.spec,
+                self._pool,
+                session.remaining,
+                started_s=session.started_s,
+                has_begun=session.has_begun,
+                is_left=session.is_stopped,
+            )
+            for session in self._sessions
+            if session.remaining
+        ]
 
     def stop_one(self, pull: SessionId) -> None:
         """Stop a pull whose pages are still wanted: the sequences that wait for them compute them."""
@@ -186,20 +207,6 @@ class PullClient:
     async def close(self) -> None:
         for source in self._channels.values():
             await source.channel.close()
-
-    def _open_pull(self, session: _Session) -> OpenPull:
-        spec, pool = session.spec, self._pool
-        first = min(session.remaining)
-        is_reached = not first or pool.find(spec.block_hashes[first - 1]) is not None
-        is_computable = is_reached and not any(map(pool.is_shared, session.remaining.values()))
-        return OpenPull(
-            spec,
-            session.started_s,
-            len(session.remaining),
-            session.has_begun,
-            is_computable,
-            session.is_stopped,
-        )
 
     def _stop(self, session: _Session) -> None:
         if not session.is_stopped:

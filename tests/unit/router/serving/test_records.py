@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.router.serving.asking import eventually
 from tests.unit.router.serving.conftest import BLOCK
-from tools.simulate.traces.request_log import record_of
+from tools.simulate.traces.formats import record_of
 from twostroke.errors import ServeError
 from twostroke.request_log import AnswerRecord, WorkerRecord
 

@@ -12,7 +12,7 @@ import pytest
 
 from router.metrics import RouterMetrics
 from router.serving.request_log import MAX_PENDING, NoLog, RequestLog, ready_made, request_log
-from tools.simulate.traces.request_log import record_of
+from tools.simulate.traces.formats import record_of
 from twostroke.errors import ConfigError
 from twostroke.request_log import AnswerRecord, line_of
 

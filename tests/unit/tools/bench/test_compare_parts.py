@@ -10,15 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tools.bench.compare.figures import first_token_samples, timeline_figure
-from tools.bench.compare.ratios import compared, notes_of
+from tools.bench.compare.page import first_token_samples, timeline_figure
+from tools.bench.compare.report import compared, notes_of
 from tools.bench.compare.rounds import Run, plan_of, turns_of, warmup_of
 from tools.bench.compare.scenario import Load, parse_scenario
 from tools.bench.endpoints import Endpoint
 from tools.bench.load import PlannedRequest, Segment, Speller, Stream
 from tools.bench.measure import Answer, Failure, Record, summarise
-from tools.figures.axes import linear_axis, log_axis, tail_axis
-from tools.figures.charts import Series, latency_figure
+from tools.figures.charts import Series, latency_figure, linear_axis, log_axis, tail_axis
 from twostroke.errors import ConfigError
 
 STEP_S = 0.125

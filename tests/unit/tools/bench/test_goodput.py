@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from tools.bench import run
 from tools.bench.goodput.options import Promise, options_from
 from tools.bench.goodput.session import ratio_of
-from tools.bench.goodput.trial import arrivals_at
-from tools.bench.goodput.verdict import Verdict, own_inter_token_p99_s
+from tools.bench.goodput.trial import Verdict, arrivals_at, own_inter_token_p99_s
 from tools.bench.measure import Answer, Failure
 from tools.rate_search import Bracket, Limits, Tried, bracket_of, decided, next_rate
 from twostroke.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.bench.openai_stream import SseLines, Usage, error_message, parse_event
+from tools.bench.http_client import SseLines, Usage, error_message, parse_event
 
 STREAM = b'data: {"a": 1}\n\n: a comment\nevent: x\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'
 

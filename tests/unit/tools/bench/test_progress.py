@@ -6,7 +6,7 @@ import io
 
 from tools.bench.load import PlannedRequest
 from tools.bench.measure import Answer, Failure, Record
-from tools.bench.progress import progress
+from tools.bench.session import progress
 
 PLANNED = PlannedRequest(0, (), 2, None)
 DONE = Record(PLANNED, None, Answer(0, 1, [0.5, 1], 2, "usage", 1, 0, None))

@@ -15,7 +15,7 @@ import pytest
 
 from tools.cli import main
 from tools.doctor import examine as examining
-from tools.doctor.scrape import seen_from
+from tools.doctor.examine import seen_from
 from twostroke.kv_cache.block import block_hashes_of, owner_salt
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, inference_pb2, inference_pb2_grpc
 

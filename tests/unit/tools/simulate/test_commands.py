@@ -13,7 +13,7 @@ import pytest
 
 from tools.cli import main
 from tools.simulate.fleet.shape import Death, Faults, FleetShape, HostTier
-from tools.simulate.profile import profile_text, read_profile
+from tools.simulate.options import profile_text, read_profile
 from twostroke.errors import ConfigError
 from twostroke.ids import WorkerId
 

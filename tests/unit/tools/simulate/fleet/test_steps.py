@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from tools.simulate.fleet.pulls import Wire, carry
 from tools.simulate.fleet.steps import ChunksOnly, Flight, Pace
-from tools.simulate.fleet.wire import Wire, carry
 from twostroke.ids import RequestId, SessionId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import Chunk

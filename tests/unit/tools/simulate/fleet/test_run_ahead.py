@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.unit.scheduler.symbolic import answering, limits
+from tools.simulate.fleet.steps import TOKEN, repeats, run_ahead
 from twostroke.config import ScheduleConfig
 from twostroke.ids import BlockHash, PageId
 from twostroke.kv_cache.pool import BlockPool
@@ -17,7 +18,6 @@ from twostroke.scheduler.scheduler import Scheduler
 from twostroke.scheduler.sequence import Sequence
 
 BLOCK = 4
-TOKEN = 3
 
 
 class Quiet:
@@ -52,9 +52,9 @@ class Worker:
         return step
 
     def repeats(self, step: Step) -> int:
-        return 0 if self.may_admit_more else self.scheduler.repeats(step)
+        return 0 if self.may_admit_more else repeats(step, BLOCK)
 
-    def update(self, step: Step) -> None:
+    def finish(self, step: Step) -> None:
         samples = sum(chunk.samples for chunk in step.chunks)
         for emission in self.scheduler.update(step, StepResult((SampledToken(TOKEN),) * samples, 0.0)):
             if emission.finish is not None:
@@ -91,11 +91,11 @@ def test_running_ahead_is_planning_and_settling_as_often(seed: int) -> None:
             assert [single.sequences.index(chunk.sequence) for chunk in one.chunks] == [
                 ahead.sequences.index(chunk.sequence) for chunk in step.chunks
             ]
-            single.update(one)
+            single.finish(one)
         one = single.plan()
         assert one is not None
-        single.update(one)
-        ahead.update(ahead.scheduler.run_ahead(step, times, TOKEN) if times else step)
+        single.finish(one)
+        ahead.finish(run_ahead(step, times)[0])
         skipped += times
         assert single.state() == ahead.state()
     assert all(sequence.ended for sequence in ahead.sequences)
@@ -107,7 +107,7 @@ def test_a_step_with_more_than_streams_is_not_repeated() -> None:
     worker.ask([1] * 9, 20)
     step = worker.plan()
     assert step is not None
-    assert worker.scheduler.repeats(step) == 0
+    assert repeats(step, BLOCK) == 0
 
 
 def test_the_last_of_repeated_steps_may_fill_a_block_or_end_an_answer() -> None:
@@ -116,8 +116,8 @@ def test_the_last_of_repeated_steps_may_fill_a_block_or_end_an_answer() -> None:
     for _ in range(2):
         step = worker.plan()
         assert step is not None
-        worker.update(step)
+        worker.finish(step)
     step = worker.plan()
     assert step is not None
     assert step.chunks[0].start == BLOCK + 1
-    assert worker.scheduler.repeats(step) == BLOCK - 2
+    assert repeats(step, BLOCK) == BLOCK - 2

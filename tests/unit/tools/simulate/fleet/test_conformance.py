@@ -1,0 +1,116 @@
+"""What simulated workers do at once, live ones do step by step and message by message: the histories are the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from router.routing.policies import RECONSIDERING, policy_named
+from tests.unit.tools.simulate.fleet.fleets import BLOCK, SMALL, row, trace
+from tests.unit.tools.simulate.fleet.live_parts import LiveParts
+from tools.simulate.fleet.host import FastParts, Host, Parts
+from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.routing_adapter import RoutingAdapters
+from tools.simulate.fleet.shape import FleetShape
+from tools.simulate.fleet.simulation import simulate
+from tools.simulate.fleet.steps import Flight
+from tools.simulate.traces.trace import Trace
+from twostroke.ids import BlockHash
+from twostroke.scheduler.scheduler import Admission
+
+History = dict[tuple[str, str], list[tuple[float, object]]]
+"""Worker and kind of event -> what happened when."""
+
+
+def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Any:
+    history: History = defaultdict(list)
+
+    def note(host: Host, kind: str, what: object) -> None:
+        history[host.worker, kind].append((host.queue.now_s, what))
+
+    class Noted(Host):
+        def admitting(self, admission: Admission) -> Admission:
+            note(self, "admitted", (admission.sequence.request_id, tuple(admission.missing)))
+            return super().admitting(admission)
+
+        def preempted(self) -> None:
+            note(self, "preempted", None)
+            super().preempted()
+
+        def ran(self, flight: Flight) -> None:
+            for step in range(flight.steps):
+                chunks = [(c.sequence.request_id, c.start + step, c.end + step) for c in flight.step.chunks]
+                history[self.worker, "step"].append((flight.begun_s + flight.after(step + 1), chunks))
+            super().ran(flight)
+
+        def stored(self, name: BlockHash) -> None:
+            note(self, "stored", name)
+            super().stored(name)
+
+        def removed(self, name: BlockHash) -> None:
+            note(self, "removed", name)
+            super().removed(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tools.simulate.fleet.worker_lifecycle.Host", Noted)
+        adapters = RoutingAdapters(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
+        return history, simulate(of, shape, adapters, parts=parts)
+
+
+def check(of: Trace, shape: FleetShape, policy: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+    fast, fast_run = played(of, shape, policy, FastParts(), monkeypatch)
+    live, live_run = played(of, shape, policy, LiveParts(), monkeypatch)
+    assert fast.keys() == live.keys()
+    for key, events in fast.items():
+        for number, ((fast_s, what), (live_s, live_what)) in enumerate(zip(events, live[key], strict=False)):
+            place = f"{key} {number} at {fast_s:.6f} s"
+            assert what == live_what, place
+            assert fast_s == pytest.approx(live_s, abs=1e-6), place
+        assert len(events) == len(live[key]), key
+    for one, other in zip(fast_run.outcomes, live_run.outcomes, strict=True):
+        assert (one.decode, one.source, one.peer, one.cached_tokens) == (
+            other.decode, other.source, other.peer, other.cached_tokens,
+        )  # fmt: skip
+        assert one.finished_s == pytest.approx(other.finished_s, abs=1e-6)
+    return fast_run
+
+
+def requests(seed: int, count: int = 60, every_s: float = 0.1) -> Trace:
+    """Chats with common beginnings, at times that no two events share."""
+    draws = random.Random(seed)
+    rows = []
+    for number in range(count):
+        tokens = draws.randrange(20, 500)
+        tokens += tokens % BLOCK == 0
+        at_s = (number + draws.random()) * every_s
+        rows.append(row(at_s, tokens, draws.randrange(1, 40), draws.randrange(8), shared=draws.choice([0, 4])))
+    return trace(rows)
+
+
+@pytest.mark.parametrize("policy", ["kv", "round-robin", "least-requests"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_both_play_the_same_histories(seed: int, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(requests(seed), SMALL, policy, monkeypatch)
+
+
+def test_both_preempt_and_evict_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    tight = dataclasses.replace(SMALL, decode_pages=60, prefill_pages=60)
+    run = check(requests(3, every_s=0.05), tight, "round-robin", monkeypatch)
+    assert sum(use.preemptions for use in run.workers) > 0
+    assert sum(use.evicted_pages for use in run.workers) > 0
+
+
+def test_both_pull_from_peers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = dataclasses.replace(SMALL, page_bytes=10)
+    burst = [row(3 + index * 0.0013, 20 * BLOCK + 2, 2, index % 2, shared=18) for index in range(12)]
+    run = check(trace([row(0.0, 20 * BLOCK + 2, 2, 9, shared=18), *burst]), shape, "kv", monkeypatch)
+    assert any(outcome.peer is not None for outcome in run.outcomes)
+
+
+def test_both_compute_prompts_locally_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = dataclasses.replace(SMALL, prefill=1, local_prefill=True)
+    check(requests(4, every_s=0.05), shape, "round-robin", monkeypatch)

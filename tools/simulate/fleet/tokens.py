@@ -1,0 +1,73 @@
+"""Tokens of simulated answers: when each was emitted, and how the routers hear of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from decode_worker.request_manager import RequestManager
+from tools.simulate.fleet.results import Gaps
+from tools.simulate.fleet.simulated_request import SimulatedRequest
+from tools.simulate.fleet.steps import Flight
+from twostroke.ids import RequestId
+from twostroke.rpc.v1 import worker_pb2
+
+Hear = Callable[[worker_pb2.TokenEntry], None]
+
+
+class TokenTimes:
+    """Counts the tokens of one decode worker's steps, each at the end of its step."""
+
+    def __init__(self, requests: Mapping[RequestId, SimulatedRequest], gaps: Counter[int]) -> None:
+        self._requests = requests
+        self._gaps = gaps
+        """Gaps between tokens of the whole run (tools.simulate.fleet.results.Gaps)."""
+
+    def has_first(self, flight: Flight) -> bool:
+        """Whether some attempt has its first token in these steps."""
+        requests = self._requests
+        return any(chunk.samples and not requests[chunk.sequence.request_id].has_begun for chunk in flight.step.chunks)
+
+    def count(self, flight: Flight) -> None:
+        first_s, last_s = flight.begun_s + flight.after(1), flight.end_s
+        for chunk in flight.step.chunks:
+            request = self._requests.get(chunk.sequence.request_id)
+            if request is None or chunk.sequence.ended or not chunk.samples:
+                continue
+            request.emitted += flight.steps
+            if request.last_token_s is not None:
+                self._note_gap(request, first_s - request.last_token_s)
+            request.last_token_s = last_s
+            request.has_begun = True
+            if request.first_token_s is None:
+                request.first_token_s = last_s
+            if flight.steps > 1:
+                request.longest_gap_s = max(
+                    request.longest_gap_s, last_s - flight.begun_s - flight.after(flight.steps - 1)
+                )
+        self._note_steps(flight)
+
+    def _note_gap(self, request: SimulatedRequest, gap_s: float) -> None:
+        request.longest_gap_s = max(request.longest_gap_s, gap_s)
+        self._gaps[Gaps.bucket_of(gap_s)] += 1
+
+    def _note_steps(self, flight: Flight) -> None:
+        """Between the tokens of all steps but the first, as long as those steps were."""
+        streams, steps = flight.terms.streams, flight.steps
+        if steps < 2:
+            return
+        shortest, longest = (Gaps.bucket_of(flight.after(step) - flight.after(step - 1)) for step in (2, steps))
+        if shortest == longest and not flight.noisy:
+            self._gaps[shortest] += streams * (steps - 1)
+            return
+        for step in range(2, steps + 1):
+            self._gaps[Gaps.bucket_of(flight.after(step) - flight.after(step - 1))] += streams
+
+
+async def read_tokens(requests: RequestManager, router_id: str, hear: Hear) -> None:
+    """A router's end of the stream that carries all of its answers on a decode worker."""
+    async with contextlib.aclosing(requests.output_stream(router_id).stream()) as batches:
+        async for batch in batches:
+            for entry in batch.entries:
+                hear(entry)

@@ -1,0 +1,67 @@
+"""What a role uses of the worker that it is mounted on: a live worker and a simulated one offer the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from twostroke.config import WorkerConfig
+from twostroke.engine.build import LoadedModel
+from twostroke.ids import SessionId
+from twostroke.kv_cache.pool import BlockPool
+from twostroke.scheduler.cost import Budget
+from twostroke.scheduler.scheduler import Scheduler
+from twostroke.tracing.recorder import Recorder
+from twostroke.worker.metrics import WorkerMetrics
+from twostroke.worker.pulls.pull_client import OpenPull, PullReport, PullSpec
+
+
+class Loop(Protocol):
+    """The work loop (`twostroke.worker.steps.work_loop`), as a role sees it."""
+
+    @property
+    def budget(self) -> Budget: ...
+    @property
+    def queued_s(self) -> float: ...
+    def wake(self) -> None: ...
+
+
+class Pulls(Protocol):
+    """The pull client (`twostroke.worker.pulls.pull_client`), as a role sees it."""
+
+    def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Future[PullReport]: ...
+    def prune(self) -> None: ...
+    def open_pulls(self) -> list[OpenPull]: ...
+    def stop_one(self, pull: SessionId) -> None: ...
+
+
+class Progress(Protocol):
+    def notify(self) -> None: ...
+
+
+class Feed(Protocol):
+    def publish(self) -> None: ...
+
+
+class RoleHost(Protocol):
+    @property
+    def config(self) -> WorkerConfig: ...
+    @property
+    def facts(self) -> LoadedModel: ...
+    @property
+    def pool(self) -> BlockPool: ...
+    @property
+    def scheduler(self) -> Scheduler: ...
+    @property
+    def recorder(self) -> Recorder: ...
+    @property
+    def metrics(self) -> WorkerMetrics: ...
+    @property
+    def loop(self) -> Loop: ...
+    @property
+    def pulls(self) -> Pulls: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def feed(self) -> Feed: ...
+    def new_session(self) -> SessionId: ...
