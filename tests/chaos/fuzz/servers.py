@@ -7,6 +7,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,8 @@ DESTRUCTIVE = {"Drain"}
 """Whoever knows the token may end a worker's service."""
 HALF_OPEN = 24
 """Connections that say no more and are not closed, at any time."""
+THREADS_S = 20.0
+"""Time for threads to end whose work is over."""
 
 
 # Page ports
@@ -114,7 +117,15 @@ def page_ports() -> Iterator[Try]:
                 runner.run(transport.close())
             mine.close()
             pages.memory.close()
-        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("pages-")]
+        _wait_for_threads("pages-")
+
+
+def _wait_for_threads(prefix: str) -> None:
+    """A thread whose work is over may need a moment to end on a busy machine."""
+    give_up_s = time.monotonic() + THREADS_S
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith(prefix)]:
+        assert time.monotonic() < give_up_s, left
+        time.sleep(0.01)
 
 
 def _mutate_page_port(data: bytes, draw: random.Random) -> bytes:
