@@ -47,7 +47,7 @@ class AdminServer:
             config.listen.host,
             endpoints.admin_port,
             token=membership.token,
-            sealed=tls_port,
+            tls_port=tls_port,
             callers=Callers(max_message_bytes=MOST_MESSAGE_BYTES),
             shares_port=shares_port,
         )

@@ -1,5 +1,5 @@
 """What TLS costs: `python -m tests.bench_tls`. Pages from process to process, and first tokens of a whole cluster,
-plain and sealed in turns, all over loopback. Ratios are of the two in one round, which the same noise has seen."""
+plain and encrypted in turns, all over loopback. Ratios are of the two in one round, which the same noise has seen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
 PAGE_BYTES, PAGES = 360 << 10, 182
 PROMPT_TOKENS = 512
 PULLS, ANSWERS = 40, 60
-KINDS = ("plain", "sealed")
+KINDS = ("plain", "encrypted")
 
 Once = Callable[[str, int], Awaitable[float]]
 """Seconds of one of a kind in a round."""
@@ -40,17 +40,17 @@ async def compare(what: str, rounds: int, once: Once) -> None:
     for number in range(rounds):
         for kind in KINDS if number % 2 else reversed(KINDS):
             taken[kind].append(await once(kind, number))
-    ratios = [sealed / plain for plain, sealed in zip(taken["plain"], taken["sealed"], strict=True)]
+    ratios = [encrypted / plain for plain, encrypted in zip(taken["plain"], taken["encrypted"], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
     medians = ", ".join(f"{kind} {statistics.median(times) * 1e3:.1f} ms" for kind, times in taken.items())
-    print(f"{what}: {medians}; sealed over plain {middle:.2f} (half of {rounds} rounds: {low:.2f} to {high:.2f})")
+    print(f"{what}: {medians}; encrypted over plain {middle:.2f} (half of {rounds} rounds: {low:.2f} to {high:.2f})")
 
 
 async def pulls() -> None:
     """64 MiB from another process, over one peer."""
     owners, peers = [], {}
     memory = make_memory("host", PAGES, PAGE_BYTES)
-    for kind, made in zip(KINDS, ("tcp", "tcp-sealed"), strict=True):
+    for kind, made in zip(KINDS, ("tcp", "tcp-tls"), strict=True):
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
         options = {"group": "host", "pages": PAGES, "page_bytes": PAGE_BYTES, "seed": 1, "incarnation": 1}
         options |= {"worker_id": "owner", "fingerprint": "same", "token": "secret", "kinds": [made]}
@@ -83,11 +83,14 @@ async def pulls() -> None:
 
 async def first_tokens(folder: Path) -> None:
     """A prompt of 11 MiB of pages: client, router, prefill worker, decode worker, and back."""
-    doors, own = Authority(folder, "doors"), Authority(folder, "own")
+    endpoints, own = Authority(folder, "endpoints"), Authority(folder, "own")
     model = ModelConfig(model=f"paced:prefill_tokens_per_s=1e6,step_ms=1,page_bytes={PAGE_BYTES},max_model_len=2048")
-    door = ClientTls(ca=doors.file.read_bytes(), name="localhost")
-    tls = {"tls": doors.config(shown := doors.issue("door")), "cluster_tls": own.config(own.issue("worker"))}
-    client = ClientTls(ca=door.ca, name=door.name, cert=str(shown.cert), key=str(shown.key))
+    endpoint = ClientTls(ca=endpoints.file.read_bytes(), name="localhost")
+    tls = {
+        "tls": endpoints.config(shown := endpoints.issue("endpoint")),
+        "cluster_tls": own.config(own.issue("worker")),
+    }
+    client = ClientTls(ca=endpoint.ca, name=endpoint.name, cert=str(shown.cert), key=str(shown.key))
     async with AsyncExitStack() as stack:
 
         async def cluster(**options: object) -> ProcessCluster:
@@ -99,7 +102,7 @@ async def first_tokens(folder: Path) -> None:
 
         clients = {
             "plain": Client((await cluster()).grpc),
-            "sealed": Client((await cluster(**tls)).grpc, tls_endpoint(client)),
+            "encrypted": Client((await cluster(**tls)).grpc, tls_endpoint(client)),
         }
 
         async def ask(kind: str, number: int) -> float:

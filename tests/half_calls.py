@@ -20,9 +20,9 @@ async def half_a_call(
         b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields.items()
     )
     reader, writer = await asyncio.open_connection(*address.split(":"))
-    hello = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b"")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + http2(4, 0, 0, b"")
     begun = http2(1, 4, 1, headers) + http2(0, 0, 1, b"\0" + (60_000).to_bytes(4, "big") + bytes(1000))
-    writer.write(hello + begun)
+    writer.write(preface + begun)
     said = b""
     try:
         async with asyncio.timeout(20):

@@ -72,7 +72,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be an object, got {value!r}", field=where)
         return {key: _convert(typing.get_args(hint)[1], item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        known = [member.value for member in hint]
+        known = [each.value for each in hint]
         if value not in known:
             raise ConfigError(f"{where} must be one of {known}, got {value!r}", field=where)
         return hint(value)

@@ -81,7 +81,7 @@ class WorkerRecord:
     worker: str
     role: str
     epoch: str
-    standing: str
+    status: str
     block_size: int
     page_bytes: int
     pages_total: int

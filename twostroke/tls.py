@@ -194,9 +194,9 @@ class Certificates:
         )
 
 
-def check_certificates(doors: TlsConfig | None, cluster: TlsConfig | None) -> None:
+def check_certificates(endpoints: TlsConfig | None, cluster: TlsConfig | None) -> None:
     """Raises ConfigError where one of them cannot be used, before anything is started that needs it."""
-    for config, use in ((doors, Use.CLIENTS), (cluster, Use.CLUSTER)):
+    for config, use in ((endpoints, Use.CLIENTS), (cluster, Use.CLUSTER)):
         if config is not None:
             Certificates(config, use)
 

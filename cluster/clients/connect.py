@@ -8,7 +8,7 @@ import aiohttp
 import grpc
 
 from cluster.clients.credentials import ClientTls
-from twostroke.rpc.channel import Door
+from twostroke.rpc.channel import TlsEndpoint
 
 
 def connector(tls: ClientTls | None) -> aiohttp.TCPConnector:
@@ -25,7 +25,7 @@ def connector(tls: ClientTls | None) -> aiohttp.TCPConnector:
     )
 
 
-def tls_endpoint(tls: ClientTls) -> Door:
+def tls_endpoint(tls: ClientTls) -> TlsEndpoint:
     """Return the channel credentials of a client. Raises ConfigError."""
     options = () if tls.name is None else (("grpc.ssl_target_name_override", tls.name),)
-    return Door(grpc.ssl_channel_credentials(*tls.pem()), options)
+    return TlsEndpoint(grpc.ssl_channel_credentials(*tls.pem()), options)

@@ -38,7 +38,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._drain = drain
         self._take_report = report
         self._workers = fleet_pb2.FleetView()
-        self._watchers: dict[_Queue, fleet_pb2.RouterMember | None] = {}
+        self._watchers: dict[_Queue, fleet_pb2.RouterEntry | None] = {}
         """Views not sent yet, by watcher. The value is None unless the watcher is a router."""
 
     def publish(self, view: fleet_pb2.FleetView) -> None:
@@ -51,7 +51,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     ) -> AsyncIterator[fleet_pb2.FleetView]:
         queue: _Queue = asyncio.Queue(QUEUE_VIEWS)
         is_router = bool(request.address)
-        router = fleet_pb2.RouterMember(router_id=request.watcher, address=request.address)
+        router = fleet_pb2.RouterEntry(router_id=request.watcher, address=request.address)
         self._watchers[queue] = router if is_router else None
         reach(Point.SUPERVISOR_WATCHED)
         log.info("fleet watched watcher=%s address=%s", request.watcher, request.address or "none")

@@ -158,7 +158,7 @@ class Supervisor:
         self._version += 1
         workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
         messages = [worker.to_message() for worker in workers]
-        view = fleet_pb2.FleetView(version=self._version, members=messages, scaling=self._reconciler.to_message())
+        view = fleet_pb2.FleetView(version=self._version, workers=messages, scaling=self._reconciler.to_message())
         self._service.publish(view)
         self.wake()
 

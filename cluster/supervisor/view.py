@@ -40,8 +40,8 @@ class Worker:
         """Role that it serves in, or begins in next."""
         return self.serving.role if self.serving else self.config.role
 
-    def to_message(self) -> fleet_pb2.Member:
-        return fleet_pb2.Member(
+    def to_message(self) -> fleet_pb2.WorkerEntry:
+        return fleet_pb2.WorkerEntry(
             worker_id=self.config.worker_id,
             role=self.role,
             address=self.serving.address if self.serving else "",

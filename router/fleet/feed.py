@@ -23,7 +23,7 @@ from twostroke.rpc.membership import Membership
 from twostroke.rpc.silence import listening
 from twostroke.rpc.v1 import control_pb2
 from twostroke.rpc.v1.control_pb2_grpc import ControlStub
-from twostroke.rpc.v1.fleet_pb2 import RouterMember
+from twostroke.rpc.v1.fleet_pb2 import RouterEntry
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class EventSink(Protocol):
     def block_count(self, worker: WorkerId) -> int:
         """Counts the worker's blocks, once per tier."""
 
-    def follow_routers(self, listed: Iterable[RouterMember], tasks: asyncio.TaskGroup) -> None:
+    def follow_routers(self, listed: Iterable[RouterEntry], tasks: asyncio.TaskGroup) -> None:
         """Follows the reservations of the routers that the supervisor lists."""
 
 

@@ -166,7 +166,7 @@ class Fleet:
         """
         listed: set[WorkerId] = set()
         self._awaits_decode = False
-        for entry in view.members:
+        for entry in view.workers:
             worker_id, epoch = WorkerId(entry.worker_id), _usable_epoch(entry)
             self._awaits_decode |= entry.returns and entry.role == Role.DECODE
             if epoch is None:
@@ -275,7 +275,7 @@ class Fleet:
         )
 
 
-def _usable_epoch(entry: fleet_pb2.Member) -> Epoch | None:
+def _usable_epoch(entry: fleet_pb2.WorkerEntry) -> Epoch | None:
     """Returns the epoch that is listed, or None where there is no process to talk to."""
     if entry.role not in (Role.PREFILL, Role.DECODE) or not entry.address:
         return None

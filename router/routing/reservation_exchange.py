@@ -48,7 +48,7 @@ class ReservationFeed:
         """How many routers' placements come in."""
         return len(self._flowing)
 
-    def take(self, listed: Iterable[fleet_pb2.RouterMember], tasks: asyncio.TaskGroup) -> None:
+    def take(self, listed: Iterable[fleet_pb2.RouterEntry], tasks: asyncio.TaskGroup) -> None:
         """Follows the routers that the supervisor lists."""
         addresses = {RouterId(said.router_id): said.address for said in listed if said.address}
         self._listed = addresses.keys() - {self._router_id}

@@ -16,7 +16,7 @@ from twostroke.ids import Epoch, WorkerId
 from twostroke.rpc.events import batch_from_message
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1.control_pb2 import KvEventBatch
-from twostroke.rpc.v1.fleet_pb2 import RouterMember
+from twostroke.rpc.v1.fleet_pb2 import RouterEntry
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class RoutingState:
     def block_count(self, worker: WorkerId) -> int:
         return self.index.block_count(worker)
 
-    def follow_routers(self, listed: Iterable[RouterMember], tasks: asyncio.TaskGroup) -> None:
+    def follow_routers(self, listed: Iterable[RouterEntry], tasks: asyncio.TaskGroup) -> None:
         self._feed.take(listed, tasks)
 
 

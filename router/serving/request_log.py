@@ -130,7 +130,7 @@ def worker_record(worker: Worker) -> WorkerRecord | None:
         worker=worker.worker_id,
         role=worker.role.value,
         epoch=str(worker.epoch),
-        standing=worker.status.value,
+        status=worker.status.value,
         block_size=model.block_size,
         page_bytes=model.page_bytes,
         pages_total=load.pages_total,

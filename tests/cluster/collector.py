@@ -19,7 +19,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
     spans: list[Span] = field(default_factory=list)
     services: dict[bytes, str] = field(default_factory=dict)
     """Span id -> the process that sent it."""
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def Export(self, request, context):  # noqa: N802
         for of_process in request.resource_spans:
@@ -27,14 +27,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
             for scope in of_process.scope_spans:
                 self.spans += scope.spans
                 self.services |= {span.span_id: process for span in scope.spans}
-        self._news.set()
+        self._changed.set()
         return trace_service_pb2.ExportTraceServiceResponse()
 
     async def until(self, is_there: Callable[[list[Span]], bool], within_s: float = 60) -> None:
         async with asyncio.timeout(within_s):
             while not is_there(self.spans):
-                self._news.clear()
-                await self._news.wait()
+                self._changed.clear()
+                await self._changed.wait()
 
 
 @asynccontextmanager

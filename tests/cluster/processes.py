@@ -34,7 +34,7 @@ from twostroke.config import (
 )
 from twostroke.credentials import TlsConfig
 from twostroke.json_values import from_values
-from twostroke.rpc.channel import Door, PeerChannel
+from twostroke.rpc.channel import PeerChannel, TlsEndpoint
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, fleet_pb2, fleet_pb2_grpc, inference_pb2, inference_pb2_grpc
@@ -204,8 +204,8 @@ class ProcessCluster:
 
     def publish(self) -> None:
         self._version += 1
-        members = [
-            fleet_pb2.Member(
+        workers = [
+            fleet_pb2.WorkerEntry(
                 worker_id=name,
                 role=worker.config.role.value,
                 address=str(worker.info.get("address", "")),
@@ -215,7 +215,7 @@ class ProcessCluster:
             )
             for name, worker in self.workers.items()
         ]
-        self._fleet.publish(fleet_pb2.FleetView(version=self._version, members=members))
+        self._fleet.publish(fleet_pb2.FleetView(version=self._version, workers=workers))
 
     async def load(self, worker_id: str) -> control_pb2.Load:
         channel = PeerChannel(str(self.workers[worker_id].info["address"]), self.us)
@@ -353,12 +353,12 @@ def port_of(address: str) -> int:
 class Client:
     """A gRPC client of the front door that speaks token ids."""
 
-    def __init__(self, address: str, door: Door | None = None) -> None:
-        """`door`: where it takes TLS."""
+    def __init__(self, address: str, endpoint: TlsEndpoint | None = None) -> None:
+        """`endpoint`: where it takes TLS."""
         self.channel = (
             grpc.aio.insecure_channel(address)
-            if door is None
-            else grpc.aio.secure_channel(address, door.credentials, options=list(door.options))
+            if endpoint is None
+            else grpc.aio.secure_channel(address, endpoint.credentials, options=list(endpoint.options))
         )
         self.stub = inference_pb2_grpc.InferenceStub(self.channel)
 

@@ -64,8 +64,12 @@ async def two_routers(decode: int = 2) -> AsyncIterator[tuple[ProcessCluster, Re
 
 
 def new_client(cluster: ProcessCluster) -> ResumingClient:
-    doors = [cluster.routers[rank] for rank in sorted(cluster.routers)]
-    return ResumingClient(grpc=[door.grpc for door in doors], http=[door.http for door in doors], silence_s=SILENCE_S)
+    endpoints = [cluster.routers[rank] for rank in sorted(cluster.routers)]
+    return ResumingClient(
+        grpc=[endpoint.grpc for endpoint in endpoints],
+        http=[endpoint.http for endpoint in endpoints],
+        silence_s=SILENCE_S,
+    )
 
 
 async def grpc_stream(client: ResumingClient, got: Got, options: dict[str, Any]) -> Got:
@@ -105,7 +109,7 @@ async def chat_stream(client: ResumingClient, got: Got, options: dict[str, Any])
     return got
 
 
-STREAMS = [(door, kind) for door in (grpc_stream, chat_stream) for kind in KINDS]
+STREAMS = [(endpoint, kind) for endpoint in (grpc_stream, chat_stream) for kind in KINDS]
 
 
 async def all_streams(client: ResumingClient, progress: list[Got]) -> list[Got]:
@@ -113,7 +117,7 @@ async def all_streams(client: ResumingClient, progress: list[Got]) -> list[Got]:
     progress[:] = [Got() for _ in STREAMS]
     async with asyncio.timeout(PATIENCE_S):
         return await asyncio.gather(
-            *(door(client, got, KINDS[kind]) for got, (door, kind) in zip(progress, STREAMS, strict=True))
+            *(endpoint(client, got, KINDS[kind]) for got, (endpoint, kind) in zip(progress, STREAMS, strict=True))
         )
 
 
@@ -123,8 +127,8 @@ async def until_total(progress: list[Got], total: int) -> None:
 
 
 def check(got: list[Got], undisturbed: list[Got]) -> None:
-    for (door, kind), mine, theirs in zip(STREAMS, got, undisturbed, strict=True):
-        where = f"{door.__name__}, {kind}"
+    for (endpoint, kind), mine, theirs in zip(STREAMS, got, undisturbed, strict=True):
+        where = f"{endpoint.__name__}, {kind}"
         assert mine.usages == theirs.usages, where
         assert mine.finishes == theirs.finishes, where
         assert mine.roles == theirs.roles, where
@@ -203,8 +207,8 @@ async def end_the_first_router(cluster: ProcessCluster, client: ResumingClient) 
     long = {"max_tokens": 150, "seed": 3}
     undisturbed = await chat_stream(client, Got(), long)
     sampled = cluster.metric("decode-0", "twostroke_sampled_tokens_total")
-    doors = ",".join(router.http for router in cluster.routers.values())
-    command = [sys.executable, "-m", "cluster.cli", "chat", "--http", doors, "Tell me everything." * 3]
+    endpoints = ",".join(router.http for router in cluster.routers.values())
+    command = [sys.executable, "-m", "cluster.cli", "chat", "--http", endpoints, "Tell me everything." * 3]
     chat = await asyncio.create_subprocess_exec(
         *command, "--seed", "3", "--max-tokens", "150", stdout=asyncio.subprocess.PIPE
     )

@@ -28,10 +28,10 @@ ROUND_S = 400.0
 @asynccontextmanager
 async def clients(server: Server) -> AsyncIterator[list[AsyncOpenAI]]:
     """Some of each router; none of them tries again."""
-    doors = [router["http"] for router in json.loads(server.command("status", "--json"))["routers"]]
+    endpoints = [router["http"] for router in json.loads(server.command("status", "--json"))["routers"]]
     opened = [
-        AsyncOpenAI(base_url=f"http://{door}/v1", api_key="none", max_retries=0)
-        for door in itertools.islice(itertools.cycle(doors), CLIENTS)
+        AsyncOpenAI(base_url=f"http://{endpoint}/v1", api_key="none", max_retries=0)
+        for endpoint in itertools.islice(itertools.cycle(endpoints), CLIENTS)
     ]
     yield opened
     for client in opened:
@@ -72,10 +72,10 @@ async def roll(server: Server, *, times: int = 1) -> None:
             is_over.set()
     assert "died" not in server.printed
     assert sorted(server.epochs()) == sorted(before)
-    assert [len(lives(server, worker)) for worker in before] == [1 + times] * len(before)
+    assert [len(epochs(server, worker)) for worker in before] == [1 + times] * len(before)
 
 
-def lives(server: Server, worker: str) -> set[str]:
+def epochs(server: Server, worker: str) -> set[str]:
     """Epochs. A restarted supervisor tells of those that go on once more."""
     return set(re.findall(rf"{worker} serves at \S+ \(epoch (\S+)\)", server.printed))
 

@@ -127,8 +127,8 @@ def test_status_shows_every_worker_with_its_epoch_and_pages(server: Server) -> N
 
 
 def test_the_doctor_finds_a_healthy_server_fine_through_both_doors(server: Server) -> None:
-    for door in ([], ["--url", f"http://{server.address('HTTP')}"]):
-        told = json.loads(server.command("doctor", "--json", *door))
+    for endpoint in ([], ["--url", f"http://{server.address('HTTP')}"]):
+        told = json.loads(server.command("doctor", "--json", *endpoint))
         assert told["verdict"]["cause"] == "fine"
         assert told["facts"]["second"]["cached_tokens"] >= 6 * 16
         assert told["facts"]["policy"] == "kv"

@@ -145,7 +145,7 @@ async def test_a_killed_worker_is_dead_in_the_view_at_once_and_comes_back_as_its
         os.kill(pid_of(before), signal.SIGKILL)
         states: list[int] = []
         async for view in watch:
-            state = next(member.state for member in view.members if member.worker_id == "decode-0")
+            state = next(worker.state for worker in view.workers if worker.worker_id == "decode-0")
             if state not in states[-1:]:
                 states.append(state)
             if len(states) == 4:

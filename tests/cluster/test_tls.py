@@ -39,7 +39,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.clients, self.cluster, self.stranger = (Authority(folder, name) for name in ("clients", "cluster", "x"))
-        self.door = self.clients.issue("door", names=("localhost",))
+        self.endpoint = self.clients.issue("endpoint", names=("localhost",))
         self.client = self.clients.issue("client", names=("alice",))
         self.worker = self.cluster.issue("worker")
 
@@ -55,15 +55,15 @@ def world(tmp_path: Path) -> World:
 
 
 @contextlib.asynccontextmanager
-async def sealed_cluster(world: World, **options: int) -> AsyncIterator[ProcessCluster]:
-    doors, cluster = world.clients.config(world.door), world.cluster.config(world.worker)
+async def tls_cluster(world: World, **options: int) -> AsyncIterator[ProcessCluster]:
+    endpoints, cluster = world.clients.config(world.endpoint), world.cluster.config(world.worker)
     async with running_cluster(
         prefill=1,
         decode=1,
         model=paced(),
         policy="random",  # prompts are computed at the prefill worker, however short
         transports=("tcp",),
-        tls=doors,
+        tls=endpoints,
         cluster_tls=cluster,
         **options,
     ) as running:
@@ -87,32 +87,32 @@ def asked_over_http(address: str, tls: ClientTls | None) -> str:
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=ANSWER_S) as sock:
-            sealed = sock if tls is None else tls.context().wrap_socket(sock, server_hostname=tls.name)
-            with sealed:
-                sealed.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-                return sealed.makefile("rb").readline().decode().strip() or "refused"
+            encrypted = sock if tls is None else tls.context().wrap_socket(sock, server_hostname=tls.name)
+            with encrypted:
+                encrypted.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                return encrypted.makefile("rb").readline().decode().strip() or "refused"
     except OSError:
         return "refused"
 
 
 def page_port_says(worker: WorkerProcess, context: ssl.SSLContext | None, token: str) -> bytes:
     """To a hello that shows the token; nothing where the connection is ended."""
-    hello = frame([PROTOCOL, token, "w", "1.1", worker.info["fingerprint"], worker.info["epoch"]])
+    handshake = frame([PROTOCOL, token, "w", "1.1", worker.info["fingerprint"], worker.info["epoch"]])
     listening = listening_ports(psutil.Process(worker.process.pid))
     (port,) = listening - {port_of(str(worker.info[name])) for name in ("address", "metrics_address")}
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=ANSWER_S) as sock:
-            sealed = sock if context is None else context.wrap_socket(sock, server_hostname=CLUSTER_NAME)
-            with sealed:
-                sealed.sendall(hello)
-                return sealed.recv(4096)
+            encrypted = sock if context is None else context.wrap_socket(sock, server_hostname=CLUSTER_NAME)
+            with encrypted:
+                encrypted.sendall(handshake)
+                return encrypted.recv(4096)
     except OSError:
         return b""
 
 
-async def told_by_worker(address: str, member: Membership | str, tls: ClientTls | None = None) -> str:
-    """`tls`: shown instead of what `member` shows."""
-    peer = PeerChannel(address, member, None if tls is None else tls_endpoint(tls))
+async def told_by_worker(address: str, membership: Membership | str, tls: ClientTls | None = None) -> str:
+    """`tls`: shown instead of what `membership` shows."""
+    peer = PeerChannel(address, membership, None if tls is None else tls_endpoint(tls))
     try:
         stub = control_pb2_grpc.ControlStub(peer.channel)
         request = control_pb2.GetServerInfoRequest()
@@ -136,7 +136,7 @@ async def test_who_has_the_right_certificate_is_served_and_nobody_else_is_heard(
         "believes in another CA": world.seen_by(world.client, world.stranger),
         "looks for another name": replace(world.seen_by(world.client), name="elsewhere"),
     }
-    async with sealed_cluster(world, routers=2) as cluster:
+    async with tls_cluster(world, routers=2) as cluster:
         right = world.seen_by(world.client)
         assert await asked_over_grpc(cluster, right, seed=1) == "served"
         assert await asyncio.to_thread(asked_over_http, cluster.routers[0].http, right) == "HTTP/1.1 200 OK"
@@ -181,9 +181,9 @@ def resumes(address: str, world: World) -> bool:
     for _ in range(2):
         with (
             socket.create_connection(("127.0.0.1", port_of(address)), timeout=ANSWER_S) as sock,
-            context.wrap_socket(sock, server_hostname="localhost", session=session) as sealed,
+            context.wrap_socket(sock, server_hostname="localhost", session=session) as encrypted,
         ):
-            session, is_reused = sealed.session, sealed.session_reused
+            session, is_reused = encrypted.session, encrypted.session_reused
     return bool(is_reused)
 
 
@@ -199,9 +199,9 @@ async def between_processes(world: World, cluster: ProcessCluster) -> None:
     intruder = Membership.of(TOKEN, stranger)
     assert await told_by_worker(address, cluster.us) == "prefill-0"
     assert await told_by_worker(address, Membership("guess", cluster.us.certificates)) == "UNAUTHENTICATED"
-    for member in (TOKEN, intruder):
-        assert await told_by_worker(address, member) == "UNAVAILABLE"
-        assert await told_by_worker(cluster.fleet_address, member) == "UNAVAILABLE"
+    for membership in (TOKEN, intruder):
+        assert await told_by_worker(address, membership) == "UNAVAILABLE"
+        assert await told_by_worker(cluster.fleet_address, membership) == "UNAVAILABLE"
 
     misnamed = replace(world.seen_by(world.cluster.issue("odd", names=("x",)), world.cluster), name=CLUSTER_NAME)
     assert await told_by_worker(address, TOKEN, misnamed) == "UNAUTHENTICATED", "from our CA, not of our cluster"
@@ -219,7 +219,7 @@ async def between_processes(world: World, cluster: ProcessCluster) -> None:
 
 
 async def test_certificates_change_while_everybody_works(world: World) -> None:
-    async with sealed_cluster(world) as cluster:
+    async with tls_cluster(world) as cluster:
         stop = asyncio.Event()
         outcomes: list[str] = []
 
@@ -235,7 +235,7 @@ async def test_certificates_change_while_everybody_works(world: World) -> None:
         long = asyncio.create_task(long_answer(cluster, world))
         seen = {await asyncio.to_thread(serial_of, cluster.routers[0].grpc, world)}
         for _ in range(3):
-            world.door = world.clients.issue("door", names=("localhost",))
+            world.endpoint = world.clients.issue("endpoint", names=("localhost",))
             world.worker = world.cluster.issue("worker")
             earlier = set(seen)
             for address in (cluster.routers[0].grpc, cluster.routers[0].http):
@@ -267,6 +267,6 @@ def serial_of(address: str, world: World) -> str:
     tls = world.seen_by(world.client)
     with (
         socket.create_connection((host, int(port)), timeout=ANSWER_S) as sock,
-        tls.context().wrap_socket(sock, server_hostname="localhost") as sealed,
+        tls.context().wrap_socket(sock, server_hostname="localhost") as encrypted,
     ):
-        return str((sealed.getpeercert() or {})["serialNumber"])
+        return str((encrypted.getpeercert() or {})["serialNumber"])

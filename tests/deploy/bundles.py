@@ -23,7 +23,7 @@ OBSERVED = ("monitoring", "tracing", "gateway")
 WITH = {
     "dev-cpu+hpa": ("dev-cpu", ("hpa",)),
     "dev-cpu+keda": ("dev-cpu", ("monitoring", "keda")),
-    "dev-cpu+front-tls": ("dev-cpu", ("front-tls",)),
+    "dev-cpu+router-tls": ("dev-cpu", ("router-tls",)),
     "prod-gpu+all": ("prod-gpu", (*OBSERVED, "keda", "inferencepool")),
 }
 """Name: (overlay, components that it does not have)."""

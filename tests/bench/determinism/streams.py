@@ -128,12 +128,12 @@ def _step(sequences: list[Sequence], draw: random.Random | None) -> Iterator[Chu
     room = LONGEST_PROMPT * len(sequences) * 2 if draw is None else draw.randint(1, CHUNK)
     for each in sequences:
         start = each.first_query
-        owed = len(each.known) - start
-        if owed > 1:
-            owed = min(owed, room)
-            room -= owed
-        if owed:
-            yield Chunk(each, start, start + owed, start + owed == len(each.known))
+        pending = len(each.known) - start
+        if pending > 1:
+            pending = min(pending, room)
+            room -= pending
+        if pending:
+            yield Chunk(each, start, start + pending, start + pending == len(each.known))
 
 
 def _digest(values: torch.Tensor) -> bytes:

@@ -48,8 +48,8 @@ def measure(name: str, content: Content, lookups: int) -> Trial:
     subject = subject_named(name, content.workers)
     gc.collect()
     empty_bytes, holdings, busy_s = _resident_bytes(), 0, 0.0
-    news = content.stored()
-    while part := list(islice(news, PREPARED)):
+    stored = content.stored()
+    while part := list(islice(stored, PREPARED)):
         messages = [(stored.worker, subject.message(stored)) for stored in part]
         holdings += sum(len(stored.block_hashes) for stored in part)
         started_s = time.process_time()

@@ -42,7 +42,7 @@ async def leaks_within(bed: Bed, seconds: float) -> str | None:
 async def _left(bed: Bed) -> str | None:
     try:
         view = await bed.view()
-        for worker in view.members:
+        for worker in view.workers:
             held = held_by((await bed.load(worker.address)).load)
             if held is not None:
                 return f"{worker.worker_id}: {held}"
@@ -76,7 +76,7 @@ async def refusals(bed: Bed) -> Counter[str]:
     """Count the refusals of all processes that answer, since they began."""
     counted: Counter[str] = Counter()
     view = await bed.view()
-    workers = [worker.metrics_address for worker in view.members if worker.metrics_address]
+    workers = [worker.metrics_address for worker in view.workers if worker.metrics_address]
     for address in (*workers, *(router.metrics for router in bed.routers)):
         samples = await asyncio.to_thread(scrape, address)
         counted.update({name: int(_total(samples, name)) for name in REFUSALS if name in samples})

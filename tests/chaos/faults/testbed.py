@@ -93,7 +93,7 @@ class Bed:
         """Return the targets whose addresses are known: all, once the cluster is whole."""
         view = await self.view()
         routers = [Target(Process.ROUTER, router_name(router), router.admin) for router in self.routers]
-        workers = [Target(worker.role, worker.worker_id, worker.address) for worker in view.members if worker.address]
+        workers = [Target(worker.role, worker.worker_id, worker.address) for worker in view.workers if worker.address]
         return [*routers, *workers, Target(Process.SUPERVISOR, Process.SUPERVISOR, await self.fleet_address())]
 
     async def view(self) -> fleet_pb2.FleetView:
@@ -191,7 +191,7 @@ class Bed:
 
     async def epochs(self) -> dict[str, str]:
         """Return the epochs of all workers. Raises ServeError."""
-        return {worker.worker_id: worker.epoch for worker in (await self.view()).members}
+        return {worker.worker_id: worker.epoch for worker in (await self.view()).workers}
 
     async def whole_within(self, seconds: float, over: Mapping[str, str] | None = None) -> str | None:
         """None as soon as every process serves and every router knows; what is missing after so long.
@@ -213,7 +213,7 @@ class Bed:
             return f"supervisor: {error.message}"
         serving = {
             worker.worker_id: worker.epoch
-            for worker in view.members
+            for worker in view.workers
             if worker.state == control_pb2.WORKER_STATE_SERVING and over.get(worker.worker_id) != worker.epoch
         }
         if len(serving) < self._workers:

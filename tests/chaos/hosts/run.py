@@ -46,12 +46,12 @@ class Struck:
     """Before it was."""
 
     host: Host
-    lives: Mapping[str, fleet_pb2.Member]
+    workers: Mapping[str, fleet_pb2.WorkerEntry]
     """Workers of the host when it was struck."""
 
     @property
     def epochs(self) -> dict[str, str]:
-        return {name: worker.epoch for name, worker in self.lives.items()}
+        return {name: worker.epoch for name, worker in self.workers.items()}
 
 
 class HostFaultRun:
@@ -146,10 +146,10 @@ class HostFaultRun:
         """The host of the first worker of that role, and all workers that are there."""
         if kind is Victim.HEAD:
             return Struck(self._site.head, {})
-        members = (await self._bed.view()).members
-        first = next(worker for worker in members if worker.role == kind.value)
+        workers = (await self._bed.view()).workers
+        first = next(worker for worker in workers if worker.role == kind.value)
         host = self._site.host_at(first.address)
-        return Struck(host, {m.worker_id: m for m in members if self._site.host_at(m.address) is host})
+        return Struck(host, {m.worker_id: m for m in workers if self._site.host_at(m.address) is host})
 
     async def _whole_again(self, fault: HostFault, struck: Struck, fault_s: float) -> tuple[str | None, float | None]:
         """What is missing in the end; how long it took."""
@@ -162,7 +162,7 @@ class HostFaultRun:
         """Wait until none of the workers that were struck answers any more. Raises ConfigError where one goes on."""
         began_s = time.monotonic()
         found = False
-        for worker in struck.lives.values():
+        for worker in struck.workers.values():
             while await self._answers(worker):
                 found = True
                 if time.monotonic() - began_s > FENCED_S:
@@ -170,7 +170,7 @@ class HostFaultRun:
                 await asyncio.sleep(POLL_S)
         return time.monotonic() - began_s if found else None
 
-    async def _answers(self, worker: fleet_pb2.Member) -> bool:
+    async def _answers(self, worker: fleet_pb2.WorkerEntry) -> bool:
         """Return whether that very epoch answers."""
         try:
             async with self._bed.channel(worker.address) as channel:
@@ -195,7 +195,7 @@ class HostFaultRun:
         while not is_over.is_set():
             with contextlib.suppress(ServeError):  # the supervisor may be away
                 view = await self._bed.view()
-                sightings.see("the supervisor", [(worker.worker_id, worker.epoch) for worker in view.members])
+                sightings.see("the supervisor", [(worker.worker_id, worker.epoch) for worker in view.workers])
             for router in self._bed.routers:
                 with contextlib.suppress(ServeError):
                     sightings.see(f"router {router.grpc}", (await self._bed.known_to(router)).items())
@@ -217,7 +217,7 @@ class HostFaultRun:
     async def _crowded(self) -> str | None:
         """A worker that is where another one is, or on a host of the other role."""
         seen: set[str] = set()
-        for worker in (await self._bed.view()).members:
+        for worker in (await self._bed.view()).workers:
             host = self._site.host_at(worker.address)
             if host.name in seen or (self._site.has_host_for(worker.role) and not host.name.startswith(worker.role)):
                 return str(worker.worker_id)

@@ -144,7 +144,7 @@ class _Session:
         """Raises ConfigError where no page went from one host to another."""
         pulled = 0.0
         hosts = {}
-        for worker in (await bed.view()).members:
+        for worker in (await bed.view()).workers:
             hosts[worker.worker_id] = self._site.host_at(worker.address).name
             samples = await asyncio.to_thread(scrape, worker.metrics_address)
             if worker.role == Role.DECODE:

@@ -95,7 +95,7 @@ async def serving(folder: Path, *, secured: bool) -> AsyncIterator[Site]:
     write_tokenizer(folder)
     endpoints, keys = _endpoints(folder, secured=secured)
     clients, cluster_ca = Authority(folder, "clients"), Authority(folder, "cluster")
-    tls = dataclasses.replace(clients.config(clients.issue("door", names=("localhost",))), ca=None)
+    tls = dataclasses.replace(clients.config(clients.issue("endpoint", names=("localhost",))), ca=None)
     async with running_cluster(
         prefill=1,
         decode=1,

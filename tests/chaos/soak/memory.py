@@ -37,7 +37,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Life:
+class ProcessMemory:
     kind: str
     samples: list[Sample] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Life:
 
 @dataclass(slots=True)
 class Memory:
-    lives: dict[int, Life] = field(default_factory=dict)
+    processes: dict[int, ProcessMemory] = field(default_factory=dict)
     """Processes by their id."""
 
     def take(self, now_s: float, processes: Iterable[tuple[int, str, int, int]]) -> None:
@@ -76,33 +76,33 @@ class Memory:
         for pid, title, rss_bytes, files in processes:
             kind = kind_of(title)
             if kind is not None and rss_bytes:
-                life = self.lives.setdefault(pid, Life(kind))
-                life.samples.append(Sample(now_s, rss_bytes, files))
+                process = self.processes.setdefault(pid, ProcessMemory(kind))
+                process.samples.append(Sample(now_s, rss_bytes, files))
 
-    def by_kind(self) -> dict[str, list[Life]]:
-        found: dict[str, list[Life]] = {}
-        for life in self.lives.values():
-            found.setdefault(life.kind, []).append(life)
+    def by_kind(self) -> dict[str, list[ProcessMemory]]:
+        found: dict[str, list[ProcessMemory]] = {}
+        for process in self.processes.values():
+            found.setdefault(process.kind, []).append(process)
         return found
 
     def misses(self) -> list[str]:
         """Return the processes that grow, in words."""
         growing = [
-            f"a {life.kind} (process {pid}) grows by {life.bytes_per_s * 3600 / 2**20:.0f} MiB an hour"
-            for pid, life in self.lives.items()
-            if life.is_telling and life.grows
+            f"a {process.kind} (process {pid}) grows by {process.bytes_per_s * 3600 / 2**20:.0f} MiB an hour"
+            for pid, process in self.processes.items()
+            if process.is_telling and process.grows
         ]
         crowded = [
-            f"a {life.kind} (process {pid}) has {most} files open"
-            for pid, life in self.lives.items()
-            if (most := most_files([life])) > FILES
+            f"a {process.kind} (process {pid}) has {most} files open"
+            for pid, process in self.processes.items()
+            if (most := most_files([process])) > FILES
         ]
         return growing + crowded
 
 
-def most_files(lives: Sequence[Life]) -> int:
-    return max((sample.files for life in lives for sample in life.samples), default=0)
+def most_files(processes: Sequence[ProcessMemory]) -> int:
+    return max((sample.files for process in processes for sample in process.samples), default=0)
 
 
-def most_bytes(lives: Sequence[Life]) -> int:
-    return max((sample.rss_bytes for life in lives for sample in life.samples), default=0)
+def most_bytes(processes: Sequence[ProcessMemory]) -> int:
+    return max((sample.rss_bytes for process in processes for sample in process.samples), default=0)

@@ -45,9 +45,9 @@ class Course:
     def line(self) -> str:
         """How things are."""
         largest = {
-            kind: most_bytes([life for life in lives if life.samples])
+            kind: most_bytes([process for process in processes if process.samples])
             for memory in self.memories[-1:]
-            for kind, lives in memory.by_kind().items()
+            for kind, processes in memory.by_kind().items()
         }
         sizes = ", ".join(f"{kind} {size / MIB:.0f}" for kind, size in sorted(largest.items()))
         return (
@@ -98,16 +98,16 @@ def _faults(course: Course) -> str:
 def _memory(course: Course) -> str:
     rows = []
     for kind in sorted({kind for memory in course.memories for kind in memory.by_kind()}):
-        lives = [life for memory in course.memories for life in memory.by_kind().get(kind, [])]
-        slopes = [life.bytes_per_s * 3600 / MIB for life in lives if life.is_telling]
+        processes = [process for memory in course.memories for process in memory.by_kind().get(kind, [])]
+        slopes = [process.bytes_per_s * 3600 / MIB for process in processes if process.is_telling]
         rows.append(
             [
                 kind,
-                str(len(lives)),
-                f"{most_bytes(lives) / MIB:.0f}",
+                str(len(processes)),
+                f"{most_bytes(processes) / MIB:.0f}",
                 str(len(slopes)),
                 f"{max(slopes):+.1f}" if slopes else "",
-                str(most_files(lives)),
+                str(most_files(processes)),
             ]
         )
     table = markdown(

@@ -16,7 +16,7 @@ _DEFAULT_GRACE_S = 30
 _PLAIN_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 _LEAST_MEMORY = 1 << 20
 _MOST_CPUS = 4096
-_SHORTEST_START_S, _SHORTEST_LIFE_S = 15, 5
+_SHORTEST_START_S, _SHORTEST_RUN_S = 15, 5
 
 
 def container_names_are_unique(pod: PodTemplate) -> Iterator[Complaint]:
@@ -210,7 +210,7 @@ def probe_numbers_are_valid(pod: PodTemplate) -> Iterator[Complaint]:
             given_s = probe.get("initialDelaySeconds", 0) + probe.get("periodSeconds", 10) * probe.get(
                 "failureThreshold", 3
             )
-            least_s = _SHORTEST_START_S if name == "startupProbe" else _SHORTEST_LIFE_S
+            least_s = _SHORTEST_START_S if name == "startupProbe" else _SHORTEST_RUN_S
             if given_s < least_s:
                 what, todo = f"killed unless it answers within {given_s} s", "raise failureThreshold"
                 yield Complaint(pod.where, f"{path}.{name}", what, f"{todo}: it may be busy for longer")

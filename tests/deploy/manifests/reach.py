@@ -47,7 +47,7 @@ def what_must_get_through_does(bundle: Bundle) -> Iterator[Complaint]:
         if wrong:
             what = f"policies let no {role_of(source)} reach {role_of(target)} at {name} ({number}): {wrong}"
             yield Complaint(target.where, target.path, what, "open it in a NetworkPolicy, on both sides")
-    for pod, name, number in _doors(bundle):
+    for pod, name, number in _open_ports(bundle):
         if dict(CLIENTS)[name] and not _anyone_may(bundle, pod, number):
             what = f"clients do not reach port {name} ({number})"
             yield Complaint(pod.where, pod.path, what, "open it in a NetworkPolicy")
@@ -108,7 +108,7 @@ def what_must_not_get_through_does_not(bundle: Bundle) -> Iterator[Complaint]:
                 if _invited(bundle, source, target, int(port)):
                     what = f"{role_of(source) or source.where} reaches Redis ({port}), which is the head's"
                     yield Complaint(target.where, target.path, what, "name the head in the NetworkPolicy")
-    for pod, name, number in _doors(bundle):
+    for pod, name, number in _open_ports(bundle):
         if not dict(CLIENTS)[name] and _strangers_may(bundle, pod, number):
             what = f"anyone reaches port {name} ({number})"
             yield Complaint(pod.where, pod.path, what, "name in the NetworkPolicy who may")
@@ -160,7 +160,7 @@ def _flows(
                         yield source, target, name, number
 
 
-def _doors(bundle: Bundle) -> Iterator[tuple[PodTemplate, str, int]]:
+def _open_ports(bundle: Bundle) -> Iterator[tuple[PodTemplate, str, int]]:
     for pod in bundle.pods if bundle.of("NetworkPolicy") else ():
         for name, _ in CLIENTS:
             for number in _numbers(pod, name) if role_of(pod) == ROUTER else ():

@@ -45,7 +45,7 @@ def test_files_that_are_never_closed_are_named() -> None:
 
 
 def test_processes_that_are_not_ours_are_not_watched() -> None:
-    assert [life.kind for life in watched(0.0).lives.values()] == ["decode worker"]
+    assert [process.kind for process in watched(0.0).processes.values()] == ["decode worker"]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("1.5h", 5400), ("10m", 600), ("7", 7)])

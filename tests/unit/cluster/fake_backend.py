@@ -169,12 +169,12 @@ def spec() -> FleetSpec:
 @asynccontextmanager
 async def running(backend: FakeBackend) -> AsyncIterator[Supervisor]:
     supervisor = Supervisor(spec(), backend)
-    life = asyncio.create_task(supervisor.run())
+    run_task = asyncio.create_task(supervisor.run())
     try:
         yield supervisor
     finally:
         await supervisor.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)
 
 
 async def until(supervisor: Supervisor, is_so: str, worker_id: str = "decode-0", epoch: str | None = None) -> Worker:
@@ -199,8 +199,8 @@ async def until_all_serve(supervisor: Supervisor) -> None:
 async def two_decode_workers(backend: FakeBackend) -> AsyncIterator[Supervisor]:
     async with backend.control.served():
         supervisor = Supervisor(fleet_spec(ClusterConfig(prefill=1, decode=2), token=TOKEN, port=0), backend)
-        life = asyncio.create_task(supervisor.run())
+        run_task = asyncio.create_task(supervisor.run())
         await until_all_serve(supervisor)
         yield supervisor
         await supervisor.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)

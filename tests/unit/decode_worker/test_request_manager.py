@@ -54,9 +54,9 @@ async def test_the_answer_comes_in_order_and_ends_with_its_reason() -> None:
         assert got.positions == list(range(20))
         assert [entry.finish_reason for entry in got.entries[:-1]] == [""] * (len(got.entries) - 1)
         assert got.last.finish_reason == "length"
-        life = got.last.lifetime
-        assert life["opened"] <= life["admitted"] <= life["first_token"] <= life["done"]
-        assert got.entries[0].lifetime["first_token"] == life["first_token"]
+        instants = got.last.lifetime
+        assert instants["opened"] <= instants["admitted"] <= instants["first_token"] <= instants["done"]
+        assert got.entries[0].lifetime["first_token"] == instants["first_token"]
 
 
 async def test_one_message_per_step_carries_the_tokens_of_all_requests_of_a_router() -> None:
@@ -201,19 +201,19 @@ async def test_what_a_closed_request_held_is_back_when_the_step_that_runs_has_en
         decode(pages=12, model=STEADY) as worker,
         router_to(worker) as router,
     ):
-        book, other = answers_of(worker), "first"
+        manager, other = answers_of(worker), "first"
         if when in (Stage.WAITING, "preempted"):
             await router.open(prompt_of(9 * BLOCK, seed=2), 40, request_id=other)
             await eventually(lambda: worker.host.scheduler.running == 1)
         prompt = prompt_of(BLOCK, seed=3) if when == "preempted" else PROMPT
         await router.open(prompt, 30, source=source if when is Stage.PULLING else None)
-        answer = book._requests[RequestId("r")]
+        answer = manager._requests[RequestId("r")]
         stage = Stage.WAITING if when == "preempted" else when
         await eventually(lambda: answer.stage is stage and bool(answer.sequence.preemptions) == (when == "preempted"))
         if when is Stage.PULLING:
             await eventually(lambda: worker.metric("pull_bytes_total", transport="shm") > 0)
         for request_id in ("r", other):
-            book.close_request(RequestId(request_id), 0)
+            manager.close_request(RequestId(request_id), 0)
         steps = ran_steps(worker)
         await worker.idle()
         assert ran_steps(worker) <= steps + 1
@@ -277,7 +277,7 @@ async def test_a_pull_ends_at_its_source_by_its_requests_deadline_whoever_forget
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The decode worker seems to stand still: nothing here closes the call."""
-    monkeypatch.setattr(RequestManager, "_expire", lambda book, answer: None)
+    monkeypatch.setattr(RequestManager, "_expire", lambda manager, answer: None)
     prompt = prompt_of(50 * BLOCK)
     slow = ScheduleConfig(max_num_seqs=4, max_num_batched_tokens=BLOCK)
     async with (

@@ -149,13 +149,13 @@ def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_
         pytest.skip("its head would overflow for everybody")
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     memory = PageMemory(PAGES, spec.page_bytes(16, "float32"))
-    spoilt: list[Runner] = [
+    corrupt: list[Runner] = [
         ModelRunner(
             directory, spec, memory, ModelConfig(dtype="float32"), block_size=16, cores=Cores((0,)), with_head=True
         ),
         on_device(directory, plan_for(spec)),
     ]
-    for healthy, runner in zip(runners, spoilt, strict=True):
+    for healthy, runner in zip(runners, corrupt, strict=True):
         results = []
         for each, token in ((healthy, 8), (runner, 7)):
             known = [streams()[row] for row in (2, 1, 4)]
@@ -171,7 +171,7 @@ def test_a_sequence_whose_numbers_overflow_ends_alone_and_changes_no_bit_of_its_
         assert [token.is_sound for token in results[0]] == [True] * 6
         assert [token.is_sound for token in results[1]] == [True, False, True] * 2
         assert [results[1][row] for row in (0, 2, 3, 5)] == [results[0][row] for row in (0, 2, 3, 5)]
-    for runner in spoilt:
+    for runner in corrupt:
         runner.close()
     memory.close()
 

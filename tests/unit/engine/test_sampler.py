@@ -63,7 +63,7 @@ def test_a_draw_is_the_same_alone_and_in_any_batch(seed: int, key: int, choice: 
 NAN, INFINITY = math.nan, math.inf
 
 
-@pytest.mark.parametrize("spoilt", [[NAN], [INFINITY], [-INFINITY] * VOCAB, [NAN, INFINITY], [INFINITY, -INFINITY]])
+@pytest.mark.parametrize("corrupt", [[NAN], [INFINITY], [-INFINITY] * VOCAB, [NAN, INFINITY], [INFINITY, -INFINITY]])
 @pytest.mark.parametrize(
     "params",
     [
@@ -77,13 +77,13 @@ NAN, INFINITY = math.nan, math.inf
     ids=str,
 )
 def test_a_row_without_finite_logits_has_no_token_and_its_neighbours_have_theirs(
-    spoilt: list[float], params: dict[str, Any]
+    corrupt: list[float], params: dict[str, Any]
 ) -> None:
     logits = random_logits(4, rows=3)
     rows = [row(9, top_p=0.8), row(9, **params), row(9, temperature=0, logprobs=2)]
     before = sample(logits, rows)
     assert all(token.is_sound for token in before)
-    logits[1, : len(spoilt)] = torch.tensor(spoilt)
+    logits[1, : len(corrupt)] = torch.tensor(corrupt)
     after = sample(logits, rows)
     assert not after[1].is_sound
     assert (after[0], after[2]) == (before[0], before[2])

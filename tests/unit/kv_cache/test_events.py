@@ -111,9 +111,9 @@ def test_a_lower_tier_is_told_and_proved_apart_from_the_device() -> None:
     batch = log.publish()
     assert (batch.stored, batch.removed, batch.block_count) == ((), (B,), 4)
     assert batch.lower_tiers == (TierChange(Tier.HOST, (A, B), ()), TierChange(Tier.DISK, (C,), ()))
-    members = [(A, Tier.DEVICE), (A, Tier.HOST), (B, Tier.HOST), (C, Tier.DISK)]
+    held = [(A, Tier.DEVICE), (A, Tier.HOST), (B, Tier.HOST), (C, Tier.DISK)]
     digest = 0
-    for block_hash, tier in members:
+    for block_hash, tier in held:
         digest ^= digest_term(block_hash, tier)
     assert batch.digest == digest.to_bytes(HASH_BYTES, "big")
     snapshot = log.snapshot()

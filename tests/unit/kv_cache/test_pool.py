@@ -304,9 +304,9 @@ def test_thousands_of_uses_do_not_grow_the_list_of_leaves() -> None:
 def test_a_chain_that_is_forgotten_takes_along_nothing_that_others_have_built_on() -> None:
     pool, witness = pool_of(8)
     cache(pool, chain(1, 2, 3, 4))
-    spoilt = cache(pool, chain(1, 2, 5, 6))
+    corrupt = cache(pool, chain(1, 2, 5, 6))
     witness.take("removed")
-    pool.forget(spoilt)
+    pool.forget(corrupt)
     assert witness.take("removed") == list(reversed(chain(1, 2, 5, 6)[2:]))
     assert all(pool.find(block_hash) is not None for block_hash in chain(1, 2, 3, 4))
     assert states(pool) == {"free": 4, "cached": 4}

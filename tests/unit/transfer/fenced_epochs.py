@@ -79,7 +79,7 @@ class Bytes:
                 assert self.memory.page(page).tobytes() == name, f"page {page} is readable as a block that it is not"
 
 
-class Life(Bytes):
+class WorkerEpoch(Bytes):
     """One epoch of a worker that serves pages, and computes those that it lacks when it is told to."""
 
     def __init__(self, worker_id: str, incarnation: int) -> None:
@@ -135,24 +135,26 @@ class Life(Bytes):
 
 
 class _Job:
-    def __init__(self, life: Life, pages: list[PageId]) -> None:
-        self._life, self._pages = life, pages
+    def __init__(self, worker_epoch: WorkerEpoch, pages: list[PageId]) -> None:
+        self._worker_epoch, self._pages = worker_epoch, pages
 
     def page(self, block: int) -> PageId | None:
-        return self._pages[block] if self._life.pool.is_filled(self._pages[block]) else None
+        return self._pages[block] if self._worker_epoch.pool.is_filled(self._pages[block]) else None
 
     def was_computed(self, block: int) -> bool:
         return True
 
     def close(self) -> None:
-        self._life.pool.release(self._pages)
+        self._worker_epoch.pool.release(self._pages)
 
 
 class Call:
     """A Pull between two workers, both ends."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, life: Life, request: worker_pb2.PullRequest) -> None:
-        self.life = life
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, worker_epoch: WorkerEpoch, request: worker_pb2.PullRequest
+    ) -> None:
+        self.worker_epoch = worker_epoch
         self._said: asyncio.Queue[worker_pb2.PullResponse | Exception] = asyncio.Queue()
         self._late: list[worker_pb2.PullResponse | Exception] = []
         self._wants_end = False
@@ -175,7 +177,7 @@ class Call:
 
     def pass_on(self) -> None:
         """Whatever the link lets through."""
-        if not self.life.is_cut:
+        if not self.worker_epoch.is_cut:
             while self._late:
                 self._said.put_nowait(self._late.pop(0))
             if self._wants_end:
@@ -191,7 +193,7 @@ class Call:
 
     async def _serve(self, request: worker_pb2.PullRequest) -> None:
         try:
-            async with contextlib.aclosing(self.life.service.Pull(request, cast(Any, None))) as said:
+            async with contextlib.aclosing(self.worker_epoch.service.Pull(request, cast(Any, None))) as said:
                 async for message in said:
                     self._late.append(message)
                     self.pass_on()

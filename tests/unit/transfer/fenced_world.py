@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.chaos.fuzz.wire import Wire
-from tests.unit.transfer.fenced_epochs import SOURCE_PAGES, Bytes, Call, Life, StillLoop, metrics
+from tests.unit.transfer.fenced_epochs import SOURCE_PAGES, Bytes, Call, StillLoop, WorkerEpoch, metrics
 from twostroke.config import Role
 from twostroke.errors import PeerLost, ServeError, TransferFailed
 from twostroke.ids import BlockHash, Epoch, PageId, RequestId, SessionId
@@ -62,7 +62,7 @@ class Copying(Transfer):
 
 @dataclass(eq=False)
 class _Peer(Peer):
-    life: Life
+    worker_epoch: WorkerEpoch
 
 
 class PlayedTransport(PageTransport):
@@ -87,11 +87,11 @@ class PlayedTransport(PageTransport):
     async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
         known = self._peers.get((endpoint.address, endpoint.epoch))
         if known is None:
-            life = self._world.page_ports.get(endpoint.address)
-            if life is None or life.is_cut:
+            worker_epoch = self._world.page_ports.get(endpoint.address)
+            if worker_epoch is None or worker_epoch.is_cut:
                 raise PeerLost("nobody answers")
-            greet(self._world.identity, life, endpoint)
-            known = self._peers[endpoint.address, endpoint.epoch] = _Peer(life)
+            greet(self._world.identity, worker_epoch, endpoint)
+            known = self._peers[endpoint.address, endpoint.epoch] = _Peer(worker_epoch)
         return known
 
     def pull(self, peer: Peer, copies: Sequence[PageCopy], deadline_s: float) -> Transfer:
@@ -101,7 +101,7 @@ class PlayedTransport(PageTransport):
             world.memory,
             copies,
             [world.pool.writer(copy.local) for copy in copies],
-            self._copy(peer.life, copies),
+            self._copy(peer.worker_epoch, copies),
             world.loop.create_future(),
         )
         self.transfers.append(transfer)
@@ -128,8 +128,8 @@ class PlayedTransport(PageTransport):
         except TransferFailed:
             transfer.end(Outcome.FAILED, is_terminal=True)
 
-    def _copy(self, life: Life, copies: Sequence[PageCopy]) -> Iterator[None]:
-        theirs, mine = life.memory, self._world.memory
+    def _copy(self, worker_epoch: WorkerEpoch, copies: Sequence[PageCopy]) -> Iterator[None]:
+        theirs, mine = worker_epoch.memory, self._world.memory
         for copy in copies:
             same_host.refuse_changed(copy, theirs.generation(PageId(copy.remote)))
             for part in (slice(0, HALF), slice(HALF, None)):
@@ -156,7 +156,7 @@ class Line(Wire):
         return super().recvmsg_into(buffers)
 
 
-def greet(reader: Identity, owner: Life, endpoint: Endpoint) -> None:
+def greet(reader: Identity, owner: WorkerEpoch, endpoint: Endpoint) -> None:
     """The handshake of a page connection. Raises its refusal."""
     handshake.introduce(Line(owner.handshake).sock, reader, endpoint, Deadline.after(9.0))
 
@@ -178,10 +178,10 @@ class World(Bytes):
         self.loop = StillLoop()
         self.identity = Identity("target", Epoch(1, 1), "f", "token")
         self.transport = PlayedTransport(self)
-        self.lives: list[Life] = []
+        self.worker_epochs: list[WorkerEpoch] = []
         self.calls: list[Call] = []
-        self.rpc_ports: dict[str, Life] = {}
-        self.page_ports: dict[str, Life] = {}
+        self.rpc_ports: dict[str, WorkerEpoch] = {}
+        self.page_ports: dict[str, WorkerEpoch] = {}
         """Ports are found by their address: whose they are may change at any time."""
         self.held: list[Held] = []
         self.computing: dict[PageId, SessionId] = {}
@@ -209,18 +209,18 @@ class World(Bytes):
         return SimpleNamespace(channel=SimpleNamespace(Pull=ask), metadata=(), close=close)
 
     def _ask(self, address: str, request: worker_pb2.PullRequest) -> Call:
-        life = self.rpc_ports.get(address)
-        if life is None:
+        worker_epoch = self.rpc_ports.get(address)
+        if worker_epoch is None:
             raise PeerLost("nobody answers")
-        self.calls.append(Call(self.loop, life, request))
+        self.calls.append(Call(self.loop, worker_epoch, request))
         return self.calls[-1]
 
-    def begin_epoch(self, worker_id: str) -> Life:
+    def begin_epoch(self, worker_id: str) -> WorkerEpoch:
         """It takes over its predecessor's ports; that one may live on."""
-        life = Life(worker_id, 1 + sum(other.worker_id == worker_id for other in self.lives))
-        self.lives.append(life)
-        self.rpc_ports[worker_id] = self.page_ports[worker_id] = life
-        return life
+        worker_epoch = WorkerEpoch(worker_id, 1 + sum(other.worker_id == worker_id for other in self.worker_epochs))
+        self.worker_epochs.append(worker_epoch)
+        self.rpc_ports[worker_id] = self.page_ports[worker_id] = worker_epoch
+        return worker_epoch
 
     def claim(self, tokens: list[int]) -> Held | None:
         names = block_hashes_of(tokens, 1)
@@ -274,10 +274,10 @@ class World(Bytes):
         self._no_page_has_two_writers()
         if not self.client._sessions and not self.computing:
             assert not self.pool.count(PageState.QUARANTINED), "quarantined, though nobody can write to it"
-        for life in self.lives:
-            life.check()
-            if not any(call.is_open and call.life is life for call in self.calls):
-                assert life.pool.available == SOURCE_PAGES, "pinned for nobody"
+        for worker_epoch in self.worker_epochs:
+            worker_epoch.check()
+            if not any(call.is_open and call.worker_epoch is worker_epoch for call in self.calls):
+                assert worker_epoch.pool.available == SOURCE_PAGES, "pinned for nobody"
 
     def _no_page_has_two_writers(self) -> None:
         writers = Counter(self.computing.keys())
@@ -295,8 +295,8 @@ class World(Bytes):
             self.release(held)
         for page in list(self.computing):
             self.end_computing(page, is_done=False)
-        for life in self.lives:
-            life.is_cut = False
+        for worker_epoch in self.worker_epochs:
+            worker_epoch.is_cut = False
         for _ in range(len(self.transport.transfers) + 2):
             for transfer in self.transport.transfers:
                 transfer.end(Outcome.EXPIRED, is_terminal=True)
@@ -312,7 +312,7 @@ class World(Bytes):
     def close(self) -> None:
         self.loop.synchronize()
         self.loop.close()
-        for each in (self, *self.lives):
+        for each in (self, *self.worker_epochs):
             each.memory.close()
 
 

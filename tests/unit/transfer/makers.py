@@ -34,7 +34,7 @@ HAS_GPU = torch.cuda.device_count() > 0
 """The driver's library counts the devices: `is_available` would start CUDA here, and processes forked from this one, in
 which pages are owned, could not use it."""
 KINDS = [
-    *("shm", "tcp", "fake", "tcp-staged", "tcp-sealed", "cuda_ipc"),
+    *("shm", "tcp", "fake", "tcp-staged", "tcp-tls", "cuda_ipc"),
     *(["nixl"] if HAS_NIXL else []),
     *(pytest.param(kind, marks=pytest.mark.gpu) for kind in GPU_KINDS if HAS_GPU),
 ]
@@ -75,7 +75,7 @@ GROUPS = {
     "host": ["shm", "tcp"],
     "staged": ["tcp-staged", "cuda_ipc"],
     "nixl": ["nixl"],
-    "sealed": ["tcp-sealed"],
+    "tls": ["tcp-tls"],
     "gpu": ["cuda_ipc-gpu", "tcp-gpu"],
 }
 """Owners of one group serve all its kinds at once."""
@@ -125,7 +125,7 @@ def make_transport(kind: str) -> PageTransport:
             from twostroke.transfer.network.nixl import NixlTransport
 
             return NixlTransport("127.0.0.1")
-        case "tcp-sealed":
+        case "tcp-tls":
             return TcpTransport("127.0.0.1", wrapper=wrapper_for(TlsConfig(**json.loads(os.environ[CERTIFICATES]))))
         case "fake":
             return FakeTransport(TcpTransport("127.0.0.1"))

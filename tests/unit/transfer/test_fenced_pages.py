@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.unit.transfer.fenced_epochs import Life
+from tests.unit.transfer.fenced_epochs import WorkerEpoch
 from tests.unit.transfer.fenced_world import Copying, Held, World, greet, play_in
 from twostroke.errors import PeerLost, StaleEpoch
 from twostroke.ids import PageId
@@ -81,8 +81,8 @@ class Pages(RuleBasedStateMachine):
             self.world.close()
             self.patch.undo()
 
-    def life(self, pick: int) -> Life:
-        return self.world.lives[pick % len(self.world.lives)]
+    def worker_epoch(self, pick: int) -> WorkerEpoch:
+        return self.world.worker_epochs[pick % len(self.world.worker_epochs)]
 
     def copying(self, pick: int) -> Copying:
         transfers = [transfer for transfer in self.world.transport.transfers if not transfer.is_terminal]
@@ -98,13 +98,13 @@ class Pages(RuleBasedStateMachine):
     def claim_and_pull(self, tokens: list[int], pick: int, from_cache: bool) -> None:
         held = self.world.claim(tokens)
         if held is not None:
-            self.world.pull(held, self.life(pick).source, from_cache=from_cache)
+            self.world.pull(held, self.worker_epoch(pick).source, from_cache=from_cache)
 
     @precondition(lambda self: self.world.held)
     @rule(pick=picks, source=picks, from_cache=st.booleans())
     def pull_again(self, pick: int, source: int, from_cache: bool) -> None:
         held = self.world.held[pick % len(self.world.held)]
-        self.world.pull(held, self.life(source).source, from_cache=from_cache)
+        self.world.pull(held, self.worker_epoch(source).source, from_cache=from_cache)
 
     @precondition(lambda self: self.world.held)
     @rule(pick=picks)
@@ -163,12 +163,12 @@ class Pages(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def source_computes(self, pick: int) -> None:
-        self.life(pick).compute()
+        self.worker_epoch(pick).compute()
         self.world.loop.synchronize()
 
     @rule(pick=picks, tokens=chains)
     def source_is_used(self, pick: int, tokens: list[int]) -> None:
-        self.life(pick).use(block_hashes_of(tokens, 1))
+        self.worker_epoch(pick).use(block_hashes_of(tokens, 1))
 
     @precondition(lambda self: any(call.is_open for call in self.world.calls))
     @rule(pick=picks)
@@ -182,24 +182,24 @@ class Pages(RuleBasedStateMachine):
     @rule(pick=picks)
     def source_dies(self, pick: int) -> None:
         open_calls = [call for call in self.world.calls if call.is_open]
-        life = open_calls[pick % len(open_calls)].life
+        worker_epoch = open_calls[pick % len(open_calls)].worker_epoch
         for call in open_calls:
-            if call.life is life:
+            if call.worker_epoch is worker_epoch:
                 call.break_off()
         for ports in (self.world.rpc_ports, self.world.page_ports):
-            if ports.get(life.worker_id) is life:
-                del ports[life.worker_id]
+            if ports.get(worker_epoch.worker_id) is worker_epoch:
+                del ports[worker_epoch.worker_id]
         self.world.loop.synchronize()
 
     @rule(pick=picks)
     def link_is_cut_or_heals(self, pick: int) -> None:
-        life = self.life(pick)
-        life.is_cut = not life.is_cut
+        worker_epoch = self.worker_epoch(pick)
+        worker_epoch.is_cut = not worker_epoch.is_cut
         for call in self.world.calls:
             call.pass_on()
         self.world.loop.synchronize()
 
-    @precondition(lambda self: len(self.world.lives) < 5)
+    @precondition(lambda self: len(self.world.worker_epochs) < 5)
     @rule(worker=st.sampled_from(WORKERS))
     def successor_begins(self, worker: str) -> None:
         """The supervisor took the one before it for dead; that one may have been frozen."""
@@ -208,15 +208,15 @@ class Pages(RuleBasedStateMachine):
     @rule(pick=picks, rpc=st.booleans(), pages=st.booleans())
     def port_is_anothers(self, pick: int, rpc: bool, pages: bool) -> None:
         """A network that heals, or a port number that is used again, leads to another life than was meant."""
-        life = self.life(pick)
+        worker_epoch = self.worker_epoch(pick)
         for ports, is_meant in ((self.world.rpc_ports, rpc), (self.world.page_ports, pages)):
             if is_meant:
-                ports[life.worker_id] = life
+                ports[worker_epoch.worker_id] = worker_epoch
 
     @rule(reader=picks, owner=picks)
-    def life_says_hello(self, reader: int, owner: int) -> None:
+    def handshake_reaches_owner(self, reader: int, owner: int) -> None:
         """Any life, also one that has a successor, wants to read from any other."""
-        mine, theirs = self.life(reader), self.life(owner)
+        mine, theirs = self.worker_epoch(reader), self.worker_epoch(owner)
         newest = theirs.handshake._incarnations.get(mine.worker_id, 0)
         try:
             greet(mine.identity, theirs, theirs.endpoint)
@@ -245,20 +245,20 @@ TestFencedPages.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 def given_up(world: World) -> None:
     """A request ends while its page is being copied."""
-    held = pulled(world, world.lives[0])
+    held = pulled(world, world.worker_epochs[0])
     world.release(held)
 
 
 def damaged(world: World) -> None:
     """A byte is wrong on the wire."""
     world.transport.flips.add(1)
-    pulled(world, world.lives[0])
+    pulled(world, world.worker_epochs[0])
     copy(world, halves=3)
 
 
 def outlived(world: World) -> None:
     """The puller is frozen in the middle of a copy, taken for dead, and the page is used for something else."""
-    source = world.lives[0]
+    source = world.worker_epochs[0]
     pulled(world, source)
     copy(world, halves=1)
     world.calls[0].drop()
@@ -271,14 +271,14 @@ def outlived(world: World) -> None:
 
 def misled(world: World) -> None:
     """A successor announces its pages; the address leads to the life before, which has something else there."""
-    zombie, successor = world.lives[0], world.begin_epoch("a")
+    zombie, successor = world.worker_epochs[0], world.begin_epoch("a")
     zombie.use(block_hashes_of([1], 1))
     world.page_ports["a"] = zombie
     pulled(world, successor)
     copy(world, halves=3)
 
 
-def pulled(world: World, source: Life) -> Held:
+def pulled(world: World, source: WorkerEpoch) -> Held:
     held = world.claim([0])
     assert held is not None
     world.pull(held, source.source)

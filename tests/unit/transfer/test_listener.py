@@ -24,11 +24,11 @@ from twostroke.transfer.sockets.handshake import PROTOCOL
 
 OWNER = Identity("owner", Epoch(1, 7), "f", "secret")
 READER = Identity("reader", Epoch(1, 8), "f", "secret")
-HELLO = frame([PROTOCOL, "secret", "other", str(READER.epoch), "f", str(OWNER.epoch)])
+HANDSHAKE = frame([PROTOCOL, "secret", "other", str(READER.epoch), "f", str(OWNER.epoch)])
 
 
 @dataclass
-class Door:
+class Listening:
     owner: CopyThreadTransport[Any, Any]
     reader: CopyThreadTransport[Any, Any]
     endpoint: Endpoint
@@ -56,37 +56,37 @@ class Door:
 
 
 @pytest.fixture(params=[lambda: TcpTransport("127.0.0.1"), ShmTransport], ids=["tcp", "shm"])
-async def door(request: pytest.FixtureRequest) -> AsyncIterator[Door]:
+async def listening(request: pytest.FixtureRequest) -> AsyncIterator[Listening]:
     memories = [PageMemory(2, 64), PageMemory(2, 64)]
     owner, reader = request.param(), request.param()
     endpoint = await owner.open(memories[0], OWNER)
     await reader.open(memories[1], READER)
-    yield Door(owner, reader, endpoint)
+    yield Listening(owner, reader, endpoint)
     for each in (reader, owner):
         await each.close()
     for memory in memories:
         memory.close()
 
 
-async def test_silent_strangers_keep_nobody_out(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_strangers_keep_nobody_out(listening: Listening, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE_S", 600.0)
     with contextlib.ExitStack() as strangers:
-        first = strangers.enter_context(door.knock())
+        first = strangers.enter_context(listening.knock())
         for _ in range(listener.MAX_STRANGERS + 5):
-            strangers.enter_context(door.knock(HELLO[:9]))
-        await door.shows_out("crowded", 6)
+            strangers.enter_context(listening.knock(HANDSHAKE[:9]))
+        await listening.shows_out("crowded", 6)
         assert first.recv(1) == b""
-        assert await door.pulls()
+        assert await listening.pulls()
 
 
-async def test_admitted_readers_are_not_strangers(door: Door) -> None:
+async def test_admitted_readers_are_not_strangers(listening: Listening) -> None:
     with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(door.knock(HELLO)) for _ in range(3)]
+        readers = [stack.enter_context(listening.knock(HANDSHAKE)) for _ in range(3)]
         for sock in readers:
             assert b"welcome" in sock.recv(4096)
         for _ in range(listener.MAX_STRANGERS + 1):
-            stack.enter_context(door.knock())
-        await door.shows_out("crowded")
+            stack.enter_context(listening.knock())
+        await listening.shows_out("crowded")
         for sock in readers:
             sock.setblocking(False)
             with contextlib.suppress(BlockingIOError):
@@ -94,11 +94,11 @@ async def test_admitted_readers_are_not_strangers(door: Door) -> None:
 
 
 async def test_a_hello_that_does_not_come_in_time_ends_the_connection(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE_S", 0.1)
-    with door.knock(HELLO[:-1]) as sock:
-        await door.shows_out("slow")
+    with listening.knock(HANDSHAKE[:-1]) as sock:
+        await listening.shows_out("slow")
         assert sock.recv(1) == b""
 
 
@@ -106,21 +106,21 @@ async def test_a_hello_that_does_not_come_in_time_ends_the_connection(
     ("said", "reason"),
     [
         (b"GET / HTTP/1.1\r\n", "garbage"),
-        (HELLO + b"\xff" * 64, "garbage"),
-        (HELLO.replace(b"secret", b"guess?"), "unauthenticated"),
-        (HELLO.replace(b"1.0000000000000007", b"1.0000000000000009"), "stale_epoch"),
-        (HELLO.replace(b"\xa1f", b"\xa1g"), "fingerprint_mismatch"),
+        (HANDSHAKE + b"\xff" * 64, "garbage"),
+        (HANDSHAKE.replace(b"secret", b"guess?"), "unauthenticated"),
+        (HANDSHAKE.replace(b"1.0000000000000007", b"1.0000000000000009"), "stale_epoch"),
+        (HANDSHAKE.replace(b"\xa1f", b"\xa1g"), "fingerprint_mismatch"),
     ],
 )
-async def test_whoever_is_shown_out_is_counted_by_reason(door: Door, said: bytes, reason: str) -> None:
-    with door.knock(said):
-        await door.shows_out(reason)
-    assert await door.pulls()
-    assert door.owner.refused == {reason: 1}
+async def test_whoever_is_shown_out_is_counted_by_reason(listening: Listening, said: bytes, reason: str) -> None:
+    with listening.knock(said):
+        await listening.shows_out(reason)
+    assert await listening.pulls()
+    assert listening.owner.refused == {reason: 1}
 
 
 async def test_a_system_without_threads_to_spare_shows_one_out_and_keeps_the_door_open(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    listening: Listening, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, failures, has_knocked = (
         threading.Thread.start,
@@ -135,8 +135,8 @@ async def test_a_system_without_threads_to_spare_shows_one_out_and_keeps_the_doo
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", start_or_fail)
-    with door.knock() as sock:
+    with listening.knock() as sock:
         has_knocked.set()
-        await door.shows_out("full")
+        await listening.shows_out("full")
         assert sock.recv(1) == b""
-    assert await door.pulls()
+    assert await listening.pulls()

@@ -126,7 +126,7 @@ async def serving(config: WorkerConfig, plan: FaultPlan | None = None) -> AsyncI
     worker: Worker = PrefillWorker(config) if config.role is Role.PREFILL else DecodeWorker(config)
     plan = plan or FaultPlan()
     _with_faults(worker, plan)
-    life = asyncio.create_task(worker.run())
+    run_task = asyncio.create_task(worker.run())
     try:
         info = await worker.ready()
         running = Running(worker, info, plan)
@@ -135,7 +135,7 @@ async def serving(config: WorkerConfig, plan: FaultPlan | None = None) -> AsyncI
             await running.idle()
     finally:
         await worker.shutdown()
-        await life
+        await run_task
         root.handlers[:] = handlers
         root.setLevel(level)
 

@@ -54,8 +54,8 @@ async def test_a_follower_gets_every_batch_from_where_it_starts(feed: EventFeed,
         assert [batch.sequence for batch in await take(batches, 4 - start)] == list(range(start, 4))
         feed.log.removed(A)
         feed.publish()
-        (news,) = await take(batches, 1)
-        assert (news.sequence, news.removed, news.block_count) == (4, (A,), 2)
+        (batch,) = await take(batches, 1)
+        assert (batch.sequence, batch.removed, batch.block_count) == (4, (A,), 2)
 
 
 async def test_a_follower_that_has_everything_waits_for_the_next_batch(feed: EventFeed) -> None:
@@ -80,8 +80,8 @@ async def test_whoever_cannot_be_continued_gets_a_snapshot_and_goes_on_from_ther
         assert set(whole.stored) == {A, B, C}
         assert whole.sequence == 2
         published(feed)
-        (news,) = await take(batches, 1)
-        assert (news.sequence, news.snapshot) == (3, False)
+        (batch,) = await take(batches, 1)
+        assert (batch.sequence, batch.snapshot) == (3, False)
 
 
 async def test_a_follower_that_has_fallen_behind_the_log_gets_a_snapshot(feed: EventFeed) -> None:

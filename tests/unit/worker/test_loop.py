@@ -66,19 +66,20 @@ async def test_a_step_that_fails_once_is_run_again() -> None:
         assert got.tokens == expected_tokens(PROMPT, 6)
 
 
-def spoil_tokens(worker: Running, is_spoilt: Callable[[SampleRow], bool]) -> None:
+def spoil_tokens(worker: Running, is_corrupt: Callable[[SampleRow], bool]) -> None:
     """Some of the rows have no finite logits."""
     runner = worker.host.engine._runner
     run = runner.run
 
-    def spoilt(batch: Batch) -> StepResult:
+    def corrupt(batch: Batch) -> StepResult:
         result = run(batch)
         tokens = (
-            replace(token, is_sound=not is_spoilt(row)) for token, row in zip(result.tokens, batch.samples, strict=True)
+            replace(token, is_sound=not is_corrupt(row))
+            for token, row in zip(result.tokens, batch.samples, strict=True)
         )
         return replace(result, tokens=tuple(tokens))
 
-    runner.run = spoilt  # type: ignore[method-assign]
+    runner.run = corrupt  # type: ignore[method-assign]
 
 
 async def test_a_request_whose_numbers_overflow_fails_alone_for_good_and_leaves_nothing_in_the_cache() -> None:
@@ -133,7 +134,7 @@ async def test_a_life_that_is_cancelled_while_a_step_runs_keeps_the_memory_until
         ended_s = time.monotonic()
 
     worker = DecodeWorker(worker_config(Role.DECODE))
-    life = asyncio.create_task(worker.run())
+    run_task = asyncio.create_task(worker.run())
     running = Running(worker, await worker.ready(), FaultPlan())
     close, closed_s = running.host.memory.close, 0.0
 
@@ -147,9 +148,9 @@ async def test_a_life_that_is_cancelled_while_a_step_runs_keeps_the_memory_until
     async with router_to(running) as router:
         await router.open(PROMPT, 6)
         await eventually(is_running.is_set)
-        life.cancel()
+        run_task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await life
+            await run_task
     assert 0.0 < ended_s <= closed_s
 
 

@@ -143,8 +143,8 @@ async def test_pages_travel_while_later_chunks_compute() -> None:
         assert source.metric("computed_tokens_total") < BLOCKS * BLOCK, "the first page came after the last chunk"
         await answer.done.wait()
         assert target.metric("pull_seconds_count", transport="shm") == BLOCKS / 2
-        life = answer.last.lifetime
-        assert life["first_page"] < life["last_page"] <= life["first_token"]
+        instants = answer.last.lifetime
+        assert instants["first_page"] < instants["last_page"] <= instants["first_token"]
 
 
 @pytest.mark.parametrize(

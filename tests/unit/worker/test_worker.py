@@ -48,7 +48,7 @@ def scraped(address: str) -> bytes:
         return answer.read()
 
 
-async def _a_busy_life() -> None:
+async def _a_busy_epoch() -> None:
     async with prefill() as source, decode() as target, router_to(target) as router:
         await router.answer(PROMPT, 5, source=source)
         assert b"twostroke_sampled_tokens_total" in await asyncio.to_thread(scraped, target.info.metrics_address)
@@ -58,11 +58,11 @@ async def _a_busy_life() -> None:
 
 def test_nothing_is_left_of_a_worker_that_has_shut_down() -> None:
     memories = page_memories()  # of other tests, whose engines hang for good
-    asyncio.run(_a_busy_life())
+    asyncio.run(_a_busy_epoch())
     gc.collect()  # gRPC's own threads and sockets end with the last of its objects, each in its own time
     threads, files = set(threading.enumerate()), len(open_files())
     for _ in range(3):
-        asyncio.run(_a_busy_life())
+        asyncio.run(_a_busy_epoch())
     gc.collect()
     assert page_memories() == memories
     give_up_s = time.monotonic() + GRPC_ENDS_S
@@ -76,25 +76,25 @@ async def test_run_returns_after_shutdown_even_with_requests_and_pulls_open() ->
     slow = paced(prefill_tokens_per_s=100)
     async with prefill(model=slow) as source:
         worker = DecodeWorker(worker_config(Role.DECODE, model=paced(step_ms=20)))
-        life = asyncio.create_task(worker.run())
+        run_task = asyncio.create_task(worker.run())
         router = await Router(await worker.ready()).connect()
         running = await router.open(prompt_of(40, seed=1), 1000, request_id="running")
         await router.open(PROMPT, 5, request_id="pulling", source=source)
         await eventually(lambda: source.worker._open_work() == 1 and len(running.tokens) > 1)
         await worker.shutdown()
         async with asyncio.timeout(5):
-            await life
+            await run_task
         await router.aclose()
 
 
 async def test_a_worker_that_is_cancelled_ends_like_one_that_is_shut_down() -> None:
     before = page_memories()
     worker = PrefillWorker(worker_config(Role.PREFILL))
-    life = asyncio.create_task(worker.run())
+    run_task = asyncio.create_task(worker.run())
     info = await worker.ready()
-    life.cancel()
+    run_task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await life
+        await run_task
     assert page_memories() == before
     host, _, port = info.address.rpartition(":")
     with socket.socket() as probe:
@@ -144,7 +144,7 @@ async def test_a_worker_that_does_not_serve_cannot_drain() -> None:
 
 async def test_a_bug_in_the_loop_ends_the_life_and_its_watcher_sees_it() -> None:
     worker = DecodeWorker(worker_config(Role.DECODE))
-    life = asyncio.create_task(worker.run())
+    run_task = asyncio.create_task(worker.run())
     await worker.ready()
     assert worker._host is not None
 
@@ -154,7 +154,7 @@ async def test_a_bug_in_the_loop_ends_the_life_and_its_watcher_sees_it() -> None
     worker._host.scheduler.plan = broken  # type: ignore[method-assign]
     worker._host.loop.wake()
     with pytest.raises(ExceptionGroup) as seen:
-        await asyncio.wait_for(life, 5)
+        await asyncio.wait_for(run_task, 5)
     assert seen.group_contains(ZeroDivisionError)
 
 
@@ -206,9 +206,9 @@ async def test_every_life_has_its_own_epoch_and_the_incarnation_it_was_given() -
     epochs = []
     for incarnation in (4, 4, 5):
         worker = PrefillWorker(worker_config(Role.PREFILL))
-        life = asyncio.create_task(worker.run(incarnation))
+        run_task = asyncio.create_task(worker.run(incarnation))
         epochs.append(Epoch.parse((await worker.ready()).epoch))
         await worker.shutdown()
-        await life
+        await run_task
     assert [epoch.incarnation for epoch in epochs] == [4, 4, 5]
     assert epochs[0] != epochs[1]

@@ -132,8 +132,8 @@ class SimulatedRouter:
 
     # What other routers say
 
-    def hear_router(self, name: str, news: object) -> None:
-        self.adapter.heard_router(name, news, self._queue.now_s)
+    def hear_router(self, name: str, reservation_update: object) -> None:
+        self.adapter.heard_router(name, reservation_update, self._queue.now_s)
 
     # Below: placing
 
@@ -256,6 +256,8 @@ class SimulatedRouter:
     def _tell_now(self) -> None:
         self._is_telling = False
         for other in self.others:
-            news = self.adapter.news(other.name)
-            if news is not None:
-                self._queue.after(self._shape.delays.reservation_s, partial(other.hear_router, self.name, news))
+            reservation_update = self.adapter.reservation_update(other.name)
+            if reservation_update is not None:
+                self._queue.after(
+                    self._shape.delays.reservation_s, partial(other.hear_router, self.name, reservation_update)
+                )

@@ -97,7 +97,7 @@ class RoutingAdapters:
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
+class _ReservationUpdate:
     """From one router to another."""
 
     batch: Batch
@@ -218,19 +218,19 @@ class RoutingAdapter:
         if answer_tokens is not None:
             self._selector.ended(answer_tokens)
 
-    def news(self, router: str) -> object | None:
+    def reservation_update(self, router: str) -> object | None:
         """What another router has not been told yet of this one's reservations: meant for its adapter alone."""
         watch = self._watches.get(router)
         is_first = watch is None
         if watch is None:
             watch = self._watches[router] = self._reservations.watch(lambda: None)
         batch = self._reservations.take(watch)
-        return _News(batch, is_first) if batch or is_first else None
+        return _ReservationUpdate(batch, is_first) if batch or is_first else None
 
-    def heard_router(self, router: str, news: object, now_s: float) -> None:
-        """What the adapter of another router said by `news`."""
-        assert isinstance(news, _News)
-        self._reservations.apply(RouterId(router), news.batch, now_s, whole=news.is_whole)
+    def heard_router(self, router: str, reservation_update: object, now_s: float) -> None:
+        """What the adapter of another router said by `reservation_update`."""
+        assert isinstance(reservation_update, _ReservationUpdate)
+        self._reservations.apply(RouterId(router), reservation_update.batch, now_s, whole=reservation_update.is_whole)
 
     def left_router(self, router: str, now_s: float) -> None:
         """It has died, and comes back with nothing."""

@@ -89,7 +89,7 @@ class ScaledWorkers:
     def _tick(self) -> None:
         for worker in list(self._workers.leaving):
             self._end_if_idle(worker)
-        desired = {role: len(self._staff(role)) + self._switching[role] for role in self._switching}
+        desired = {role: len(self._staying(role)) + self._switching[role] for role in self._switching}
         ended, self._ended = self._ended, []
         listed = self._workers.listed
         wanted = self._scaler(
@@ -119,7 +119,7 @@ class ScaledWorkers:
             for _ in range(-lack):
                 self._go(role, then=None)
 
-    def _staff(self, role: Role) -> list[WorkerId]:
+    def _staying(self, role: Role) -> list[WorkerId]:
         return [w for w in self._begun_s if w not in self._workers.leaving and w.startswith(role.value)]
 
     def _come(self, role: Role, start_s: float) -> None:
@@ -147,7 +147,7 @@ class ScaledWorkers:
 
     def _go(self, role: Role, then: Role | None) -> None:
         """One that still starts, or else the one with least to do."""
-        desired = self._staff(role)
+        desired = self._staying(role)
         if not desired:
             return  # they still are of the other role; the next look comes
         starting = [worker for worker in desired if worker in self._starting]

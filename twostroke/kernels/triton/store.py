@@ -51,14 +51,14 @@ def store_kernel(
     # q: all query heads of this K/V head, of TOKENS tokens
     line = tl.arange(0, TOKENS * GROUP_PAD)
     token = tl.program_id(1) * TOKENS + line // GROUP_PAD
-    member = line % GROUP_PAD
-    asked = ((member < GROUP) & (token < count))[:, None] & inside[None, :]
+    in_group = line % GROUP_PAD
+    asked = ((in_group < GROUP) & (token < count))[:, None] & inside[None, :]
     row = token.to(tl.int64)
     # angles: token, half
     angle_at = (row * HALF)[:, None] + half[None, :]
     cosine = tl.load(cosines + angle_at, mask=asked, other=0.0)
     sine = tl.load(sines + angle_at, mask=asked, other=0.0)
-    head_at = (kv_head * GROUP + member) * DIM
+    head_at = (kv_head * GROUP + in_group) * DIM
     # q: token, head, lower half of d; the upper half HALF further
     q_at = q + (row * q_stride + head_at)[:, None] + half[None, :]
     low = tl.load(q_at, mask=asked, other=0.0).to(tl.float32)

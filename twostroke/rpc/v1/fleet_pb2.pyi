@@ -16,16 +16,16 @@ class WatchRequest(_message.Message):
     def __init__(self, watcher: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class FleetView(_message.Message):
-    __slots__ = ("version", "members", "routers", "scaling")
+    __slots__ = ("version", "workers", "routers", "scaling")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     ROUTERS_FIELD_NUMBER: _ClassVar[int]
     SCALING_FIELD_NUMBER: _ClassVar[int]
     version: int
-    members: _containers.RepeatedCompositeFieldContainer[Member]
-    routers: _containers.RepeatedCompositeFieldContainer[RouterMember]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerEntry]
+    routers: _containers.RepeatedCompositeFieldContainer[RouterEntry]
     scaling: Scaling
-    def __init__(self, version: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterMember, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerEntry, _Mapping]]] = ..., routers: _Optional[_Iterable[_Union[RouterEntry, _Mapping]]] = ..., scaling: _Optional[_Union[Scaling, _Mapping]] = ...) -> None: ...
 
 class Scaling(_message.Message):
     __slots__ = ("wanted_prefill", "wanted_decode", "automatic", "changes", "switches")
@@ -41,7 +41,7 @@ class Scaling(_message.Message):
     switches: int
     def __init__(self, wanted_prefill: _Optional[int] = ..., wanted_decode: _Optional[int] = ..., automatic: _Optional[bool] = ..., changes: _Optional[int] = ..., switches: _Optional[int] = ...) -> None: ...
 
-class RouterMember(_message.Message):
+class RouterEntry(_message.Message):
     __slots__ = ("router_id", "address")
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -49,7 +49,7 @@ class RouterMember(_message.Message):
     address: str
     def __init__(self, router_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
-class Member(_message.Message):
+class WorkerEntry(_message.Message):
     __slots__ = ("worker_id", "role", "address", "epoch", "state", "node", "metrics_address", "returns")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]

@@ -64,7 +64,7 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainWorker(self, request, context):
-        """Let one worker finish or hand over what it has, then end its life. Returns when that is done.
+        """Let one worker finish or hand over what it has, then end it. Returns when that is done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,7 @@ class FleetStub:
     Watch: _grpc.UnaryStreamMultiCallable[_fleet_pb2.WatchRequest, _fleet_pb2.FleetView]
     """The whole view at once, then again after every change and at least every few seconds."""
     DrainWorker: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]
-    """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
+    """Let one worker finish or hand over what it has, then end it. Returns when that is done."""
     Report: _grpc.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportResponse]
     """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
@@ -48,7 +48,7 @@ class FleetAsyncStub(FleetStub):
     Watch: _aio.UnaryStreamMultiCallable[_fleet_pb2.WatchRequest, _fleet_pb2.FleetView]  # type: ignore[assignment]
     """The whole view at once, then again after every change and at least every few seconds."""
     DrainWorker: _aio.UnaryUnaryMultiCallable[_fleet_pb2.DrainWorkerRequest, _fleet_pb2.DrainWorkerResponse]  # type: ignore[assignment]
-    """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
+    """Let one worker finish or hand over what it has, then end it. Returns when that is done."""
     Report: _aio.UnaryUnaryMultiCallable[_fleet_pb2.ReportRequest, _fleet_pb2.ReportResponse]  # type: ignore[assignment]
     """What a router has been asked for, and what its workers tell it of their load: every second or so."""
 
@@ -69,7 +69,7 @@ class FleetServicer(metaclass=_abc_1.ABCMeta):
         request: _fleet_pb2.DrainWorkerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fleet_pb2.DrainWorkerResponse, _abc.Awaitable[_fleet_pb2.DrainWorkerResponse]]:
-        """Let one worker finish or hand over what it has, then end its life. Returns when that is done."""
+        """Let one worker finish or hand over what it has, then end it. Returns when that is done."""
 
     @_abc_1.abstractmethod
     def Report(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceStub:
-    """The front door for clients.
+    """The service for clients.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class InferenceStub:
 
 
 class InferenceServicer:
-    """The front door for clients.
+    """The service for clients.
     """
 
     def Generate(self, request, context):
@@ -118,7 +118,7 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference:
-    """The front door for clients.
+    """The service for clients.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceStub:
-    """The front door for clients."""
+    """The service for clients."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -41,7 +41,7 @@ class InferenceStub:
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
-    """The front door for clients."""
+    """The service for clients."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
@@ -51,7 +51,7 @@ class InferenceAsyncStub(InferenceStub):
     GetModel: _aio.UnaryUnaryMultiCallable[_inference_pb2.GetModelRequest, _inference_pb2.GetModelResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
-    """The front door for clients."""
+    """The service for clients."""
 
     @_abc_1.abstractmethod
     def Generate(

@@ -23,9 +23,9 @@ def answer_and_stay(listener: socket.socket, shown: Issued, done: threading.Even
     """One request; the server never says goodbye."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(shown.cert, shown.key)
-    with context.wrap_socket(listener.accept()[0], server_side=True) as sealed:
-        sealed.recv(4096)
-        sealed.sendall(ANSWER)
+    with context.wrap_socket(listener.accept()[0], server_side=True) as encrypted:
+        encrypted.recv(4096)
+        encrypted.sendall(ANSWER)
         done.wait(60)
 
 

@@ -56,15 +56,15 @@ async def test_lives_that_end_while_the_router_is_stopped_do_not_keep_it_from_st
 ) -> None:
     """`turns` of the event loop lie between an end and the order to stop."""
     keeping = asyncio.create_task(keeper.keep("127.0.0.1:1"))
-    lives: list[FakeProcess] = []
+    processes: list[FakeProcess] = []
     for _ in range(3):
-        while keeper._next is None or keeper._process in lives:
+        while keeper._next is None or keeper._process in processes:
             await asyncio.sleep(0.01)
-        lives.append(keeper._process)  # type: ignore[arg-type]  # a fake one
+        processes.append(keeper._process)  # type: ignore[arg-type]  # a fake one
         await keeper.restart()
     await asyncio.sleep(0)
-    for life in lives:
-        life.has_left.set()
+    for process in processes:
+        process.has_left.set()
     for _ in range(turns):
         await asyncio.sleep(0)
     keeping.cancel()

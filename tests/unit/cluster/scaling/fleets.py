@@ -50,11 +50,11 @@ def config(prefill: int = 1, decode: int = 2, *, flexible: bool = True, **bounds
 async def supervising(backend: Backend, cluster: ClusterConfig | None = None) -> AsyncIterator[Supervisor]:
     async with backend.control.served():
         supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), backend)
-        life = asyncio.create_task(supervisor.run())
+        run_task = asyncio.create_task(supervisor.run())
         await until(supervisor, lambda workers: all(each.observed.stage is Stage.SERVING for each in workers.values()))
         yield supervisor
         await supervisor.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)
 
 
 async def until(supervisor: Supervisor, is_so: Callable[[dict[str, Worker]], bool]) -> dict[str, Worker]:

@@ -86,7 +86,7 @@ async def test_what_a_supervisor_has_begun_its_next_life_ends(change: str) -> No
         await die(first)
         begun.cancel()
         second = Supervisor(fleet_spec(config(), token=TOKEN, port=0), backend)
-        life = asyncio.create_task(second.run())
+        run_task = asyncio.create_task(second.run())
         backend.control.may_end.set()
         wanted = {"prefill-0": "prefill", "decode-0": "decode"}
         if change == "switch":
@@ -95,7 +95,7 @@ async def test_what_a_supervisor_has_begun_its_next_life_ends(change: str) -> No
         assert set(workers) == set(wanted)
         assert backend.workers["decode-1"].recycled == 0
         await second.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)
 
 
 async def test_a_worker_that_dies_while_it_switches_begins_anew_in_the_role_that_it_shall_have() -> None:

@@ -41,10 +41,10 @@ async def test_a_worker_that_keeps_dying_is_not_begun_once_more_to_retire() -> N
         worker.die(worker.dies_of)
         await until(supervisor, lambda workers: workers["decode-1"].observed.crashes >= 2)
         worker.dies_of = None
-        lives = len(worker.incarnations)
+        begun = len(worker.incarnations)
         await supervisor.scale(decode=1)
         await until(supervisor, lambda workers: roles(workers) == TWO and len(workers) == 2)
-        assert (len(worker.incarnations), worker.is_removed) == (lives, True)
+        assert (len(worker.incarnations), worker.is_removed) == (begun, True)
 
 
 async def test_a_supervisor_that_finds_a_retiring_worker_lets_it_drain() -> None:
@@ -55,14 +55,14 @@ async def test_a_supervisor_that_finds_a_retiring_worker_lets_it_drain() -> None
         await until(first, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
         await die(first)
         second = Supervisor(fleet_spec(config(), token=TOKEN, port=0), backend)
-        life = asyncio.create_task(second.run())
+        run_task = asyncio.create_task(second.run())
         await until(second, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
         assert not backend.workers["decode-1"].is_removed
         backend.control.may_end.set()
         await until(second, lambda workers: roles(workers) == TWO and len(workers) == 2)
         assert backend.workers["decode-1"].is_shut_down
         await second.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)
 
 
 async def test_a_worker_that_cannot_start_is_given_no_other_role() -> None:

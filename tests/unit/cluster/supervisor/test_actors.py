@@ -60,23 +60,23 @@ def no_frozen_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_worker_that_serves_has_tidied_up_when_it_says_that_it_is_shut_down() -> None:
     worker = mounted()
-    life = asyncio.create_task(worker.run(1, Role.DECODE))
+    run_task = asyncio.create_task(worker.run(1, Role.DECODE))
     worker.plain.may_start.set()
     assert (await worker.ready(1)).address == "host:1"
     await worker.shutdown()
     assert worker.plain.is_tidy
-    await life
+    await run_task
 
 
 async def test_a_start_is_not_waited_for() -> None:
     worker = mounted()
-    life = asyncio.create_task(worker.run(1, Role.DECODE))
+    run_task = asyncio.create_task(worker.run(1, Role.DECODE))
     await asyncio.sleep(0)
     async with asyncio.timeout(10):
         await worker.shutdown()
     assert not worker.plain.is_tidy
     worker.plain.may_start.set()
-    await life
+    await run_task
 
 
 async def test_who_asks_whether_a_life_serves_before_it_has_begun_hears_of_that_life_and_of_no_other() -> None:
@@ -86,10 +86,10 @@ async def test_who_asks_whether_a_life_serves_before_it_has_begun_hears_of_that_
     for incarnation, role in enumerate((Role.PREFILL, Role.DECODE), start=1):
         ready = asyncio.create_task(worker.ready(incarnation))
         await asyncio.sleep(0)
-        life = asyncio.create_task(worker.run(incarnation, role))
+        run_task = asyncio.create_task(worker.run(incarnation, role))
         await asyncio.sleep(0)
         worker.plain.may_start.set()
         async with asyncio.timeout(10):
             assert (await ready).role is role
             await worker.shutdown()
-            await life
+            await run_task

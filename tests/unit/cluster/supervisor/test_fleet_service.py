@@ -34,7 +34,7 @@ class Watcher:
 async def served() -> AsyncIterator[tuple[FleetService, str]]:
     service, server = FleetService(), RpcServer("127.0.0.1", 0, token=None)
     fleet_pb2_grpc.add_FleetServicer_to_server(service, server.server)
-    service.publish(fleet_pb2.FleetView(version=1, members=[fleet_pb2.Member(worker_id="decode-0")]))
+    service.publish(fleet_pb2.FleetView(version=1, workers=[fleet_pb2.WorkerEntry(worker_id="decode-0")]))
     await server.start()
     yield service, server.address
     await server.stop(0)
@@ -47,13 +47,13 @@ async def test_routers_come_and_go_with_their_watching(served: tuple[FleetServic
     first = Watcher(address, "router-a", "h:1")
     view = await first.until_routers_are("router-a")
     assert [(router.router_id, router.address) for router in view.routers] == [("router-a", "h:1")]
-    assert [member.worker_id for member in view.members] == ["decode-0"]
+    assert [worker.worker_id for worker in view.workers] == ["decode-0"]
     second = Watcher(address, "router-b", "h:2")
     for each in (first, second, launcher):
         await each.until_routers_are("router-a", "router-b")
     service.publish(fleet_pb2.FleetView(version=2))
     view = await launcher.until_routers_are("router-a", "router-b")
-    assert (view.version, len(view.members)) == (2, 0)
+    assert (view.version, len(view.workers)) == (2, 0)
     await first.leave()
     await second.until_routers_are("router-b")
     await launcher.until_routers_are("router-b")

@@ -39,8 +39,8 @@ async def watching(supervisor: Supervisor, token: str = TOKEN) -> AsyncIterator[
 
 
 def state_of(view: fleet_pb2.FleetView, worker_id: str = "decode-0") -> tuple[int, str]:
-    member = next(member for member in view.members if member.worker_id == worker_id)
-    return member.state, member.epoch
+    worker = next(worker for worker in view.workers if worker.worker_id == worker_id)
+    return worker.state, worker.epoch
 
 
 async def test_all_workers_of_the_spec_come_to_serve_with_the_address_they_name() -> None:
@@ -116,13 +116,13 @@ async def test_a_worker_that_keeps_dying_is_started_again_and_again_with_growing
 async def test_a_restarted_supervisor_adopts_the_workers_it_finds() -> None:
     backend = FakeBackend()
     first = Supervisor(spec(), backend)
-    life = asyncio.create_task(first.run())
+    run_task = asyncio.create_task(first.run())
     await until(first, "serving")
     await until(first, "serving", "prefill-0")
-    life.cancel()
+    run_task.cancel()
     assert first._run_task is not None
     first._run_task.cancel()
-    await asyncio.gather(life, first._run_task, return_exceptions=True)
+    await asyncio.gather(run_task, first._run_task, return_exceptions=True)
 
     async with running(backend) as second:
         await until(second, "serving")
@@ -161,7 +161,7 @@ async def test_a_worker_that_drains_is_seen_to_leave_and_begins_a_new_life_where
         while state_of(view := await anext(views))[0] != DRAINING:
             pass
         assert state_of(view) == (DRAINING, "1.00"), "its open answers are still to be reached"
-        assert next(member for member in view.members if member.worker_id == "decode-0").returns
+        assert next(worker for worker in view.workers if worker.worker_id == "decode-0").returns
         backend.control.may_end.set()
         assert await drain == 2
         (asked,) = backend.control.drains
@@ -180,18 +180,18 @@ async def test_a_worker_that_shall_not_come_back_stays_away_over_the_supervisors
         await until(supervisor, "drained")
         assert backend.workers["decode-0"].is_removed
         async with watching(supervisor) as views:
-            assert [member.worker_id for member in (await anext(views)).members] == ["prefill-0", "decode-1"]
+            assert [worker.worker_id for worker in (await anext(views)).workers] == ["prefill-0", "decode-1"]
         assert supervisor._run_task is not None
         supervisor._run_task.cancel()
         await asyncio.gather(supervisor._run_task, return_exceptions=True)
 
         second = Supervisor(supervisor._spec, backend)
-        life = asyncio.create_task(second.run())
+        run_task = asyncio.create_task(second.run())
         await until(second, "drained")
         assert await second.drain("decode-0", 7.0, True) == 0
         await until(second, "serving", epoch="2.00")
         await second.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)
 
 
 async def test_a_supervisor_that_dies_during_a_drain_goes_on_with_it_in_its_next_life() -> None:
@@ -206,11 +206,11 @@ async def test_a_supervisor_that_dies_during_a_drain_goes_on_with_it_in_its_next
         backend.control.may_end.set()
 
         second = Supervisor(supervisor._spec, backend)
-        life = asyncio.create_task(second.run())
+        run_task = asyncio.create_task(second.run())
         await until(second, "drained")
         assert backend.workers["decode-0"].is_removed
         await second.stop()
-        await asyncio.gather(life, return_exceptions=True)
+        await asyncio.gather(run_task, return_exceptions=True)
 
 
 async def test_a_worker_that_cannot_be_told_to_drain_is_ended_all_the_same() -> None:

@@ -12,7 +12,7 @@ from router.admission.capacity import MOST_ENDING
 from router.admission.queued_request import Placement, Refused, Rules
 from router.routing.policies import policy_named
 from router.routing.policies.priced import Priced
-from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, member, reporting
+from tests.unit.router.virtual import REMOTE, TOKEN_S, VirtualFleet, fleet_worker, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId
 from twostroke.request import Siblings
@@ -34,7 +34,7 @@ def test_a_worker_gets_only_as_much_ahead_as_it_needs_and_never_idles():
     for number in range(100):
         fleet.ask(f"r{number}")
     fleet.run(until_s=0.0)
-    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member)
+    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].fleet_worker)
     assert len(fleet.released) <= 2 * (ahead_s / OWN_S + 2)
     fleet.run()
     last_s = max(fleet.first_token_s.values())
@@ -58,7 +58,7 @@ def test_an_urgent_class_passes_what_is_held_and_not_what_is_dispatched():
         fleet.ask(f"r{number}")
     fleet.ask("high", at_s=0.01, priority=5)
     fleet.run()
-    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member)
+    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].fleet_worker)
     assert fleet.ttft_s("high") < ahead_s + 3 * OWN_S < max(fleet.first_token_s.values()) / 4
 
 
@@ -83,7 +83,7 @@ def test_one_tenants_flood_delays_anothers_single_requests_by_about_one_quantum(
     for number, name in enumerate(singles):
         fleet.ask(name, at_s=1.0 + 5 * number, tenant="single")
     fleet.run(until_s=50.0)
-    dispatched_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member) + OWN_S
+    dispatched_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].fleet_worker) + OWN_S
     quantum_s = OWN_S
     for name in singles:
         assert fleet.ttft_s(name) < alone.ttft_s("single0") + dispatched_s + 1.5 * quantum_s
@@ -170,14 +170,14 @@ def test_only_one_tenant_alone_waits_at_a_full_worker_for_slots_that_short_outpu
 
 
 def test_many_answers_of_one_request_are_a_claimant_of_their_own_and_a_lower_class_is_no_rival():
-    many, claimants = Siblings(count=128), ActiveTenants()
+    many, active_tenants = Siblings(count=128), ActiveTenants()
     fleet = VirtualFleet()
-    claimants.arrived(fleet.queued("many", siblings=many), 0.0)
-    assert not claimants.are_several
-    claimants.arrived(fleet.queued("one"), 0.0)
-    claimants.arrived(fleet.queued("high", priority=1), 0.0)
-    assert claimants.has_rivals(Claim.of(fleet.queued("more", siblings=many)))
-    assert not claimants.has_rivals(Claim.of(fleet.queued("high", priority=1)))
+    active_tenants.arrived(fleet.queued("many", siblings=many), 0.0)
+    assert not active_tenants.are_several
+    active_tenants.arrived(fleet.queued("one"), 0.0)
+    active_tenants.arrived(fleet.queued("high", priority=1), 0.0)
+    assert active_tenants.has_rivals(Claim.of(fleet.queued("more", siblings=many)))
+    assert not active_tenants.has_rivals(Claim.of(fleet.queued("high", priority=1)))
 
 
 def test_held_requests_go_where_there_is_time_when_their_turn_comes():
@@ -201,9 +201,9 @@ def test_a_request_that_is_decided_anew_does_not_count_as_its_own_rival():
         return priced(snapshot)
 
     fleet = VirtualFleet(policy=watched)
-    reporting(fleet.workers["p0"].member, 0.0, queued_s=100.0)
+    reporting(fleet.workers["p0"].fleet_worker, 0.0, queued_s=100.0)
     assert fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0) is None
-    reporting(fleet.workers["p0"].member, 1.0)
+    reporting(fleet.workers["p0"].fleet_worker, 1.0)
     assert [verdict.request_id for verdict in fleet.admission.wake(fleet.serving, 1.0)] == ["r"]
     assert [(view.queue_s, view.requests, view.cached_blocks) for view in seen] == [(100.0, 0, 0), (0.0, 0, 0)]
 
@@ -308,13 +308,13 @@ def test_reservations_of_other_routers_hold_nobody_back():
     other.run(until_s=0.0)
     watch = other.reservations.watch(lambda: None)
     fleet.reservations.apply(RequestId("router"), other.reservations.take(watch), 0.0, whole=True)
-    assert fleet.reservations.on(fleet.workers["p0"].member.worker_id).seconds > 10
+    assert fleet.reservations.on(fleet.workers["p0"].fleet_worker.worker_id).seconds > 10
     assert isinstance(fleet.admission.enter(fleet.queued("r"), fleet.serving, 0.0), Placement)
 
 
 def test_what_a_worker_needs_ahead_follows_its_steps_and_the_way_there():
     capacity = VirtualFleet().admission.capacity
-    fast, slow = member("p0", Role.PREFILL), member("p1", Role.PREFILL, token_s=10 * TOKEN_S)
+    fast, slow = fleet_worker("p0", Role.PREFILL), fleet_worker("p1", Role.PREFILL, token_s=10 * TOKEN_S)
     assert capacity.ahead_s(slow) - capacity.ahead_s(fast) == pytest.approx(2 * 32 * 9 * TOKEN_S)
     before_s = capacity.ahead_s(fast)
     for _ in range(200):
@@ -342,7 +342,7 @@ def test_five_thousand_held_requests_make_no_call_slow():
         decisions.clear()
         now_s = 1.0 + number
         for worker in priced.workers.values():
-            reporting(worker.member, now_s)
+            reporting(worker.fleet_worker, now_s)
         priced.admission.wake(priced.serving, now_s)
         assert len(decisions) <= MOST_DECIDED
 
@@ -356,7 +356,7 @@ def test_a_lone_claimants_work_is_not_held_back_and_a_second_ones_waits_for_it_o
     fleet.run()
     assert fleet.released.index("b0") * OWN_S == pytest.approx(2.0, abs=2 * OWN_S)
     assert fleet.ttft_s("b0") < 2.0 + 3 * OWN_S
-    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].member)
+    ahead_s = fleet.admission.capacity.ahead_s(fleet.workers["p0"].fleet_worker)
     for later in ("b1", "b2", "b3"):
         assert fleet.ttft_s(later) < ahead_s + 3 * OWN_S
 

@@ -12,7 +12,7 @@ from router.admission.queued_request import Placement, Refused, Rules, Stranded,
 from router.routing.policies import policy_named
 from router.routing.reservations import Reservations
 from router.routing.selector import Workers
-from tests.unit.router.virtual import SHAPE, VirtualFleet, member, reporting
+from tests.unit.router.virtual import SHAPE, VirtualFleet, fleet_worker, reporting
 from twostroke.config import Role
 from twostroke.ids import RequestId, WorkerId
 
@@ -29,8 +29,8 @@ class History:
             lone_ahead_s=0.0,
         )
         self.fleet = VirtualFleet(rules, policy=policy_named(policy))
-        self.workers = {f"p{n}": member(f"p{n}", Role.PREFILL) for n in range(3)}
-        self.workers |= {f"d{n}": member(f"d{n}", Role.DECODE) for n in range(2)}
+        self.workers = {f"p{n}": fleet_worker(f"p{n}", Role.PREFILL) for n in range(3)}
+        self.workers |= {f"d{n}": fleet_worker(f"d{n}", Role.DECODE) for n in range(2)}
         self.away: set[str] = set()
         self.held: set[str] = set()
         self.sent: set[str] = set()
@@ -119,10 +119,10 @@ class History:
         assert len(reservations) == len(admission._queued) + len(self.sent)
         for priority, reserved in admission._reserved_s.items():
             for worker, seconds in reserved.items():
-                owed = [
+                pending = [
                     h.shares_s.get(worker, 0.0) for h in admission._queued.values() if h.request.priority == priority
                 ]
-                assert seconds == pytest.approx(sum(owed), abs=1e-6)
+                assert seconds == pytest.approx(sum(pending), abs=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["kv", "round-robin"])

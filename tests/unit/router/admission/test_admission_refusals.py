@@ -37,7 +37,7 @@ def test_nobody_is_refused_without_a_limit_or_by_workers_that_have_shown_nothing
     assert not fleet.refused
     fresh = VirtualFleet(Rules(lone_ahead_s=0.0, slo_ttft_s=1e-6))
     for worker in fresh.workers.values():
-        reporting(worker.member, token_s=0.0)
+        reporting(worker.fleet_worker, token_s=0.0)
     verdicts = [fresh.admission.enter(fresh.queued(f"r{n}"), fresh.serving, 0.0) for n in range(50)]
     assert all(isinstance(verdict, Placement) for verdict in verdicts)
 
@@ -140,7 +140,7 @@ def test_one_that_makes_room_is_told_at_once():
 
 def test_limits_of_requests_that_are_gone_are_not_kept():
     fleet = VirtualFleet()
-    reporting(fleet.workers["p0"].member, 0.0, queued_s=100.0)
+    reporting(fleet.workers["p0"].fleet_worker, 0.0, queued_s=100.0)
     assert fleet.admission.enter(fleet.queued("stays", deadline_s=500.0), fleet.serving, 0.0) is None
     for number in range(1000):
         queued = fleet.queued(f"r{number}", deadline_s=1e6)
@@ -169,7 +169,7 @@ def test_an_idle_worker_that_says_it_is_slow_is_tried_by_one_request():
 
 def test_a_worker_that_has_computed_nothing_yet_refuses_nobody():
     fleet = VirtualFleet()
-    reporting(fleet.workers["p0"].member, 0.0, prefill_busy_s=0.0)
+    reporting(fleet.workers["p0"].fleet_worker, 0.0, prefill_busy_s=0.0)
     for number in range(20):
         fleet.ask(f"r{number}", deadline_s=0.1)
     fleet.run(until_s=0.0)
@@ -183,7 +183,7 @@ def test_costs_that_were_just_confirmed_refuse_on_an_idle_worker_too():
     fleet = VirtualFleet()
     fleet.ask("confirms")
     fleet.run(until_s=1.0)
-    fleet.workers["p0"].member.prefilled_at_s = fleet.now_s
+    fleet.workers["p0"].fleet_worker.prefilled_at_s = fleet.now_s
     fleet.ask("late", at_s=1.5, deadline_s=1.6)
     fleet.run()
     assert list(fleet.refused) == ["late"]

@@ -13,14 +13,14 @@ from twostroke.rpc.v1 import control_pb2
 from twostroke.scheduler.cost import StepCost
 
 
-def member() -> Worker:
+def new_worker() -> Worker:
     epoch = Epoch.begin(1)
     return Worker(WorkerId("prefill-0"), Role.PREFILL, "host:1", epoch, control_pb2.WORKER_STATE_SERVING)
 
 
 def after(shares: list[float], report_s: float = 0.25) -> Worker:
     """Reports every now and then, told that so much of the time between two went to prompts."""
-    worker, now_s, busy_s, random = member(), 100.0, 0.0, Random(1)
+    worker, now_s, busy_s, random = new_worker(), 100.0, 0.0, Random(1)
     worker.report(control_pb2.Load(), now_s)
     for share in shares:
         elapsed_s = random.uniform(0, 2 * report_s)
@@ -46,7 +46,7 @@ def test_a_minute_later_most_is_forgotten() -> None:
 
 
 def test_seconds_told_in_the_same_instant_count_in_full() -> None:
-    worker = member()
+    worker = new_worker()
     worker.report(control_pb2.Load(), 0.0)
     worker.report(control_pb2.Load(prefill_busy_s=6.0), 0.0)
     assert worker.utilisation == pytest.approx(6.0 / UTILISATION_WINDOW_S)
@@ -55,7 +55,7 @@ def test_seconds_told_in_the_same_instant_count_in_full() -> None:
 
 
 def test_costs_and_links_are_what_the_last_report_says() -> None:
-    worker = member()
+    worker = new_worker()
     assert worker.cost == StepCost()
     link = control_pb2.LinkRate(worker_id="decode-0", latency_s=0.5, bytes_per_s=7.0)
     costs = control_pb2.StepCosts(

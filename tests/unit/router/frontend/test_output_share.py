@@ -9,7 +9,7 @@ import pytest
 
 from router.frontend import output_share
 from router.frontend.output_share import AT_ONCE, OutputShare
-from tests.unit.router.conftest import Doors
+from tests.unit.router.conftest import Frontend
 from twostroke.request import SampledToken
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
@@ -62,12 +62,12 @@ async def test_who_leaves_while_it_waits_keeps_nobody_waiting(monkeypatch: pytes
     assert order == [0, *range(2, 2 * AT_ONCE)]
 
 
-@pytest.mark.parametrize("door", ["http", "grpc"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
 async def test_messages_of_many_choices_are_spread_over_turns_of_the_loop(
-    doors: Doors, door: str, monkeypatch: pytest.MonkeyPatch
+    frontend: Frontend, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(output_share, "TURN_S", 0.0)
-    doors.dispatcher.script = lambda request, index: [RICH] * STEPS
+    frontend.dispatcher.script = lambda request, index: [RICH] * STEPS
     turns = 0
 
     async def count() -> None:
@@ -78,15 +78,15 @@ async def test_messages_of_many_choices_are_spread_over_turns_of_the_loop(
 
     counting = asyncio.create_task(count())
     try:
-        if door == "http":
-            answer = await doors.http.post(CHAT, json={**ASK, "stream": True})
+        if protocol == "http":
+            answer = await frontend.http.post(CHAT, json={**ASK, "stream": True})
             said = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
             tokens = sum(bool(each["choices"][0]["logprobs"]) for each in said)
         else:
             sampling = inference_pb2.SamplingOptions(logprobs=20)
             stop = inference_pb2.StopOptions(max_tokens=STEPS)
             request = inference_pb2.GenerateRequest(text="a", n=MANY, sampling=sampling, stop=stop)
-            messages = inference_pb2_grpc.InferenceStub(doors.channel).Generate(request)
+            messages = inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request)
             tokens = sum([len(message.token_ids) async for message in messages])
     finally:
         counting.cancel()
@@ -94,10 +94,10 @@ async def test_messages_of_many_choices_are_spread_over_turns_of_the_loop(
     assert turns >= tokens / AT_ONCE
 
 
-async def test_a_long_whole_answer_is_the_same_as_its_parts(doors: Doors) -> None:
-    doors.dispatcher.script = lambda request, index: [RICH] * STEPS
-    long = (await doors.http.post(CHAT, json=ASK)).json()
-    short = (await doors.http.post(CHAT, json={**ASK, "n": 1})).json()
+async def test_a_long_whole_answer_is_the_same_as_its_parts(frontend: Frontend) -> None:
+    frontend.dispatcher.script = lambda request, index: [RICH] * STEPS
+    long = (await frontend.http.post(CHAT, json=ASK)).json()
+    short = (await frontend.http.post(CHAT, json={**ASK, "n": 1})).json()
     assert len(long["choices"]) == MANY
     for index, choice in enumerate(long["choices"]):
         assert choice == {**short["choices"][0], "index": index}

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from router.frontend import resume
-from tests.unit.router.conftest import Doors
+from tests.unit.router.conftest import Frontend
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 BODY = {"model": "toy", "prompt": "a", "max_tokens": 5, "stream": True}
@@ -19,52 +19,52 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resume, "PULSE_S", 0.02)
 
 
-async def lines_while_it_stalls(doors: Doors, after_tokens: int, headers: dict[str, str]) -> list[str]:
+async def lines_while_it_stalls(frontend: Frontend, after_tokens: int, headers: dict[str, str]) -> list[str]:
     """What came of a stream that stands still after so many tokens, and is aborted some time later."""
-    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, after_tokens
+    frontend.dispatcher.stalls, frontend.dispatcher.failure_after = True, after_tokens
 
     async def abort() -> None:
         async with asyncio.timeout(10):
-            await doors.dispatcher.stalled.wait()
+            await frontend.dispatcher.stalled.wait()
         await asyncio.sleep(0.3)
-        for name in list(doors.dispatcher.open_ids):
-            await doors.dispatcher.abort(name)
+        for name in list(frontend.dispatcher.open_ids):
+            await frontend.dispatcher.abort(name)
 
     aborting = asyncio.create_task(abort())
-    async with doors.http.stream("POST", "/v1/completions", json=BODY, headers=headers) as response:
+    async with frontend.http.stream("POST", "/v1/completions", json=BODY, headers=headers) as response:
         lines = [line async for line in response.aiter_lines()]
     await aborting
     return lines
 
 
-async def test_a_stream_that_stands_still_beats_for_a_client_that_would_go_on_elsewhere(doors: Doors) -> None:
-    lines = await lines_while_it_stalls(doors, 2, RESUMABLE)
+async def test_a_stream_that_stands_still_beats_for_a_client_that_would_go_on_elsewhere(frontend: Frontend) -> None:
+    lines = await lines_while_it_stalls(frontend, 2, RESUMABLE)
     first = next(at for at, line in enumerate(lines) if line.startswith(":"))
     assert sum(line.startswith("data:") for line in lines[:first]) == 2
     assert 3 <= lines.count(": going on") <= 20
 
 
-async def test_who_has_not_asked_to_go_on_elsewhere_gets_messages_alone(doors: Doors) -> None:
-    lines = await lines_while_it_stalls(doors, 2, {})
+async def test_who_has_not_asked_to_go_on_elsewhere_gets_messages_alone(frontend: Frontend) -> None:
+    lines = await lines_while_it_stalls(frontend, 2, {})
     assert not [line for line in lines if line.startswith(":")]
 
 
-async def test_a_first_token_is_waited_for_in_silence_so_that_a_failure_has_its_status(doors: Doors) -> None:
-    lines = await lines_while_it_stalls(doors, 0, RESUMABLE)
+async def test_a_first_token_is_waited_for_in_silence_so_that_a_failure_has_its_status(frontend: Frontend) -> None:
+    lines = await lines_while_it_stalls(frontend, 0, RESUMABLE)
     assert not [line for line in lines if line.startswith(":")]
 
 
-async def test_a_resumed_stream_beats_before_its_first_token(doors: Doors) -> None:
-    whole = await doors.http.post("/v1/completions", json=BODY, headers=RESUMABLE)
+async def test_a_resumed_stream_beats_before_its_first_token(frontend: Frontend) -> None:
+    whole = await frontend.http.post("/v1/completions", json=BODY, headers=RESUMABLE)
     token = next(line for line in whole.text.splitlines() if line.startswith("id: ")).removeprefix("id: ")
-    lines = await lines_while_it_stalls(doors, 0, {"Last-Event-ID": token})
+    lines = await lines_while_it_stalls(frontend, 0, {"Last-Event-ID": token})
     assert lines.count(": going on") >= 3
 
 
 @pytest.mark.parametrize("after_tokens", [0, 2])
-async def test_over_grpc_it_is_a_message_with_nothing_but_the_name(doors: Doors, after_tokens: int) -> None:
-    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, after_tokens
-    stub = inference_pb2_grpc.InferenceStub(doors.channel)
+async def test_over_grpc_it_is_a_message_with_nothing_but_the_name(frontend: Frontend, after_tokens: int) -> None:
+    frontend.dispatcher.stalls, frontend.dispatcher.failure_after = True, after_tokens
+    stub = inference_pb2_grpc.InferenceStub(frontend.channel)
     request = inference_pb2.GenerateRequest(text="a", stop=inference_pb2.StopOptions(max_tokens=5))
     call = stub.Generate(request)
     heard: list[inference_pb2.GenerateResponse] = []
@@ -81,4 +81,4 @@ async def test_over_grpc_it_is_a_message_with_nothing_but_the_name(doors: Doors,
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(call.read(), 0.2)
     call.cancel()
-    await doors.dispatcher.all_closed.wait()
+    await frontend.dispatcher.all_closed.wait()

@@ -48,19 +48,19 @@ def garbage() -> list[object]:
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)
-async def test_over_http(doors, path, body):
+async def test_over_http(frontend, path, body):
     headers = {"content-type": "application/json"}
-    assert (await doors.http.post(path, content=body, headers=headers)).status_code >= 400
+    assert (await frontend.http.post(path, content=body, headers=headers)).status_code >= 400
     with no_collection():
-        assert (await doors.http.post(path, content=body, headers=headers)).status_code >= 400
+        assert (await frontend.http.post(path, content=body, headers=headers)).status_code >= 400
         assert garbage() == []
 
 
 @pytest.mark.parametrize(
     "request_sent", [{"text": SENT.decode()}, {"text": "a", "model": "x"}, {"text": "a", "stop": {"max_tokens": 10**6}}]
 )
-async def test_over_grpc(doors, request_sent):
-    generate = inference_pb2_grpc.InferenceStub(doors.channel).Generate
+async def test_over_grpc(frontend, request_sent):
+    generate = inference_pb2_grpc.InferenceStub(frontend.channel).Generate
     with no_collection():
         with pytest.raises(grpc.aio.AioRpcError):
             _ = [message async for message in generate(inference_pb2.GenerateRequest(**request_sent))]

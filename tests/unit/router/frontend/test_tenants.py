@@ -17,17 +17,17 @@ from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 TEXT = "/v1/completions"
 
 
-async def test_a_salt_is_made_of_the_gateways_tenant_and_the_clients_salt_but_not_of_its_user(doors) -> None:
+async def test_a_salt_is_made_of_the_gateways_tenant_and_the_clients_salt_but_not_of_its_user(frontend) -> None:
     acme = {"X-Tenant-Id": "acme"}
-    await doors.http.post(TEXT, json={"prompt": "a", "cache_salt": "s"}, headers=acme)
-    await doors.http.post(TEXT, json={"prompt": "a", "user": "jo"}, headers=acme)
-    await doors.http.post(TEXT, json={"prompt": "a", "user": "jo"})
+    await frontend.http.post(TEXT, json={"prompt": "a", "cache_salt": "s"}, headers=acme)
+    await frontend.http.post(TEXT, json={"prompt": "a", "user": "jo"}, headers=acme)
+    await frontend.http.post(TEXT, json={"prompt": "a", "user": "jo"})
     request = inference_pb2.GenerateRequest(text="a", tenant="acme", cache_salt="s")
-    async for _ in inference_pb2_grpc.InferenceStub(doors.channel).Generate(request):
+    async for _ in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
         pass
     both = owner_salt("acme", b"s")
-    assert [each.salt for each in doors.dispatcher.requests] == [both, owner_salt("acme", b""), b"", both]
-    assert [each.tenant for each in doors.dispatcher.requests] == ["acme", "acme", "jo", "acme"]
+    assert [each.salt for each in frontend.dispatcher.requests] == [both, owner_salt("acme", b""), b"", both]
+    assert [each.tenant for each in frontend.dispatcher.requests] == ["acme", "acme", "jo", "acme"]
 
 
 def test_blocks_wholly_in_what_a_prompt_shares_with_a_public_prefix_are_public() -> None:
@@ -40,14 +40,14 @@ def test_blocks_wholly_in_what_a_prompt_shares_with_a_public_prefix_are_public()
     assert PublicPrefixes().blocks_of(range(40), 16) == 0
 
 
-async def test_a_prefix_is_a_text_or_a_chat_that_prompts_begin_with(tmp_path: Path, doors) -> None:
+async def test_a_prefix_is_a_text_or_a_chat_that_prompts_begin_with(tmp_path: Path, frontend) -> None:
     text, chat = tmp_path / "text.txt", tmp_path / "chat.json"
     text.write_text("You are a ship.")
     chat.write_text(json.dumps({"messages": [{"role": "system", "content": "Be brief and kind."}]}))
     public = read_public_prefixes([str(text), str(chat)], ByteText())
     messages = [{"role": "system", "content": "Be brief and kind."}, {"role": "user", "content": "hi"}]
-    await doors.http.post("/v1/chat/completions", json={"messages": messages})
-    assert public.blocks_of(doors.dispatcher.requests[0].prompt, 1) == len("system: Be brief and kind.\n")
+    await frontend.http.post("/v1/chat/completions", json={"messages": messages})
+    assert public.blocks_of(frontend.dispatcher.requests[0].prompt, 1) == len("system: Be brief and kind.\n")
     assert public.blocks_of(list(b"You are a ship. Sail!"), 1) == len("You are a ship.")
 
 

@@ -54,12 +54,12 @@ async def test_an_oversized_answer_says_how_much_the_prompt_takes(app):
     assert found.groups() == ("256", "260", "60")
 
 
-async def test_a_page_pool_smaller_than_the_model_is_the_limit_and_is_named(doors):
-    doors.limit(max_model_len=4096, pool_tokens=64)
+async def test_a_page_pool_smaller_than_the_model_is_the_limit_and_is_named(frontend):
+    frontend.limit(max_model_len=4096, pool_tokens=64)
     with pytest.raises(
         BadRequestError, match=r"length is 64 tokens.*page pool fits 64, the model takes 4096"
     ) as refused:
-        await doors.openai.completions.create(model="toy", prompt="a" * 64)
+        await frontend.openai.completions.create(model="toy", prompt="a" * 64)
     assert refused.value.code == "context_length_exceeded"
 
 
@@ -71,14 +71,14 @@ async def test_a_page_pool_smaller_than_the_model_is_the_limit_and_is_named(door
     ],
 )
 async def test_too_long_over_grpc_is_an_invalid_argument_with_the_code_in_trailing_metadata(
-    doors, request_message, field
+    frontend, request_message, field
 ):
-    call = inference_pb2_grpc.InferenceStub(doors.channel).Generate(request_message)
+    call = inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request_message)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call.read()
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "maximum context length is 256 tokens" in refused.value.details()
     assert dict(refused.value.trailing_metadata())["twostroke-error-code"] == "context_length_exceeded"
-    error = error_of(refused.value, doors.grpc_address)
+    error = error_of(refused.value, frontend.grpc_address)
     assert isinstance(error, ContextLengthExceeded)
     assert error.field == field

@@ -24,9 +24,9 @@ COSTS = control_pb2.StepCosts(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001
 
 
 def worker(role: Role, index: int) -> Worker:
-    member = Worker(WorkerId(f"{role}-{index}"), role, f"h:{index}", Epoch(1, index), control_pb2.WORKER_STATE_SERVING)
-    member.report(control_pb2.Load(pages_free=10_000, pages_total=10_000, costs=COSTS), 0.0)
-    return member
+    result = Worker(WorkerId(f"{role}-{index}"), role, f"h:{index}", Epoch(1, index), control_pb2.WORKER_STATE_SERVING)
+    result.report(control_pb2.Load(pages_free=10_000, pages_total=10_000, costs=COSTS), 0.0)
+    return result
 
 
 class Replica:
@@ -46,8 +46,8 @@ class Replica:
             most_output_tokens=100,
             arrived_s=now_s,
         )
-        decode = [member for member in self._workers if member.role is Role.DECODE]
-        prefill = [member for member in self._workers if member.role is Role.PREFILL]
+        decode = [result for result in self._workers if result.role is Role.DECODE]
+        prefill = [result for result in self._workers if result.role is Role.PREFILL]
         decision = self._selector.select(request, Workers(SHAPE, decode, prefill), now_s)
         return decision.source or decision.decode, decision.forecast.prefill_s
 
@@ -68,9 +68,9 @@ def waited_s(replica_count: int, *, exchange_s: float | None, seed: int) -> floa
             for source, target, watch in watches:
                 target.reservations.apply(source.name, source.reservations.take(watch), now_s)
         tokens, turn = round(64 * 2 ** (5 * draws.random())), draws.randrange(1 << 16)
-        computer, seconds = replicas[turn % replica_count].place(f"r{number}", tokens, now_s)
-        waited_s += queues_s.get(computer, 0.0)
-        queues_s[computer] = queues_s.get(computer, 0.0) + seconds
+        chosen, seconds = replicas[turn % replica_count].place(f"r{number}", tokens, now_s)
+        waited_s += queues_s.get(chosen, 0.0)
+        queues_s[chosen] = queues_s.get(chosen, 0.0) + seconds
     return waited_s
 
 

@@ -18,7 +18,7 @@ from twostroke.rpc.convert import hashes_from_bytes
 from twostroke.rpc.events import batch_from_message, batch_to_message
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
-LIFE = Epoch(1, 7)
+EPOCH = Epoch(1, 7)
 
 
 def digest_of(hashes: set[BlockHash]) -> bytes:
@@ -36,7 +36,7 @@ def snapshot(hashes: set[BlockHash], sequence: int = 0) -> EventBatch:
     return EventBatch(sequence, tuple(hashes), (), len(hashes), digest_of(hashes), snapshot=True)
 
 
-def held(index: PrefixIndex, worker: WorkerId, count: int, epoch: Epoch = LIFE) -> list[BlockHash]:
+def held(index: PrefixIndex, worker: WorkerId, count: int, epoch: Epoch = EPOCH) -> list[BlockHash]:
     """`worker` holds the first `count` blocks of one common chain; the chain's hashes."""
     chain = block_hashes_of(list(range(640)), 16)
     assert index.apply(worker, epoch, snapshot(set(chain[:count]))) is Applied.APPLIED
@@ -55,17 +55,17 @@ def test_leading_blocks_are_counted_for_every_worker_that_holds_the_first() -> N
 def test_depths_are_told_down_to_the_lowest_tier_that_a_worker_uses() -> None:
     index = PrefixIndex()
     chain = held(index, A, 3)
-    log = EventLog(LIFE)
+    log = EventLog(EPOCH)
     for place, block in enumerate(chain[:9]):
         log.stored(block, Tier.DEVICE if place < 2 else Tier.HOST)
     log.stored(chain[0], Tier.HOST)
-    index.apply(B, LIFE, log.snapshot())
-    index.apply(B, LIFE, log.publish())
-    log = EventLog(LIFE)
+    index.apply(B, EPOCH, log.snapshot())
+    index.apply(B, EPOCH, log.publish())
+    log = EventLog(EPOCH)
     for place, block in enumerate(chain[:9]):
         log.stored(block, Tier.HOST if place < 4 else Tier.DISK)
-    index.apply(C, LIFE, log.snapshot())
-    index.apply(C, LIFE, log.publish())
+    index.apply(C, EPOCH, log.snapshot())
+    index.apply(C, EPOCH, log.publish())
     assert index.leading_blocks(chain) == {A: (3,), B: (2, 9), C: (0, 4, 9)}
     assert index.leading_blocks(chain, lambda block: [C] if block in chain[:6] else ()) == {
         A: (3,),
@@ -100,7 +100,7 @@ def test_a_later_life_begins_without_the_earlier_ones_blocks() -> None:
     later = Epoch(2, 1)
     assert index.apply(A, later, EventBatch(9, (), (), 0, digest_of(set()))) is Applied.GAP
     assert index.leading_blocks(chain) == {}
-    assert index.apply(A, LIFE, snapshot(set(chain), 99)) is Applied.OLD
+    assert index.apply(A, EPOCH, snapshot(set(chain), 99)) is Applied.OLD
     assert index.leading_blocks(chain) == {}
     held(index, A, 2, later)
     assert index.leading_blocks(chain) == {A: (2,)}
@@ -113,12 +113,12 @@ def test_a_batch_that_does_not_add_up_makes_the_index_ask_for_a_snapshot(wrong: 
     truth = set(chain[:3])
     count = 4 if wrong == "count" else 3
     digest = digest_of(truth) if wrong == "count" else digest_of(set(chain[:2]))
-    assert index.apply(A, LIFE, EventBatch(1, (chain[2],), (), count, digest)) is Applied.DIVERGED
-    assert index.next_sequence(A, LIFE) is None
+    assert index.apply(A, EPOCH, EventBatch(1, (chain[2],), (), count, digest)) is Applied.DIVERGED
+    assert index.next_sequence(A, EPOCH) is None
     assert index.snapshot(A) is None
-    assert index.apply(A, LIFE, EventBatch(2, (), (), 3, digest_of(truth))) is Applied.GAP
-    assert index.apply(A, LIFE, snapshot(truth, 2)) is Applied.APPLIED
-    assert index.next_sequence(A, LIFE) == 3
+    assert index.apply(A, EPOCH, EventBatch(2, (), (), 3, digest_of(truth))) is Applied.GAP
+    assert index.apply(A, EPOCH, snapshot(truth, 2)) is Applied.APPLIED
+    assert index.next_sequence(A, EPOCH) == 3
 
 
 def test_an_index_that_takes_over_a_snapshot_of_another_is_equal_to_it() -> None:
@@ -126,7 +126,7 @@ def test_an_index_that_takes_over_a_snapshot_of_another_is_equal_to_it() -> None
     chain = held(index, A, 11)
     batch = index.snapshot(A)
     assert batch is not None
-    assert other.apply(A, LIFE, batch) is Applied.APPLIED
+    assert other.apply(A, EPOCH, batch) is Applied.APPLIED
     assert other.leading_blocks(chain) == {A: (11,)}
 
 
@@ -141,7 +141,7 @@ def test_galloping_finds_what_a_scan_finds(forks: list[list[int]], own: int) -> 
         for fork, length in enumerate(lengths):
             hashes.update(block_hashes_of([0] * 16 * (length // 2) + [fork] * 16 * (length - length // 2), 16))
         held_by[WorkerId(str(number))] = hashes
-        index.apply(WorkerId(str(number)), LIFE, snapshot(hashes))
+        index.apply(WorkerId(str(number)), EPOCH, snapshot(hashes))
     for fork in range(3):
         prompt = block_hashes_of([0] * 16 * (own // 2) + [fork] * 16 * (own - own // 2), 16)
         expected = {}
@@ -236,15 +236,15 @@ def test_whatever_gets_lost_repeated_or_reordered_an_applied_batch_means_equalit
 
 
 def test_a_block_that_only_moves_down_a_tier_is_not_evicted() -> None:
-    index, log = PrefixIndex(), EventLog(LIFE)
-    index.apply(A, LIFE, log.snapshot())
+    index, log = PrefixIndex(), EventLog(EPOCH)
+    index.apply(A, EPOCH, log.snapshot())
     for number in range(4):
         log.stored(name(number))
-    index.apply(A, LIFE, log.publish())
+    index.apply(A, EPOCH, log.publish())
     for number in range(2):
         log.removed(name(number))
     log.stored(name(0), Tier.HOST)
-    index.apply(A, LIFE, log.publish())
+    index.apply(A, EPOCH, log.publish())
     index.re_reference.asked([name(0), name(1)])
     assert index.re_reference.rate == 1.0, "one was evicted, and that one was asked for"
 
@@ -257,13 +257,13 @@ def test_a_block_weighs_less_than_200_bytes_per_holder() -> None:
     try:
         index, empty_bytes = PrefixIndex(), tracemalloc.get_traced_memory()[0]
         for number, raw in enumerate(hashes):
-            log, worker = EventLog(LIFE), WorkerId(str(number))
-            index.apply(worker, LIFE, log.snapshot())
+            log, worker = EventLog(EPOCH), WorkerId(str(number))
+            index.apply(worker, EPOCH, log.snapshot())
             for block in hashes_from_bytes(raw):
                 log.stored(block)
-            message = batch_to_message(worker, LIFE, log.publish())
+            message = batch_to_message(worker, EPOCH, log.publish())
             del log
-            assert index.apply(worker, LIFE, batch_from_message(message)) is Applied.APPLIED
+            assert index.apply(worker, EPOCH, batch_from_message(message)) is Applied.APPLIED
         del message
         grown_bytes = tracemalloc.get_traced_memory()[0] - empty_bytes
     finally:

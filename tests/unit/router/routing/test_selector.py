@@ -17,7 +17,7 @@ from twostroke.rpc.v1.control_pb2 import TIER_HOST, WORKER_STATE_SERVING, LinkRa
 
 P = [WorkerId(f"prefill-{i}") for i in range(2)]
 D = [WorkerId(f"decode-{i}") for i in range(2)]
-LIFE = Epoch(1, 7)
+EPOCH = Epoch(1, 7)
 SHAPE = Shape(block_size=16, page_bytes=100_000)
 NAMES = tuple(BlockHash(bytes([number]) * 16) for number in range(100))
 COSTS = StepCosts(step_s=0.02, stream_s=0.0003, prompt_token_s=0.001, step_tokens=512, step_target_s=0.1)
@@ -30,30 +30,30 @@ class Desk:
         self.index, self.reservations = PrefixIndex(), Reservations()
         chosen = policy_named(policy) if isinstance(policy, str) else policy
         self.selector = Selector(chosen, self.index, self.reservations, seed=1)
-        self.logs = {worker: EventLog(LIFE) for worker in (*P, *D)}
-        self.members = {
-            worker: Worker(worker, role, "", LIFE, WORKER_STATE_SERVING)
+        self.logs = {worker: EventLog(EPOCH) for worker in (*P, *D)}
+        self.workers = {
+            worker: Worker(worker, role, "", EPOCH, WORKER_STATE_SERVING)
             for role, workers in ((Role.PREFILL, P), (Role.DECODE, D))
             for worker in workers
         }
         for worker, log in self.logs.items():
-            self.index.apply(worker, LIFE, log.snapshot())
+            self.index.apply(worker, EPOCH, log.snapshot())
             self.report(worker, running=40 if worker in D else 0)
 
     def report(self, worker: WorkerId, **load: float) -> None:
         links = [LinkRate(worker_id=peer, latency_s=0.001, bytes_per_s=1e8) for peer in P if peer != worker]
         known = {"pages_free": 1000, "pages_total": 1000}
-        self.members[worker].report(Load(costs=COSTS, links=links, **(known | load)), 0.0)  # type: ignore[arg-type]
+        self.workers[worker].report(Load(costs=COSTS, links=links, **(known | load)), 0.0)  # type: ignore[arg-type]
 
     def hold(self, worker: WorkerId, count: int, tier: Tier = Tier.DEVICE) -> None:
         for name in NAMES[:count]:
             self.logs[worker].stored(name, tier)
-        self.index.apply(worker, LIFE, self.logs[worker].publish())
+        self.index.apply(worker, EPOCH, self.logs[worker].publish())
 
     def forget(self, worker: WorkerId, hashes: tuple[BlockHash, ...]) -> None:
         for name in hashes:
             self.logs[worker].removed(name)
-        self.index.apply(worker, LIFE, self.logs[worker].publish())
+        self.index.apply(worker, EPOCH, self.logs[worker].publish())
 
     def ask(self, number: int = 0, tokens: int = 1600, *, shares: bool = True) -> QueuedRequest:
         own = tuple(BlockHash(bytes([255, number, place]) * 5 + b".") for place in range(100))
@@ -67,7 +67,7 @@ class Desk:
         )
 
     def workers(self) -> Workers:
-        return Workers(SHAPE, [self.members[w] for w in D], [self.members[w] for w in P])
+        return Workers(SHAPE, [self.workers[w] for w in D], [self.workers[w] for w in P])
 
     def select(self, number: int = 0, *, shares: bool = True) -> tuple[WorkerId | None, WorkerId | None]:
         decision = self.selector.select(self.ask(number, shares=shares), self.workers(), 0.0)
@@ -128,8 +128,8 @@ def test_depths_reach_down_to_the_lowest_tier_of_the_worker() -> None:
     desk.hold(P[0], 0)
     for name in NAMES[20:60]:
         desk.logs[P[0]].stored(name, Tier.HOST)
-    desk.index.apply(P[0], LIFE, desk.logs[P[0]].publish())
-    desk.members[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
+    desk.index.apply(P[0], EPOCH, desk.logs[P[0]].publish())
+    desk.workers[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
     view = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).prefill[0]
     assert (view.depths, view.tier_page_s, view.resident_blocks) == ((20, 60), (0.0, 0.002), 60)
 
@@ -173,12 +173,12 @@ def test_a_bias_of_the_forecast_is_learned_and_does_not_add_up() -> None:
 
 def test_wires_of_workers_that_are_gone_are_forgotten() -> None:
     desk = Desk("round-robin")
-    for life in range(50):
-        prefill, decode = WorkerId(f"prefill-{life}"), WorkerId(f"decode-{life}")
-        members = [
-            Worker(worker, role, "", LIFE, WORKER_STATE_SERVING)
+    for number in range(50):
+        prefill, decode = WorkerId(f"prefill-{number}"), WorkerId(f"decode-{number}")
+        workers = [
+            Worker(worker, role, "", EPOCH, WORKER_STATE_SERVING)
             for worker, role in ((decode, Role.DECODE), (prefill, Role.PREFILL))
         ]
-        decision = desk.selector.select(desk.ask(life), Workers(SHAPE, members[:1], members[1:]), 1000.0 * life)
+        decision = desk.selector.select(desk.ask(number), Workers(SHAPE, workers[:1], workers[1:]), 1000.0 * number)
         assert decision.source == prefill
     assert len(desk.selector._fetching_until_s) <= 5

@@ -115,13 +115,13 @@ def test_a_reservation_of_which_nobody_speaks_any_more_ends_by_itself() -> None:
 
 
 def test_a_listener_hears_of_each_request_once_and_as_it_is_when_it_takes() -> None:
-    news: list[str] = []
+    told: list[str] = []
     reservations = Reservations()
-    watch = reservations.watch(lambda: news.append("news"))
+    watch = reservations.watch(lambda: told.append("news"))
     reservations.place(R, SHARES, [ONE])
     reservations.place(Q, SHARES, [ONE])
     reservations.opened(R, 0.0)
-    assert news == ["news"]
+    assert told == ["news"]
     batch = reservations.take(watch)
     assert [(each.request_id, each.is_opened) for each in batch.placed] == [(R, True), (Q, False)]
     assert (batch.opened, batch.ended) == ((), ())
@@ -130,7 +130,7 @@ def test_a_listener_hears_of_each_request_once_and_as_it_is_when_it_takes() -> N
     reservations.end(Q)
     reservations.end(R)
     assert reservations.take(watch) == Batch(ended=(Q, R))
-    assert news == ["news"] * 3
+    assert told == ["news"] * 3
 
 
 def test_a_listener_that_never_takes_keeps_no_more_than_what_is_open() -> None:
@@ -172,7 +172,7 @@ class Wire:
             _, batch, whole = self.under_way.popleft()
             self.target.apply(self.name, batch, now_s, whole=whole)
 
-    def settle(self, now_s: float) -> None:
+    def exchange_all(self, now_s: float) -> None:
         if self.watch is None:
             self.watch = self.source.watch(lambda: None)
             self.under_way.append((now_s, self.source.take(self.watch), True))
@@ -227,7 +227,7 @@ def test_routers_agree_whatever_happens_to_their_words(seed: int) -> None:
         for wire in wires:
             wire.step(draws, now_s)
     for wire in wires:
-        wire.settle(now_s)
+        wire.exchange_all(now_s)
     for worker in WORKERS:
         for router in routers.values():
             router.reported(worker, now_s + 1.0)
@@ -238,6 +238,6 @@ def test_routers_agree_whatever_happens_to_their_words(seed: int) -> None:
         for index in range(30):
             router.end(RequestId(str(index)))
     for wire in wires:
-        wire.settle(now_s + 1.0)
+        wire.exchange_all(now_s + 1.0)
     assert [len(router) for router in routers.values()] == [0, 0, 0]
     assert all(view in (set(), (0, 0, 0, 0.0, 0)) for router in routers.values() for view in views(router))

@@ -91,10 +91,10 @@ class FakeWorker(worker_pb2_grpc.DecodeServicer, worker_pb2_grpc.PagesServicer, 
         await self._server.start()
         self.address = self._server.address
         self._pulse = asyncio.create_task(self._heartbeat())
-        self.fleet.members[self.worker_id] = self.member()
+        self.fleet.entries[self.worker_id] = self.listed()
 
-    def member(self) -> fleet_pb2.Member:
-        return fleet_pb2.Member(
+    def listed(self) -> fleet_pb2.WorkerEntry:
+        return fleet_pb2.WorkerEntry(
             worker_id=self.worker_id,
             role=self.role,
             address=self.address,
@@ -280,10 +280,10 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
     """The supervisor's Fleet service; `show` sends the current members to all watchers."""
 
     def __init__(self) -> None:
-        self.members: dict[str, fleet_pb2.Member] = {}
+        self.entries: dict[str, fleet_pb2.WorkerEntry] = {}
         self.workers: dict[str, FakeWorker] = {}
         self.cores: list[RouterCore] = []
-        self._watchers: dict[asyncio.Queue[fleet_pb2.FleetView | None], fleet_pb2.RouterMember] = {}
+        self._watchers: dict[asyncio.Queue[fleet_pb2.FleetView | None], fleet_pb2.RouterEntry] = {}
         self._version = 0
         self._server: RpcServer | None = None
         self.address = ""
@@ -301,7 +301,7 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
 
     async def remove(self, worker_id: str) -> None:
         """The supervisor says that it is dead, whatever is true."""
-        del self.members[worker_id]
+        del self.entries[worker_id]
         self.show()
 
     async def add(self, worker_id: str, role: str = "decode", **attributes) -> FakeWorker:
@@ -311,18 +311,18 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         self.show()
         return worker
 
-    def show(self, *also: fleet_pb2.Member) -> None:
+    def show(self, *also: fleet_pb2.WorkerEntry) -> None:
         self._version += 1
         for queue in self._watchers:
             queue.put_nowait(self._view(*also))
 
-    def _view(self, *also: fleet_pb2.Member) -> fleet_pb2.FleetView:
+    def _view(self, *also: fleet_pb2.WorkerEntry) -> fleet_pb2.FleetView:
         routers = [router for router in self._watchers.values() if router.address]
-        return fleet_pb2.FleetView(version=self._version, members=[*self.members.values(), *also], routers=routers)
+        return fleet_pb2.FleetView(version=self._version, workers=[*self.entries.values(), *also], routers=routers)
 
     async def Watch(self, request, context):  # noqa: N802
         queue: asyncio.Queue[fleet_pb2.FleetView | None] = asyncio.Queue()
-        self._watchers[queue] = fleet_pb2.RouterMember(router_id=request.watcher, address=request.address)
+        self._watchers[queue] = fleet_pb2.RouterEntry(router_id=request.watcher, address=request.address)
         self.show()
         try:
             while (view := await queue.get()) is not None:
@@ -343,16 +343,16 @@ class FakeFleet(fleet_pb2_grpc.FleetServicer):
         assert core._with is not None
         core._with.placer.attempts = Attempts(clock_ns=lambda: 0)  # they count from 0
         if ready:
-            await eventually(lambda: set(standings(core)) == set(self.members) and all_serving(core))
+            await eventually(lambda: set(statuses_of(core)) == set(self.entries) and all_serving(core))
         return core
 
 
-def standings(core: RouterCore) -> dict[str, str]:
+def statuses_of(core: RouterCore) -> dict[str, str]:
     return {worker.worker_id: worker.status.value for worker in core._fleet.workers}
 
 
 def all_serving(core: RouterCore) -> bool:
-    return set(standings(core).values()) == {"serving"}
+    return set(statuses_of(core).values()) == {"serving"}
 
 
 @pytest.fixture
@@ -399,5 +399,5 @@ def sampled():
 
 
 @pytest.fixture
-def standing():
-    return standings
+def statuses():
+    return statuses_of

@@ -124,11 +124,11 @@ async def test_a_client_that_leaves_while_its_request_is_being_opened_closes_it(
     worker.may_open.set()
 
 
-async def test_a_client_that_leaves_while_nobody_serves_leaves_nothing(fleet, ask, soon, standing):
+async def test_a_client_that_leaves_while_nobody_serves_leaves_nothing(fleet, ask, soon, statuses):
     worker = await fleet.add("decode-0")
     core = await fleet.core()
     await worker.kill()
-    await soon(lambda: standing(core) == {"decode-0": "suspect"})
+    await soon(lambda: statuses(core) == {"decode-0": "suspect"})
     answer = ask(core)
     await soon(lambda: "r" in core._open)
     answer.task.cancel()

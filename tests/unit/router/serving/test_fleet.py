@@ -34,29 +34,29 @@ async def test_a_router_needs_a_fleet_address_and_a_known_policy():
         RouterCore(RouterConfig(fleet_address="127.0.0.1:1", routing=RoutingConfig(policy="best")), RouterMetrics())
 
 
-async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, standing, soon):
+async def test_a_worker_whose_events_break_gets_no_new_work_until_it_is_back(fleet, ask, statuses, soon):
     first, second = await fleet.add("decode-0"), await fleet.add("decode-1")
     core = await fleet.core()
     first.may_subscribe.clear()
     first.break_events()
-    await soon(lambda: standing(core)["decode-0"] == "suspect")
+    await soon(lambda: statuses(core)["decode-0"] == "suspect")
     for number in range(6):
         await ask(core, prompt=range(number, 50)).task
-    assert standing(core)["decode-0"] == "suspect"
+    assert statuses(core)["decode-0"] == "suspect"
     assert first.opens == []
     assert len(second.opens) == 6
     first.may_subscribe.set()
-    await soon(lambda: standing(core)["decode-0"] == "serving")
+    await soon(lambda: statuses(core)["decode-0"] == "serving")
 
 
-async def test_streams_of_a_suspect_worker_go_on(fleet, ask, standing, soon):
+async def test_streams_of_a_suspect_worker_go_on(fleet, ask, statuses, soon):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
     answer = ask(core)
     await answer.has(5)
     worker.may_subscribe.clear()
     worker.break_events()
-    await soon(lambda: standing(core)["decode-0"] == "suspect")
+    await soon(lambda: statuses(core)["decode-0"] == "suspect")
     worker.hold_at = None
     assert (await answer.task).is_right
     assert len(worker.opens) == 1
@@ -74,23 +74,23 @@ async def test_when_the_supervisor_says_dead_answers_move_without_waiting_for_th
     assert len(other.opens[0].emitted) == 8
 
 
-async def test_an_earlier_life_is_refused_and_counted(fleet, sampled, standing, soon):
+async def test_an_earlier_life_is_refused_and_counted(fleet, sampled, statuses, soon):
     worker = await fleet.add("decode-0")
-    zombie = worker.member()
+    zombie = worker.listed()
     await worker.kill()
     await worker.begin(2)
     core = await fleet.core()
     fleet.show(zombie)
     await soon(lambda: sampled(core, "stale_epochs_refused_total") == 1)
     assert core._fleet.worker("decode-0").epoch == worker.epoch
-    assert standing(core) == {"decode-0": "serving"}
-    del fleet.members["decode-0"]
+    assert statuses(core) == {"decode-0": "serving"}
+    del fleet.entries["decode-0"]
     fleet.show(zombie)
     await soon(lambda: sampled(core, "stale_epochs_refused_total") == 2)
-    assert standing(core) == {}
+    assert statuses(core) == {}
 
 
-async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, standing, soon):
+async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, statuses, soon):
     worker = await fleet.add("decode-0")
     core = await fleet.core()
     for name in CHAIN:
@@ -102,26 +102,26 @@ async def test_a_later_life_replaces_the_earlier_one_and_its_blocks(fleet, stand
     fleet.show()
     await soon(lambda: core._fleet.worker("decode-0").epoch == worker.epoch)
     assert len(core._routing.index) == 0
-    await soon(lambda: standing(core) == {"decode-0": "serving"})
+    await soon(lambda: statuses(core) == {"decode-0": "serving"})
 
 
-async def test_a_process_that_is_another_life_than_listed_is_not_used(fleet, sampled, soon, standing):
+async def test_a_process_that_is_another_life_than_listed_is_not_used(fleet, sampled, soon, statuses):
     worker = await fleet.add("decode-0")
-    listed = fleet.members["decode-0"]
+    listed = fleet.entries["decode-0"]
     listed.epoch = "0.00000000000000aa"
     core = await fleet.core(ready=False)
     await soon(lambda: sampled(core, "stale_epochs_refused_total") >= 1)
-    assert standing(core) == {"decode-0": "joining"}
+    assert statuses(core) == {"decode-0": "joining"}
     listed.epoch = str(worker.epoch)
     fleet.show()
     await soon(lambda: core.is_ready)
 
 
-async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, standing, soon, caplog):
+async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, statuses, soon, caplog):
     worker = await fleet.add("decode-0")
     core = await fleet.core()
     other = await fleet.add("decode-1", fingerprint="toy/2")
-    await soon(lambda: standing(core).get("decode-1") == "refused")
+    await soon(lambda: statuses(core).get("decode-1") == "refused")
     refusal = next(record for record in caplog.records if record.levelname == "ERROR")
     assert "toy/1" in refusal.getMessage()
     assert "toy/2" in refusal.getMessage()
@@ -131,7 +131,7 @@ async def test_a_worker_with_another_fingerprint_is_refused_loudly(fleet, ask, s
     assert len(worker.opens) == 6
 
 
-async def test_a_router_outlives_its_supervisor(fleet, ask, soon, standing):
+async def test_a_router_outlives_its_supervisor(fleet, ask, soon, statuses):
     await fleet.add("decode-0")
     core = await fleet.core()
     port = int(fleet.address.rpartition(":")[2])
@@ -139,7 +139,7 @@ async def test_a_router_outlives_its_supervisor(fleet, ask, soon, standing):
     assert (await ask(core).task).is_right
     await fleet.start(port)
     await fleet.add("decode-1")
-    await soon(lambda: standing(core) == {"decode-0": "serving", "decode-1": "serving"})
+    await soon(lambda: statuses(core) == {"decode-0": "serving", "decode-1": "serving"})
 
 
 async def test_lost_batches_are_replayed(fleet, sampled, soon):
@@ -154,7 +154,7 @@ async def test_lost_batches_are_replayed(fleet, sampled, soon):
     assert sampled(core, "event_snapshots_total", worker="decode-0") == 1
 
 
-async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, soon, standing):
+async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, soon, statuses):
     worker = await fleet.add("decode-0")
     core = await fleet.core()
     for name in CHAIN[:5]:
@@ -166,7 +166,7 @@ async def test_an_index_that_diverged_is_replaced_by_a_snapshot(fleet, sampled, 
     await soon(lambda: sampled(core, "event_divergences_total", worker="decode-0") == 1)
     await soon(lambda: index_equals_truth(core, worker))
     assert sampled(core, "event_snapshots_total", worker="decode-0") == 2
-    assert standing(core) == {"decode-0": "serving"}
+    assert statuses(core) == {"decode-0": "serving"}
 
 
 @pytest.mark.parametrize("faults", ["", "drop:0.1,duplicate:0.1,reorder:0.1,seed:5"])
@@ -297,13 +297,13 @@ async def test_the_blocks_of_a_worker_that_left_are_forgotten(fleet, soon):
     assert len(core._routing.index) == 4
 
 
-async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, ask, standing, soon):
+async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, ask, statuses, soon):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
     answer = ask(core)
     await answer.has(5)
     worker.load.state = control_pb2.WORKER_STATE_DRAINING
-    await soon(lambda: standing(core)["decode-0"] == "draining")
+    await soon(lambda: statuses(core)["decode-0"] == "draining")
     with pytest.raises(Draining, match="every decode worker drains"):
         async with asyncio.timeout(10):
             await ask(core, request_id="new").task
@@ -311,13 +311,13 @@ async def test_while_every_decode_worker_drains_a_request_fails_at_once(fleet, a
     assert (await answer.task).is_right
 
 
-async def test_while_one_worker_drains_and_another_starts_a_request_waits_for_that_one(fleet, ask, standing, soon):
+async def test_while_one_worker_drains_and_another_starts_a_request_waits_for_that_one(fleet, ask, statuses, soon):
     draining = await fleet.add("decode-0")
     core = await fleet.core()
-    fleet.members["decode-1"] = starting_member("decode-1")
+    fleet.entries["decode-1"] = starting_entry("decode-1")
     fleet.show()
     draining.load.state = control_pb2.WORKER_STATE_DRAINING
-    await soon(lambda: standing(core)["decode-0"] == "draining")
+    await soon(lambda: statuses(core)["decode-0"] == "draining")
     answer = ask(core)
     await soon(lambda: "r" in core._open)
     await fleet.add("decode-1")
@@ -325,16 +325,16 @@ async def test_while_one_worker_drains_and_another_starts_a_request_waits_for_th
     assert draining.opens == []
 
 
-async def test_a_supervisor_that_does_not_know_its_workers_yet_moves_no_answer(fleet, ask, standing, soon, sampled):
+async def test_a_supervisor_that_does_not_know_its_workers_yet_moves_no_answer(fleet, ask, statuses, soon, sampled):
     worker = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
     answer = ask(core)
     await answer.has(5)
-    known = fleet.members["decode-0"]
-    fleet.members["decode-0"] = starting_member("decode-0")
+    known = fleet.entries["decode-0"]
+    fleet.entries["decode-0"] = starting_entry("decode-0")
     seen = await fleet.add("decode-1")
-    await soon(lambda: standing(core) == {"decode-0": "serving", "decode-1": "serving"})
-    fleet.members["decode-0"] = known
+    await soon(lambda: statuses(core) == {"decode-0": "serving", "decode-1": "serving"})
+    fleet.entries["decode-0"] = known
     fleet.show()
     worker.hold_at = None
     assert (await answer.task).is_right
@@ -358,20 +358,20 @@ async def test_a_subscriber_is_told_when_a_worker_leaves(fleet, soon):
     await events.aclose()
 
 
-async def test_what_can_be_promised_follows_the_workers_that_are_there(fleet, soon, standing):
+async def test_what_can_be_promised_follows_the_workers_that_are_there(fleet, soon, statuses):
     await fleet.add("decode-0", pool_pages=300)
     await fleet.add("decode-1", pool_pages=200)
     core = await fleet.core()
     assert core.facts.pool_pages == 200
     await fleet.add("decode-2", pool_pages=100, fingerprint="toy/2")
-    await soon(lambda: standing(core).get("decode-2") == "refused")
+    await soon(lambda: statuses(core).get("decode-2") == "refused")
     await fleet.add("decode-3", pool_pages=250)
-    await soon(lambda: standing(core).get("decode-3") == "serving")
+    await soon(lambda: statuses(core).get("decode-3") == "serving")
     assert core.facts.pool_pages == 200
     await fleet.remove("decode-1")
-    await soon(lambda: "decode-1" not in standing(core))
+    await soon(lambda: "decode-1" not in statuses(core))
     assert core.facts.pool_pages == 250
 
 
-def starting_member(worker_id: str) -> fleet_pb2.Member:
-    return fleet_pb2.Member(worker_id=worker_id, role="decode", state=control_pb2.WORKER_STATE_STARTING)
+def starting_entry(worker_id: str) -> fleet_pb2.WorkerEntry:
+    return fleet_pb2.WorkerEntry(worker_id=worker_id, role="decode", state=control_pb2.WORKER_STATE_STARTING)

@@ -49,14 +49,14 @@ async def test_tokens_flow_until_the_pages_are_there_and_then_the_answer_goes_on
     assert sampled(core, "reopened_requests_total") == 0
 
 
-async def test_without_another_decode_worker_answers_stay_until_there_is_one(fleet, ask, standing, soon):
+async def test_without_another_decode_worker_answers_stay_until_there_is_one(fleet, ask, statuses, soon):
     leaving = await fleet.add("decode-0", hold_at=5)
     core = await fleet.core()
     answers = [ask(core, request_id=f"r{number}") for number in range(2)]
     for answer in answers:
         await answer.has(5)
     drain(leaving)
-    await soon(lambda: standing(core) == {"decode-0": "draining"})
+    await soon(lambda: statuses(core) == {"decode-0": "draining"})
     leaving.hold_at = 10
     await answers[0].has(10)
     other = await fleet.add("decode-1")
@@ -92,14 +92,14 @@ async def test_whoever_cannot_fetch_the_pages_costs_the_answer_nothing_but_time(
 
 
 async def test_an_answer_whose_refuge_dies_on_the_way_stays_where_it_is_until_there_is_another(
-    fleet, ask, standing, soon, sampled
+    fleet, ask, statuses, soon, sampled
 ):
     core, answer, leaving, other = await begun(fleet, ask, worker_wait_s=0.2)
     other.may_fetch.clear()
     drain(leaving)
     await soon(lambda: other.fetches)
     await other.kill()
-    await soon(lambda: standing(core)[other.worker_id] == "dead")
+    await soon(lambda: statuses(core)[other.worker_id] == "dead")
     leaving.hold_at = 12
     await answer.has(12)
     third = await fleet.add("decode-2")
@@ -109,16 +109,16 @@ async def test_an_answer_whose_refuge_dies_on_the_way_stays_where_it_is_until_th
 
 
 async def test_while_the_only_decode_worker_begins_a_new_life_requests_wait_and_are_not_refused(
-    fleet, ask, standing, soon
+    fleet, ask, statuses, soon
 ):
     leaving = await fleet.add("decode-0")
     core = await fleet.core()
-    fleet.members["decode-0"].state = control_pb2.WORKER_STATE_DRAINING
+    fleet.entries["decode-0"].state = control_pb2.WORKER_STATE_DRAINING
     fleet.show()
-    await soon(lambda: standing(core) == {"decode-0": "draining"})
+    await soon(lambda: statuses(core) == {"decode-0": "draining"})
     with pytest.raises(Draining):
         await ask(core).task
-    fleet.members["decode-0"].returns = True
+    fleet.entries["decode-0"].returns = True
     fleet.show()
     await soon(lambda: not core._fleet.is_leaving)
     answer = ask(core)

@@ -42,7 +42,7 @@ async def test_answers_and_workers_are_written_down(fleet, ask, tmp_path):
     assert 0 < second.ttft_s <= second.instants["first_token"] - second.instants["received"]
     assert second.itl_mean_s <= second.itl_max_s
     assert {worker.worker for worker in workers} == {"prefill-0", "decode-0"}, "at the end, if not before"
-    assert {(worker.pages_total, worker.block_size, worker.standing) for worker in workers} == {(500, BLOCK, "serving")}
+    assert {(worker.pages_total, worker.block_size, worker.status) for worker in workers} == {(500, BLOCK, "serving")}
 
 
 async def test_an_answer_that_failed_or_was_given_up_is_written_down_with_its_outcome(fleet, ask, soon, tmp_path):

@@ -33,7 +33,7 @@ async def test_an_answer_goes_on_elsewhere_when_its_decode_worker_dies(fleet, as
 
 
 @pytest.mark.parametrize("is_dead_first", [True, False])
-async def test_a_worker_that_the_supervisor_no_longer_lists_is_owed_nothing(fleet, ask, standing, soon, is_dead_first):
+async def test_a_worker_that_the_supervisor_no_longer_lists_is_owed_nothing(fleet, ask, statuses, soon, is_dead_first):
     first, second = await fleet.add("decode-0", hold_at=30), await fleet.add("decode-1", hold_at=30)
     core = await fleet.core()
     answer = ask(core, tokens=60)
@@ -45,18 +45,18 @@ async def test_a_worker_that_the_supervisor_no_longer_lists_is_owed_nothing(flee
         await answer.task
         await soon(lambda: dying.worker_id in core._with.links._unclosed)
     await fleet.remove(dying.worker_id)
-    await soon(lambda: dying.worker_id not in standing(core))
+    await soon(lambda: dying.worker_id not in statuses(core))
     await answer.task
     assert not core._with.links._unclosed
 
 
-async def test_an_answer_waits_for_the_only_decode_worker_to_come_back(fleet, ask, standing, soon):
+async def test_an_answer_waits_for_the_only_decode_worker_to_come_back(fleet, ask, statuses, soon):
     worker = await fleet.add("decode-0", hold_at=10)
     core = await fleet.core()
     answer = ask(core, tokens=40)
     await answer.has(10)
     await worker.kill()
-    await soon(lambda: standing(core) == {"decode-0": "dead"})
+    await soon(lambda: statuses(core) == {"decode-0": "dead"})
     worker.hold_at = None
     await worker.begin(2)
     fleet.show()
@@ -69,11 +69,11 @@ async def test_an_answer_survives_death_after_death_as_long_as_it_gets_on(fleet,
     worker = await fleet.add("decode-0", hold_at=0)
     core = await fleet.core()
     answer = ask(core, tokens=40)
-    for life in range(2, 9):
-        worker.hold_at = 3 * (life - 1)
+    for incarnation in range(2, 9):
+        worker.hold_at = 3 * (incarnation - 1)
         await answer.has(worker.hold_at)
         await worker.kill()
-        await worker.begin(life)
+        await worker.begin(incarnation)
         fleet.show()
     worker.hold_at = None
     await answer.task
@@ -91,7 +91,7 @@ async def test_a_request_that_its_workers_never_survive_is_given_up(fleet, ask):
 async def test_without_a_decode_worker_in_time_the_request_fails_as_peer_lost(fleet, ask):
     worker = await fleet.add("decode-0")
     core = await fleet.core(worker_wait_s=0.3)
-    del fleet.members["decode-0"]
+    del fleet.entries["decode-0"]
     await worker.kill()
     fleet.show()
     with pytest.raises(PeerLost, match="no decode worker"):

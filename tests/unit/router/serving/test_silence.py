@@ -13,7 +13,7 @@ IMPATIENT = PatienceConfig(heartbeat_s=0.1, suspect_after_s=0.3, dead_after_s=0.
 
 
 async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_is_heard(
-    fleet, ask, standing, soon, sampled, caplog
+    fleet, ask, statuses, soon, sampled, caplog
 ):
     """Its process is frozen or cut off: nothing of it breaks. It wakes up with the answer that went on elsewhere."""
     first, second = await fleet.add("decode-0", hold_at=8), await fleet.add("decode-1", hold_at=8)
@@ -23,7 +23,7 @@ async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_
     silent, other = (first, second) if first.opens else (second, first)
     silent._pulse.cancel()
     seen = []
-    await soon(lambda: seen.append(standing(core)[silent.worker_id]) or seen[-1] == "dead")
+    await soon(lambda: seen.append(statuses(core)[silent.worker_id]) or seen[-1] == "dead")
     assert "suspect" in seen
     assert core.is_ready
     other.hold_at = None
@@ -35,11 +35,11 @@ async def test_a_worker_that_falls_silent_is_suspect_then_dead_and_back_when_it_
     assert judged == 1
     assert "events_silent_s" in caplog.text
     silent._pulse = asyncio.create_task(silent._heartbeat())
-    await soon(lambda: standing(core)[silent.worker_id] == "serving")
+    await soon(lambda: statuses(core)[silent.worker_id] == "serving")
     await soon(lambda: silent.closed == [("r#0", 0)])
 
 
-async def test_a_router_that_was_late_itself_blames_no_worker(fleet, standing, soon, sampled):
+async def test_a_router_that_was_late_itself_blames_no_worker(fleet, statuses, soon, sampled):
     """For twice the time after which they would be dead it hears nobody, because it does not listen."""
     worker = await fleet.add("decode-0")
     core = await fleet.core(patience=IMPATIENT)
@@ -54,15 +54,15 @@ async def test_a_router_that_was_late_itself_blames_no_worker(fleet, standing, s
 
 
 async def test_a_supervisor_that_falls_silent_is_asked_again_and_its_last_view_stands(
-    fleet, ask, soon, standing, monkeypatch
+    fleet, ask, soon, statuses, monkeypatch
 ):
     monkeypatch.setattr("router.fleet.fleet.VIEW_SILENCE_S", 0.3)
     await fleet.add("decode-0")
     core = await fleet.core()
     deaf, fleet._watchers = fleet._watchers, {}
     await soon(lambda: len(fleet._watchers) == 1)
-    assert standing(core) == {"decode-0": "serving"}
+    assert statuses(core) == {"decode-0": "serving"}
     assert (await ask(core).task).is_right
     await fleet.add("decode-1")
-    await soon(lambda: standing(core) == {"decode-0": "serving", "decode-1": "serving"})
+    await soon(lambda: statuses(core) == {"decode-0": "serving", "decode-1": "serving"})
     fleet._watchers |= deaf

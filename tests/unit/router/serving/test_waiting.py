@@ -149,12 +149,12 @@ async def test_a_router_that_closes_lets_nobody_wait(fleet, soon):
         await answer.task
 
 
-async def test_one_that_lost_its_worker_before_its_first_token_does_not_wait_again(fleet, soon, standing):
+async def test_one_that_lost_its_worker_before_its_first_token_does_not_wait_again(fleet, soon, statuses):
     first = await fleet.add("decode-0", load=load(0.0), hold_at=0)
     core = await fleet.core(slo_ttft_s=60.0)
     answer = asking(core, "r")
     await soon(lambda: len(first.opens) == 1)
     await fleet.add("decode-1", load=load(BUSY_S))
-    await soon(lambda: standing(core).get("decode-1") == "serving")
+    await soon(lambda: statuses(core).get("decode-1") == "serving")
     await first.kill()
     assert (await answer.task).is_right

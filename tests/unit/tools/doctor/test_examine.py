@@ -41,7 +41,7 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         self._own_sequence = 1
         self._decisions = 0
         self._batches: list[control_pb2.KvEventBatch] = [self._batch(1, snapshot=True)]
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self.http = ""
         self.grpc = ""
 
@@ -80,9 +80,9 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
         if self.forgets_events:
             self._held.clear()
             return
-        with self._news:
+        with self._changed:
             self._batches.append(self._batch(self._own_sequence, stored=b"".join(stored), removed=b"".join(removed)))
-            self._news.notify_all()
+            self._changed.notify_all()
 
     def _batch(self, sequence: int, **fields: object) -> control_pb2.KvEventBatch:
         return control_pb2.KvEventBatch(worker_id="decode-0", epoch="1.00", sequence=sequence, **fields)  # type: ignore[arg-type]
@@ -104,9 +104,9 @@ class Server(control_pb2_grpc.ControlServicer, inference_pb2_grpc.InferenceServi
     def SubscribeKvEvents(self, request, context):  # noqa: N802
         told = 0
         while context.is_active():
-            with self._news:
+            with self._changed:
                 if told == len(self._batches):
-                    self._news.wait(0.05)
+                    self._changed.wait(0.05)
                 new, told = self._batches[told:], len(self._batches)
             yield from new
 
@@ -174,15 +174,15 @@ def serving(double: Server) -> Iterator[None]:
         pages.server_close()
 
 
-def visit(server: Server, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict]:
+def diagnose(server: Server, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict]:
     status = main(["doctor", "--admin", server.grpc, "--json", *flags])
     return status, json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("door", ["gRPC", "HTTP"])
-def test_a_chat_that_is_reused_is_fine(server: Server, capsys: pytest.CaptureFixture[str], door: str) -> None:
-    flags = ("--url", f"http://{server.http}/v1") if door == "HTTP" else ()
-    status, told = visit(server, capsys, *flags)
+@pytest.mark.parametrize("protocol", ["gRPC", "HTTP"])
+def test_a_chat_that_is_reused_is_fine(server: Server, capsys: pytest.CaptureFixture[str], protocol: str) -> None:
+    flags = ("--url", f"http://{server.http}/v1") if protocol == "HTTP" else ()
+    status, told = diagnose(server, capsys, *flags)
     assert (status, told["verdict"]["cause"]) == (0, "fine")
     assert len(told["facts"]["second"]["tokens"]) >= 6 * BLOCK
     assert server.sent == ["", ""]
@@ -205,22 +205,22 @@ def test_a_fault_that_shows_from_outside_is_named(
     server: Server, capsys: pytest.CaptureFixture[str], cause: str
 ) -> None:
     vars(server).update(FAULTS[cause])
-    status, told = visit(server, capsys)
+    status, told = diagnose(server, capsys)
     assert (status, told["verdict"]["cause"]) == (1, cause), told["verdict"]
 
 
 def test_two_salts_are_sent_and_named(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    status, told = visit(server, capsys, "--cache-salt", "a", "--cache-salt", "b")
+    status, told = diagnose(server, capsys, "--cache-salt", "a", "--cache-salt", "b")
     assert (status, told["verdict"]["cause"], server.sent) == (1, "salt", ["a", "b"])
-    status, told = visit(server, capsys, "--cache-salt", "a")
+    status, told = diagnose(server, capsys, "--cache-salt", "a")
     assert (status, server.sent[2:]) == (0, ["a", "a"])
 
 
 def test_every_visit_brings_a_chat_that_nobody_has_sent_before(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    visits = [visit(server, capsys)[1]["facts"] for _ in range(2)]
-    assert [facts["first"]["cached_tokens"] for facts in visits] == [0, 0]
+    reports = [diagnose(server, capsys)[1]["facts"] for _ in range(2)]
+    assert [facts["first"]["cached_tokens"] for facts in reports] == [0, 0]
 
 
 def test_for_people_it_is_a_few_lines_with_the_remedy(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -245,7 +245,7 @@ def test_a_door_of_another_server_and_a_page_that_is_no_metrics_are_said(
     server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "page", lambda: "<html>")
-    assert visit(server, capsys)[1]["facts"]["policy"] is None
+    assert diagnose(server, capsys)[1]["facts"]["policy"] is None
     monkeypatch.setattr(Pages, "do_POST", lambda self: self._reply(b'["other"]'))
     assert main(["doctor", "--admin", server.grpc, "--url", f"http://{server.http}"]) == 2
     assert "/tokenize: the answer has no tokens" in capsys.readouterr().err

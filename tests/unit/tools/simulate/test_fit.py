@@ -26,7 +26,7 @@ def worker(name: str, role: str, cost: StepCost, **said: Any) -> WorkerRecord:
     known = {
         "at_s": 100.0,
         "epoch": "1:a",
-        "standing": "serving",
+        "status": "serving",
         "block_size": 16,
         "page_bytes": 1_000_000,
         "pages_total": 500 if role == "decode" else 900,
@@ -94,7 +94,7 @@ def test_delays_are_what_predicted_work_does_not_explain() -> None:
 def test_only_the_last_line_of_a_worker_counts_and_the_dead_do_not() -> None:
     early = worker("decode-0", "decode", replace(DECODE_COST, step_s=7.0), at_s=50.0)
     gone = worker("prefill-7", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), at_s=10.0)
-    draining = worker("prefill-8", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), standing="draining")
+    draining = worker("prefill-8", "prefill", replace(PREFILL_COST, prompt_token_s=7.0), status="draining")
     assert fitted(Log("a log", (), (early, gone, draining, *WORKERS))) == fitted(Log("a log", (), WORKERS))
 
 

@@ -22,7 +22,7 @@ def worker(name: str, role: str) -> WorkerRecord:
         worker=name,
         role=role,
         epoch="1:a",
-        standing="serving",
+        status="serving",
         block_size=16,
         page_bytes=1000,
         pages_total=400,

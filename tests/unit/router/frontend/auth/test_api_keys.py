@@ -20,7 +20,7 @@ from router.frontend.auth import auth as authenticator
 from router.frontend.auth.api_keys import KeyEntry, NewKey, draw_key, find_key, parse_keys
 from router.frontend.auth.auth import KeyAuthenticator
 from router.metrics import RouterMetrics
-from tests.unit.router.conftest import Doors, open_doors
+from tests.unit.router.conftest import Frontend, open_frontend
 from twostroke.config import EndpointsConfig
 from twostroke.errors import ConfigError, InvalidApiKey
 from twostroke.kv_cache.block import owner_salt
@@ -61,20 +61,20 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-async def guarded(file: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Doors]:
+async def guarded(file: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Frontend]:
     monkeypatch.setattr(authenticator, "LOOK_S", 0.01)
-    async with open_doors(EndpointsConfig(api_keys=str(file))) as doors:
-        yield doors
+    async with open_frontend(EndpointsConfig(api_keys=str(file))) as frontend:
+        yield frontend
 
 
-def refusals(doors: Doors, reason: str) -> float | None:
+def refusals(frontend: Frontend, reason: str) -> float | None:
     labels = {"role": "router", "reason": reason}
-    return doors.metrics.registry.get_sample_value("twostroke_api_key_refusals_total", labels)
+    return frontend.metrics.registry.get_sample_value("twostroke_api_key_refusals_total", labels)
 
 
-def generate(doors: Doors, key: NewKey | None, **fields: object) -> grpc.aio.UnaryStreamCall:  # type: ignore[type-arg]
+def generate(frontend: Frontend, key: NewKey | None, **fields: object) -> grpc.aio.UnaryStreamCall:  # type: ignore[type-arg]
     request = inference_pb2.GenerateRequest(text="a", **fields)  # type: ignore[arg-type]
-    return InferenceStub(doors.channel).Generate(request, metadata=tuple(shown(key).items()) if key else None)
+    return InferenceStub(frontend.channel).Generate(request, metadata=tuple(shown(key).items()) if key else None)
 
 
 async def code_of(call: grpc.aio.Call) -> grpc.StatusCode:
@@ -103,7 +103,7 @@ UNKNOWN = f"ts-{'0' * 12}-{'0' * 64}"
     ],
     ids=["none", "basic", "short", "wrong secret", "unknown", "revoked", "expired"],
 )
-async def test_without_a_good_key_both_doors_refuse(guarded: Doors, header: str | None, reason: str) -> None:
+async def test_without_a_good_key_both_doors_refuse(guarded: Frontend, header: str | None, reason: str) -> None:
     answer = await guarded.http.post(TEXT, json={"prompt": "a"}, headers={"authorization": header} if header else {})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (401, "invalid_api_key", "invalid_request_error")
@@ -115,7 +115,7 @@ async def test_without_a_good_key_both_doors_refuse(guarded: Doors, header: str 
     assert refusals(guarded, reason) == 2
 
 
-async def test_openais_client_understands_what_it_is_told(guarded: Doors) -> None:
+async def test_openais_client_understands_what_it_is_told(guarded: Frontend) -> None:
     async def ask(key: str) -> str:
         async with AsyncOpenAI(base_url=f"{guarded.url}/v1", api_key=key, max_retries=0, timeout=20) as client:
             return (await client.completions.create(model="toy", prompt="a")).choices[0].text
@@ -130,7 +130,7 @@ async def test_openais_client_understands_what_it_is_told(guarded: Doors) -> Non
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 30
 
 
-async def test_every_call_of_clients_needs_a_key_and_health_does_not(guarded: Doors) -> None:
+async def test_every_call_of_clients_needs_a_key_and_health_does_not(guarded: Frontend) -> None:
     for path in ("/v1/models", "/v1/models/toy", "/nowhere"):
         assert (await guarded.http.get(path)).status_code == 401
     for path in ("/tokenize", "/detokenize", "/v1/chat/completions"):
@@ -152,7 +152,7 @@ async def test_every_call_of_clients_needs_a_key_and_health_does_not(guarded: Do
 
 
 @pytest.mark.parametrize("leaves", [False, True], ids=["the stream ends", "the client goes away"])
-async def test_a_call_too_many_is_refused_until_another_ends(guarded: Doors, leaves: bool) -> None:
+async def test_a_call_too_many_is_refused_until_another_ends(guarded: Frontend, leaves: bool) -> None:
     guarded.dispatcher.stalls = leaves
     body = {"prompt": "a", "stream": True}
     asking = asyncio.create_task(guarded.http.post(TEXT, json=body, headers=shown(SINGLE)))
@@ -175,7 +175,7 @@ async def test_a_call_too_many_is_refused_until_another_ends(guarded: Doors, lea
             await asyncio.sleep(0.01)
 
 
-async def test_every_choice_counts_as_an_answer_at_once(guarded: Doors) -> None:
+async def test_every_choice_counts_as_an_answer_at_once(guarded: Frontend) -> None:
     guarded.dispatcher.stalls = True
     wide = generate(guarded, FIRST, n=3)
     await guarded.dispatcher.stalled.wait()
@@ -192,7 +192,7 @@ async def test_every_choice_counts_as_an_answer_at_once(guarded: Doors) -> None:
     assert (await guarded.http.post(TEXT, json=body, headers=shown(FIRST))).status_code == 200
 
 
-async def test_tokens_of_prompt_and_answer_count(guarded: Doors) -> None:
+async def test_tokens_of_prompt_and_answer_count(guarded: Frontend) -> None:
     first = await guarded.http.post(TEXT, json={"prompt": "abcd", "max_tokens": 5}, headers=shown(THIRSTY))
     assert first.status_code == 200
     refused = await guarded.http.post(TEXT, json={"prompt": "a"}, headers=shown(THIRSTY))
@@ -205,14 +205,16 @@ async def test_tokens_of_prompt_and_answer_count(guarded: Doors) -> None:
 @pytest.mark.parametrize(
     ("key", "asked", "given"), [(ACME, 50, 0), (ACME, -3, -3), (FIRST, 50, 5), (FIRST, 4, 4), (FIRST, 10**9, 5)]
 )
-async def test_no_request_has_a_higher_class_than_its_key(guarded: Doors, key: NewKey, asked: int, given: int) -> None:
+async def test_no_request_has_a_higher_class_than_its_key(
+    guarded: Frontend, key: NewKey, asked: int, given: int
+) -> None:
     body = {"prompt": "a", "priority": -asked}
     assert (await guarded.http.post(TEXT, json=body, headers=shown(key))).status_code == 200
     assert await code_of(generate(guarded, key, priority=asked)) is grpc.StatusCode.OK
     assert [request.priority for request in guarded.dispatcher.requests] == [given, given]
 
 
-async def test_the_tenant_is_the_keys_and_nobody_can_say_otherwise(guarded: Doors) -> None:
+async def test_the_tenant_is_the_keys_and_nobody_can_say_otherwise(guarded: Frontend) -> None:
     await guarded.http.post(TEXT, json={"prompt": "a", "cache_salt": "s", "user": "jo"}, headers=shown(ACME))
     async for _ in generate(guarded, OTHER, tenant="other"):
         pass
@@ -224,7 +226,7 @@ async def test_the_tenant_is_the_keys_and_nobody_can_say_otherwise(guarded: Door
     assert await code_of(generate(guarded, ACME, tenant="other")) is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_only_the_same_tenant_goes_on_with_a_stream_or_aborts_it(guarded: Doors) -> None:
+async def test_only_the_same_tenant_goes_on_with_a_stream_or_aborts_it(guarded: Frontend) -> None:
     tokens = [message.resume_token async for message in generate(guarded, ACME, request_id="mine")]
     went_on = [message.text async for message in generate(guarded, ACME, resume_from=tokens[2])]
     assert "".join(went_on) == "lo"
@@ -243,7 +245,7 @@ async def test_only_the_same_tenant_goes_on_with_a_stream_or_aborts_it(guarded: 
     assert await code_of(open_one) is grpc.StatusCode.CANCELLED
 
 
-async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(guarded: Doors, file: Path) -> None:
+async def test_the_file_is_read_again_and_a_broken_one_changes_nothing(guarded: Frontend, file: Path) -> None:
     async def status(key: NewKey) -> int:
         return (await guarded.http.get("/v1/models", headers=shown(key))).status_code
 

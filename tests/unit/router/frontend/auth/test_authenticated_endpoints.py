@@ -13,24 +13,24 @@ TEXT = "/v1/completions"
 LATE = "the first token is predicted in 5.20 s, 3.20 s later than --slo-ttft allows"
 
 
-async def generate(doors, **fields) -> None:
+async def generate(frontend, **fields) -> None:
     request = inference_pb2.GenerateRequest(text="abc", **fields)
-    async for _ in inference_pb2_grpc.InferenceStub(doors.channel).Generate(request):
+    async for _ in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
         pass
 
 
-async def test_over_http_a_lower_priority_number_is_a_higher_class(doors):
+async def test_over_http_a_lower_priority_number_is_a_higher_class(frontend):
     for priority in (0, -3, 7, 10**12, None):
-        answer = await doors.http.post(TEXT, json={"prompt": "a", "priority": priority})
+        answer = await frontend.http.post(TEXT, json={"prompt": "a", "priority": priority})
         assert answer.status_code == 200
-    assert [request.priority for request in doors.dispatcher.requests] == [0, 3, -7, -100, 0]
+    assert [request.priority for request in frontend.dispatcher.requests] == [0, 3, -7, -100, 0]
 
 
-async def test_the_tenant_is_the_header_or_else_the_user(doors):
-    await doors.http.post(TEXT, json={"prompt": "a", "user": "jo"}, headers={"X-Tenant-Id": "acme"})
-    await doors.http.post(TEXT, json={"prompt": "a", "user": "jo"})
-    await doors.http.post(TEXT, json={"prompt": "a"})
-    assert [request.tenant for request in doors.dispatcher.requests] == ["acme", "jo", ""]
+async def test_the_tenant_is_the_header_or_else_the_user(frontend):
+    await frontend.http.post(TEXT, json={"prompt": "a", "user": "jo"}, headers={"X-Tenant-Id": "acme"})
+    await frontend.http.post(TEXT, json={"prompt": "a", "user": "jo"})
+    await frontend.http.post(TEXT, json={"prompt": "a"})
+    assert [request.tenant for request in frontend.dispatcher.requests] == ["acme", "jo", ""]
 
 
 @pytest.mark.parametrize(
@@ -51,40 +51,40 @@ async def test_wrong_priorities_and_tenants_are_named(app, body, headers, field)
     assert dispatcher.requests == []
 
 
-async def test_over_grpc_a_higher_priority_is_a_higher_class_and_the_tenant_a_field(doors):
-    await generate(doors, priority=5, tenant="acme")
-    await generate(doors, priority=-(2**31))
-    await generate(doors)
-    assert [(r.priority, r.tenant) for r in doors.dispatcher.requests] == [(5, "acme"), (-100, ""), (0, "")]
+async def test_over_grpc_a_higher_priority_is_a_higher_class_and_the_tenant_a_field(frontend):
+    await generate(frontend, priority=5, tenant="acme")
+    await generate(frontend, priority=-(2**31))
+    await generate(frontend)
+    assert [(r.priority, r.tenant) for r in frontend.dispatcher.requests] == [(5, "acme"), (-100, ""), (0, "")]
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await generate(doors, tenant="x" * 300)
+        await generate(frontend, tenant="x" * 300)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_predicted_miss_is_429_with_whole_seconds_rounded_up(doors, stream):
-    doors.dispatcher.failure = Overloaded(LATE, retry_after_s=3.2)
-    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": stream})
+async def test_a_predicted_miss_is_429_with_whole_seconds_rounded_up(frontend, stream):
+    frontend.dispatcher.failure = Overloaded(LATE, retry_after_s=3.2)
+    answer = await frontend.http.post(TEXT, json={"prompt": "a", "stream": stream})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "4")
     error = answer.json()["error"]
     assert (error["message"], error["type"]) == (LATE, "overloaded_error")
 
 
-async def test_the_openai_client_raises_its_rate_limit_error(doors):
-    doors.dispatcher.failure = Overloaded(LATE, retry_after_s=0.001)
+async def test_the_openai_client_raises_its_rate_limit_error(frontend):
+    frontend.dispatcher.failure = Overloaded(LATE, retry_after_s=0.001)
     with pytest.raises(openai.RateLimitError) as raised:
-        await doors.openai.completions.create(model="toy", prompt="a")
+        await frontend.openai.completions.create(model="toy", prompt="a")
     assert raised.value.response.headers["retry-after"] == "1"
 
 
-async def test_over_grpc_a_predicted_miss_is_resource_exhausted_with_milliseconds(doors):
-    doors.dispatcher.failure = Overloaded(LATE, retry_after_s=3.2)
+async def test_over_grpc_a_predicted_miss_is_resource_exhausted_with_milliseconds(frontend):
+    frontend.dispatcher.failure = Overloaded(LATE, retry_after_s=3.2)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await generate(doors)
+        await generate(frontend)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refused.value.details() == LATE
     assert dict(refused.value.trailing_metadata())["retry-after-ms"] == "3200"
-    doors.dispatcher.failure = Overloaded("full")
+    frontend.dispatcher.failure = Overloaded("full")
     with pytest.raises(grpc.aio.AioRpcError) as unpredicted:
-        await generate(doors)
+        await generate(frontend)
     assert "retry-after-ms" not in dict(unpredicted.value.trailing_metadata())

@@ -27,18 +27,20 @@ def ask(text: str = "abc", **fields) -> inference_pb2.GenerateRequest:
     return inference_pb2.GenerateRequest(text=text, **fields)
 
 
-async def answers(doors, request, **options) -> list[inference_pb2.GenerateResponse]:
-    return [message async for message in inference_pb2_grpc.InferenceStub(doors.channel).Generate(request, **options)]
+async def answers(frontend, request, **options) -> list[inference_pb2.GenerateResponse]:
+    return [
+        message async for message in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request, **options)
+    ]
 
 
-async def refusal(doors, request, **options) -> grpc.aio.AioRpcError:
+async def refusal(frontend, request, **options) -> grpc.aio.AioRpcError:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await answers(doors, request, **options)
+        await answers(frontend, request, **options)
     return refused.value
 
 
-async def test_every_token_is_its_own_message_and_the_last_has_the_usage(doors):
-    messages = await answers(doors, ask(request_id="mine"))
+async def test_every_token_is_its_own_message_and_the_last_has_the_usage(frontend):
+    messages = await answers(frontend, ask(request_id="mine"))
     assert [message.text for message in messages] == [*"hello", ""]
     assert [list(message.token_ids) for message in messages] == [[byte] for byte in b"hello"] + [[]]
     assert [message.finish_reason for message in messages] == [""] * 5 + ["length"]
@@ -48,9 +50,9 @@ async def test_every_token_is_its_own_message_and_the_last_has_the_usage(doors):
     assert (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) == (3, 5, 3)
 
 
-async def test_each_choice_ends_with_its_reason_and_stop_strings_are_applied(doors):
-    doors.dispatcher.script = lambda request, index: tokens(("ab|cd", "abcdef")[index])
-    messages = await answers(doors, ask(n=2, stop=inference_pb2.StopOptions(stop=["|"])))
+async def test_each_choice_ends_with_its_reason_and_stop_strings_are_applied(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens(("ab|cd", "abcdef")[index])
+    messages = await answers(frontend, ask(n=2, stop=inference_pb2.StopOptions(stop=["|"])))
     for index, (text, reason) in enumerate([("ab", "stop"), ("abcdef", "length")]):
         mine = [message for message in messages if message.index == index]
         assert "".join(message.text for message in mine) == text
@@ -60,7 +62,7 @@ async def test_each_choice_ends_with_its_reason_and_stop_strings_are_applied(doo
     assert messages[-1].HasField("usage")
 
 
-async def test_chats_token_ids_and_all_options_reach_the_worker(doors):
+async def test_chats_token_ids_and_all_options_reach_the_worker(frontend):
     sampling = inference_pb2.SamplingOptions(
         temperature=0.5, top_k=7, top_p=0.9, min_p=0.1, seed=2**64 - 1, logit_bias={5: 3.0}, logprobs=2
     )
@@ -68,29 +70,29 @@ async def test_chats_token_ids_and_all_options_reach_the_worker(doors):
     request = inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=[1, 2, 3]), sampling=sampling, stop=stop, cache_salt="tenant"
     )
-    await answers(doors, request)
-    seen = doors.dispatcher.requests[0]
+    await answers(frontend, request)
+    seen = frontend.dispatcher.requests[0]
     params = seen.sampling[0]
     assert (seen.prompt, seen.salt) == ((1, 2, 3), owner_salt("", b"tenant"))
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 7, 0.9, 0.1)
     assert (params.seed, params.logit_bias, params.logprobs) == (2**64 - 1, ((5, 3.0),), 2)
     assert (params.stop_token_ids, params.max_tokens, params.min_tokens, params.ignore_eos) == ((9,), 8, 2, True)
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role="user", content="hi")])
-    await answers(doors, inference_pb2.GenerateRequest(chat=chat))
-    assert bytes(doors.dispatcher.requests[1].prompt) == b"user: hi\nassistant: "
+    await answers(frontend, inference_pb2.GenerateRequest(chat=chat))
+    assert bytes(frontend.dispatcher.requests[1].prompt) == b"user: hi\nassistant: "
 
 
-async def test_fields_that_are_not_set_have_their_defaults_not_zero(doors):
-    await answers(doors, ask())
-    params = doors.dispatcher.requests[0].sampling[0]
+async def test_fields_that_are_not_set_have_their_defaults_not_zero(frontend):
+    await answers(frontend, ask())
+    params = frontend.dispatcher.requests[0].sampling[0]
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, None, 1.0)
     assert (params.max_tokens, params.logprobs) == (16, None)
-    assert doors.dispatcher.requests[0].deadline_s is None
+    assert frontend.dispatcher.requests[0].deadline_s is None
 
 
-async def test_logprobs_come_with_their_tokens(doors):
-    doors.dispatcher.script = lambda request, index: [SampledToken(97, -0.5, ((98, -1.0),))]
-    first, _ = await answers(doors, ask(sampling=inference_pb2.SamplingOptions(logprobs=1)))
+async def test_logprobs_come_with_their_tokens(frontend):
+    frontend.dispatcher.script = lambda request, index: [SampledToken(97, -0.5, ((98, -1.0),))]
+    first, _ = await answers(frontend, ask(sampling=inference_pb2.SamplingOptions(logprobs=1)))
     assert (first.logprobs[0].token, first.logprobs[0].token_id, first.logprobs[0].logprob) == ("a", 97, -0.5)
     assert (first.logprobs[0].top[0].token, first.logprobs[0].top[0].logprob) == ("b", -1.0)
 
@@ -120,70 +122,70 @@ BAD = [
 ]
 
 
-async def test_bad_requests_are_invalid_arguments_that_name_the_field(doors):
+async def test_bad_requests_are_invalid_arguments_that_name_the_field(frontend):
     for request, field in BAD:
-        refused = await refusal(doors, request)
+        refused = await refusal(frontend, request)
         assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT, request
         assert error_of(refused, "router").field == field
         assert field in refused.details()
-    assert doors.dispatcher.requests == []
+    assert frontend.dispatcher.requests == []
 
 
-async def test_what_is_not_there_and_what_is_not_done_have_statuses_of_their_own(doors):
-    assert (await refusal(doors, ask(model="gpt"))).code() is grpc.StatusCode.NOT_FOUND
-    unsupported = await refusal(doors, ask(sampling=inference_pb2.SamplingOptions(prompt_logprobs=1)))
+async def test_what_is_not_there_and_what_is_not_done_have_statuses_of_their_own(frontend):
+    assert (await refusal(frontend, ask(model="gpt"))).code() is grpc.StatusCode.NOT_FOUND
+    unsupported = await refusal(frontend, ask(sampling=inference_pb2.SamplingOptions(prompt_logprobs=1)))
     assert unsupported.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "not supported" in unsupported.details()
-    too_large = await refusal(doors, ask("a" * (1 << 17)))
+    too_large = await refusal(frontend, ask("a" * (1 << 17)))
     assert too_large.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    doors.dispatcher.failure = Overloaded("full")
-    overloaded = await refusal(doors, ask())
+    frontend.dispatcher.failure = Overloaded("full")
+    overloaded = await refusal(frontend, ask())
     assert overloaded.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert dict(overloaded.trailing_metadata())["twostroke-retryable"] == "true"
-    doors.dispatcher.facts_now = None
-    assert (await refusal(doors, ask())).code() is grpc.StatusCode.UNAVAILABLE
+    frontend.dispatcher.facts_now = None
+    assert (await refusal(frontend, ask())).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_text_that_is_not_utf8_is_refused_and_the_server_goes_on(doors):
-    call = doors.channel.unary_stream("/twostroke.v1.Inference/Generate")
+async def test_text_that_is_not_utf8_is_refused_and_the_server_goes_on(frontend):
+    call = frontend.channel.unary_stream("/twostroke.v1.Inference/Generate")
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         [message async for message in call(b"\x1a\x02\xff\xfe")]
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "UTF-8" in refused.value.details()
-    assert len(await answers(doors, ask())) == 6
+    assert len(await answers(frontend, ask())) == 6
 
 
 @pytest.mark.parametrize("tokens_before", [0, 2])
-async def test_a_deadline_ends_the_call_and_frees_the_request(doors, tokens_before):
-    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
-    refused = await refusal(doors, ask(), timeout=0.3)
+async def test_a_deadline_ends_the_call_and_frees_the_request(frontend, tokens_before):
+    frontend.dispatcher.stalls, frontend.dispatcher.failure_after = True, tokens_before
+    refused = await refusal(frontend, ask(), timeout=0.3)
     assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    await doors.dispatcher.all_closed.wait()
-    assert doors.dispatcher.requests[0].deadline_s is not None
+    await frontend.dispatcher.all_closed.wait()
+    assert frontend.dispatcher.requests[0].deadline_s is not None
 
 
 @pytest.mark.parametrize("tokens_before", [0, 2])
-async def test_a_client_that_cancels_frees_its_request(doors, tokens_before):
-    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
-    call = inference_pb2_grpc.InferenceStub(doors.channel).Generate(ask(n=2))
-    await doors.dispatcher.stalled.wait()
+async def test_a_client_that_cancels_frees_its_request(frontend, tokens_before):
+    frontend.dispatcher.stalls, frontend.dispatcher.failure_after = True, tokens_before
+    call = inference_pb2_grpc.InferenceStub(frontend.channel).Generate(ask(n=2))
+    await frontend.dispatcher.stalled.wait()
     call.cancel()
-    await doors.dispatcher.all_closed.wait()
-    assert doors.dispatcher.open_ids == set()
+    await frontend.dispatcher.all_closed.wait()
+    assert frontend.dispatcher.open_ids == set()
 
 
-async def test_abort_ends_the_stream_of_that_request_alone(doors):
-    doors.dispatcher.stalls = True
-    stub = inference_pb2_grpc.InferenceStub(doors.channel)
-    calls = [asyncio.create_task(refusal(doors, ask(request_id=name))) for name in ("one", "two")]
-    await doors.dispatcher.two_open.wait()
-    tokens = {stream.partition("~")[0]: f"{stream}:0:-" for stream in doors.dispatcher.open_ids}
-    repeated = await refusal(doors, ask(request_id="one"))
+async def test_abort_ends_the_stream_of_that_request_alone(frontend):
+    frontend.dispatcher.stalls = True
+    stub = inference_pb2_grpc.InferenceStub(frontend.channel)
+    calls = [asyncio.create_task(refusal(frontend, ask(request_id=name))) for name in ("one", "two")]
+    await frontend.dispatcher.two_open.wait()
+    tokens = {stream.partition("~")[0]: f"{stream}:0:-" for stream in frontend.dispatcher.open_ids}
+    repeated = await refusal(frontend, ask(request_id="one"))
     assert error_of(repeated, "router").field == "request_id"
     assert not (await stub.Abort(inference_pb2.AbortRequest(request_id="one"))).found, "others can guess that"
     assert (await stub.Abort(inference_pb2.AbortRequest(resume_token=tokens["one"]))).found
     assert (await calls[0]).code() is grpc.StatusCode.CANCELLED
-    (left,) = doors.dispatcher.open_ids
+    (left,) = frontend.dispatcher.open_ids
     assert left.startswith("two~")
     for unknown in ("three", "three:0:-", "two:0:-", "two~0123456789abcdef:0:-", ":::", "%"):
         assert not (await stub.Abort(inference_pb2.AbortRequest(resume_token=unknown))).found
@@ -191,8 +193,8 @@ async def test_abort_ends_the_stream_of_that_request_alone(doors):
     await calls[1]
 
 
-async def test_text_and_chats_can_be_tokenized(doors):
-    stub = inference_pb2_grpc.InferenceStub(doors.channel)
+async def test_text_and_chats_can_be_tokenized(frontend):
+    stub = inference_pb2_grpc.InferenceStub(frontend.channel)
     answer = await stub.Tokenize(inference_pb2.TokenizeRequest(text="hé"))
     assert list(answer.token_ids) == list("hé".encode())
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -200,8 +202,8 @@ async def test_text_and_chats_can_be_tokenized(doors):
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_control_tells_about_the_router_and_the_model(doors):
-    stub = control_pb2_grpc.ControlStub(doors.admin)
+async def test_control_tells_about_the_router_and_the_model(frontend):
+    stub = control_pb2_grpc.ControlStub(frontend.admin)
     server = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert (server.server_id, server.role, server.fingerprint) == ("router-0", "router", "toy/1")
     assert server.state == control_pb2.WORKER_STATE_SERVING
@@ -214,18 +216,18 @@ async def test_control_tells_about_the_router_and_the_model(doors):
     assert (await stub.ForgetCached(control_pb2.ForgetCachedRequest())).blocks == 7
 
 
-async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(doors):
-    health = health_pb2_grpc.HealthStub(doors.channel)
+async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(frontend):
+    health = health_pb2_grpc.HealthStub(frontend.channel)
     watch = health.Watch(health_pb2.HealthCheckRequest(service="ready"))
     states = aiter(watch)
     while (await anext(states)).status != health_pb2.HealthCheckResponse.SERVING:
         pass
-    stub = control_pb2_grpc.ControlStub(doors.admin)
+    stub = control_pb2_grpc.ControlStub(frontend.admin)
     assert (await stub.Drain(control_pb2.DrainRequest(deadline_s=0))).open_requests == 0
     while (await anext(states)).status != health_pb2.HealthCheckResponse.NOT_SERVING:
         pass
     watch.cancel()
-    refused = await refusal(doors, ask())
+    refused = await refusal(frontend, ask())
     assert refused.code() is grpc.StatusCode.UNAVAILABLE
     server = await stub.GetServerInfo(control_pb2.GetServerInfoRequest())
     assert server.state == control_pb2.WORKER_STATE_DRAINING
@@ -234,12 +236,12 @@ async def test_a_drained_router_reports_not_serving_and_takes_no_new_request(doo
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
-async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_control(doors, version):
+async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_control(frontend, version):
     ask_list = reflection_pb2.ServerReflectionRequest(list_services="")
     ask_what = reflection_pb2.ServerReflectionRequest(
         file_containing_symbol=f"grpc.reflection.{version}.ServerReflection"
     )
-    for channel, offers in ((doors.channel, "Inference"), (doors.admin, "Control")):
+    for channel, offers in ((frontend.channel, "Inference"), (frontend.admin, "Control")):
         answers = channel.stream_stream(
             f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
             request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
@@ -255,13 +257,13 @@ async def test_reflection_lists_the_services_of_each_port_and_clients_have_no_co
         assert file.package == f"grpc.reflection.{version}"
         assert file.service[0].method[0].input_type == f".grpc.reflection.{version}.ServerReflectionRequest"
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await control_pb2_grpc.ControlStub(doors.channel).GetLoad(control_pb2.GetLoadRequest())
+        await control_pb2_grpc.ControlStub(frontend.channel).GetLoad(control_pb2.GetLoadRequest())
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(doors):
+async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(frontend):
     status = health_pb2.HealthCheckResponse
-    for channel, offers in ((doors.channel, ["Inference"]), (doors.admin, ["Control", "Routing"])):
+    for channel, offers in ((frontend.channel, ["Inference"]), (frontend.admin, ["Control", "Routing"])):
         health, services = health_pb2_grpc.HealthStub(channel), [f"twostroke.v1.{name}" for name in offers]
         service = services[0]
         states = aiter(health.Watch(health_pb2.HealthCheckRequest(service=service)))
@@ -277,31 +279,31 @@ async def test_health_knows_the_services_of_each_port_by_name_and_lists_them(doo
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await health.Check(health_pb2.HealthCheckRequest(service="nobody"))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-    doors.dispatcher.is_draining = True
-    health = health_pb2_grpc.HealthStub(doors.channel)
+    frontend.dispatcher.is_draining = True
+    health = health_pb2_grpc.HealthStub(frontend.channel)
     states = aiter(health.Watch(health_pb2.HealthCheckRequest(service="twostroke.v1.Inference")))
     while (await anext(states)).status != status.NOT_SERVING:
         pass
 
 
-async def test_clients_learn_which_model_it_is(doors):
-    model = await inference_pb2_grpc.InferenceStub(doors.channel).GetModel(inference_pb2.GetModelRequest())
+async def test_clients_learn_which_model_it_is(frontend):
+    model = await inference_pb2_grpc.InferenceStub(frontend.channel).GetModel(inference_pb2.GetModelRequest())
     assert (model.model, model.max_model_len, model.vocab_size) == ("toy", 256, 300)
 
 
-async def test_the_deadline_of_a_drain_is_counted_from_now(doors):
-    stub = control_pb2_grpc.ControlStub(doors.admin)
+async def test_the_deadline_of_a_drain_is_counted_from_now(frontend):
+    stub = control_pb2_grpc.ControlStub(frontend.admin)
     before_s = time.time()
     await stub.Drain(control_pb2.DrainRequest(deadline_s=100))
-    assert doors.dispatcher.drained_until_s is not None
-    assert before_s + 100 <= doors.dispatcher.drained_until_s <= time.time() + 100
+    assert frontend.dispatcher.drained_until_s is not None
+    assert before_s + 100 <= frontend.dispatcher.drained_until_s <= time.time() + 100
 
 
 @pytest.mark.parametrize("deadline_s", [-1.0, float("nan"), float("inf")])
-async def test_a_drain_without_a_sensible_deadline_is_refused(doors, deadline_s):
-    stub = control_pb2_grpc.ControlStub(doors.admin)
+async def test_a_drain_without_a_sensible_deadline_is_refused(frontend, deadline_s):
+    stub = control_pb2_grpc.ControlStub(frontend.admin)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stub.Drain(control_pb2.DrainRequest(deadline_s=deadline_s))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert error_of(refused.value, "router").field == "deadline_s"
-    assert not doors.dispatcher.is_draining
+    assert not frontend.dispatcher.is_draining

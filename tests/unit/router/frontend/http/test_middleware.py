@@ -25,9 +25,9 @@ PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-he
 
 
 @asynccontextmanager
-async def router(doors: EndpointsConfig, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
+async def router(frontend: EndpointsConfig, host: str = "127.0.0.1") -> AsyncIterator[httpx.AsyncClient]:
     handler = RequestHandler(ScriptedDispatcher(), InlinePreparer(ByteText()), RouterMetrics(), model="toy")
-    app = build_http_app(handler, max_body_bytes=1 << 16, outer=browser_middleware(doors, host))
+    app = build_http_app(handler, max_body_bytes=1 << 16, outer=browser_middleware(frontend, host))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost:8000") as http:
         yield http
 
@@ -91,7 +91,7 @@ async def test_a_page_that_this_server_shows_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("doors", "bound", "host", "status"),
+    ("frontend", "bound", "host", "status"),
     [
         (EndpointsConfig(), "127.0.0.1", "localhost", 200),
         (EndpointsConfig(), "127.0.0.1", "127.0.0.1:8000", 200),
@@ -111,9 +111,9 @@ async def test_a_page_that_this_server_shows_is_its_own() -> None:
     ],
 )
 async def test_on_loopback_a_foreign_name_is_refused(
-    doors: EndpointsConfig, bound: str, host: str, status: int
+    frontend: EndpointsConfig, bound: str, host: str, status: int
 ) -> None:
-    async with router(doors, bound) as http:
+    async with router(frontend, bound) as http:
         for path in ("/v1/models", "/live"):
             assert (await http.get(path, headers={"host": host})).status_code == status
 

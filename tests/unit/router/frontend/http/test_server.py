@@ -26,7 +26,7 @@ def http_server(certificates: Certificates | None = None) -> HttpServer:
 async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_next_life(turns: int) -> None:
     """`turns` of the event loop lie between the connection and the order to leave."""
     listener = bind_listener("127.0.0.1", 0)
-    leaving, next_life = http_server(), http_server()
+    leaving, successor = http_server(), http_server()
     serving = [asyncio.create_task(leaving.serve([listener.dup()]))]
     await leaving.is_up.wait()
     client = socket.create_connection(listener.getsockname())
@@ -34,7 +34,7 @@ async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_ne
         await asyncio.sleep(0)
     left = asyncio.create_task(leaving.leave(10.0))
     await asyncio.sleep(0)
-    serving.append(asyncio.create_task(next_life.serve([listener.dup()])))
+    serving.append(asyncio.create_task(successor.serve([listener.dup()])))
     reader, writer = await asyncio.open_connection(sock=client)
     writer.write(b"GET / HTTP/1.1\r\nHost: router\r\nConnection: close\r\n\r\n")
     async with asyncio.timeout(10):
@@ -42,7 +42,7 @@ async def test_who_connects_while_a_router_leaves_is_answered_by_it_or_by_its_ne
         writer.close()
         await writer.wait_closed()
         await left
-    for server in (leaving, next_life):
+    for server in (leaving, successor):
         server.should_exit = True
     await asyncio.gather(*serving)
     listener.close()

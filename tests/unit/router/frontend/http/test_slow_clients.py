@@ -25,7 +25,7 @@ from router.frontend.http.server import HttpServer, http_config
 from router.server import _client_options
 from tests.certificates import Authority
 from tests.half_calls import half_a_call
-from tests.unit.router.conftest import open_doors
+from tests.unit.router.conftest import open_frontend
 from twostroke.config import EndpointsConfig
 from twostroke.credentials import TlsConfig
 from twostroke.errors import ConfigError
@@ -162,11 +162,11 @@ async def test_one_connection_too_many_ends_the_one_that_waits_longest() -> None
 async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on() -> None:
     ages = dict(_client_options(EndpointsConfig(max_connection_age_s=77)))
     assert ages["grpc.max_connection_age_ms"] == 77_000
-    async with open_doors(EndpointsConfig(max_connection_age_s=1)) as doors:
-        doors.dispatcher.script = lambda request, index: [SampledToken(65)] * 150
+    async with open_frontend(EndpointsConfig(max_connection_age_s=1)) as frontend:
+        frontend.dispatcher.script = lambda request, index: [SampledToken(65)] * 150
 
         async def slowly(request: inference_pb2.GenerateRequest) -> AsyncIterator[int]:
-            async for message in inference_pb2_grpc.InferenceStub(doors.channel).Generate(request):
+            async for message in inference_pb2_grpc.InferenceStub(frontend.channel).Generate(request):
                 await asyncio.sleep(0.01)
                 yield len(message.token_ids)
 
@@ -174,8 +174,8 @@ async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on(
 
         async def follow() -> None:
             while True:
-                states.append(doors.channel.get_state())
-                await doors.channel.wait_for_state_change(states[-1])
+                states.append(frontend.channel.get_state())
+                await frontend.channel.wait_for_state_change(states[-1])
 
         following = asyncio.create_task(follow())
         stop = inference_pb2.StopOptions(max_tokens=150, ignore_eos=True)
@@ -185,7 +185,7 @@ async def test_grpc_clients_connect_again_after_a_while_and_their_streams_go_on(
         following.cancel()
 
 
-def sealed_door(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
+def tls_endpoint(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
     """Return the router's certificates, and what a client believes."""
     authority = Authority(folder)
     issued = authority.issue("door")
@@ -197,7 +197,7 @@ async def test_over_tls_those_who_do_not_shake_hands_are_no_more_and_stay_no_lon
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.frontend.http.server.HEADERS_S", 1.5)
-    certificates, context = sealed_door(tmp_path)
+    certificates, context = tls_endpoint(tmp_path)
     async with listening(2, certificates) as (_, connect):
         (first, _), (second, second_writer), (third, _) = [await connect() for _ in range(3)]
         assert await ends(first) == b"", "one too many: the oldest goes"
@@ -221,7 +221,7 @@ async def test_connections_over_tls_leave_no_garbage(tmp_path: Path, monkeypatch
                 left.add(self)
 
     monkeypatch.setattr(sslproto, "SSLProtocol", Watched)
-    certificates, context = sealed_door(tmp_path)
+    certificates, context = tls_endpoint(tmp_path)
     async with listening(100, certificates) as (_, connect):
         gc.disable()
         try:
@@ -248,15 +248,15 @@ async def test_who_is_not_let_in_or_does_not_come_to_the_end_of_a_message_has_no
     monkeypatch.setattr(open_calls, "MESSAGE_S", 0.2)
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys: {}")
-    async with open_doors(EndpointsConfig(api_keys=str(keys))) as doors:
+    async with open_frontend(EndpointsConfig(api_keys=str(keys))) as frontend:
         for method in (*methods, reflection):
-            said, writer = await half_a_call(doors.grpc_address, method)
+            said, writer = await half_a_call(frontend.grpc_address, method)
             assert (b"an API key is needed" in said) == ("Inference" in method), method
             writer.close()
     monkeypatch.setattr(entrance, "MESSAGE_S", 0.2)
-    async with open_doors(EndpointsConfig()) as doors:
+    async with open_frontend(EndpointsConfig()) as frontend:
         for method in methods:
-            said, writer = await half_a_call(doors.grpc_address, method)
+            said, writer = await half_a_call(frontend.grpc_address, method)
             assert b"did not arrive" in said, method
             writer.close()
 
@@ -265,14 +265,14 @@ async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "LOOK_S", 0.05)
-    async with open_doors(EndpointsConfig(max_connections=3)) as doors:
-        stub = inference_pb2_grpc.InferenceStub(doors.channel)
+    async with open_frontend(EndpointsConfig(max_connections=3)) as frontend:
+        stub = inference_pb2_grpc.InferenceStub(frontend.channel)
         assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
-        silent = [await asyncio.open_connection(*doors.grpc_address.split(":")) for _ in range(6)]
+        silent = [await asyncio.open_connection(*frontend.grpc_address.split(":")) for _ in range(6)]
         await asyncio.gather(*(ends(reader) for reader, _ in silent[:4]))
-        later = [await asyncio.open_connection(*doors.grpc_address.split(":")) for _ in range(2)]
+        later = [await asyncio.open_connection(*frontend.grpc_address.split(":")) for _ in range(2)]
         await asyncio.gather(*(ends(reader) for reader, _ in silent[4:]))
-        assert doors.channel.get_state() is grpc.ChannelConnectivity.READY, "it has called, and stays"
+        assert frontend.channel.get_state() is grpc.ChannelConnectivity.READY, "it has called, and stays"
         assert [message async for message in stub.Generate(inference_pb2.GenerateRequest(text="a"))]
         for _, writer in (*silent, *later):
             writer.close()
@@ -280,8 +280,8 @@ async def test_grpc_connections_that_say_nothing_make_room_for_those_that_call(
 
 async def test_grpc_connections_that_do_not_shake_hands_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_server, "HANDSHAKE_MS", 500)
-    async with open_doors(EndpointsConfig()) as doors:
-        reader, writer = await asyncio.open_connection(*doors.grpc_address.split(":"))
+    async with open_frontend(EndpointsConfig()) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.grpc_address.split(":"))
         await ends(reader)
         writer.close()
 

@@ -12,7 +12,7 @@ import pytest
 
 from router.frontend.auth.api_keys import draw_key
 from router.frontend.http import protocol as http_protocol
-from tests.unit.router.conftest import Doors, open_doors
+from tests.unit.router.conftest import Frontend, open_frontend
 from tests.unit.router.frontend.http.test_slow_clients import ends, listening
 from twostroke.config import EndpointsConfig
 
@@ -88,46 +88,46 @@ async def test_what_may_be_read_in_two_ways_is_refused_and_ends_its_connection(w
     assert b"connection: close" in said
 
 
-async def test_a_trailer_is_no_header(doors: Doors) -> None:
+async def test_a_trailer_is_no_header(frontend: Frontend) -> None:
     """A proxy that drops a client's x-tenant-id from the head may let it pass behind the body."""
     chunks = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nx-tenant-id: other\r\n\r\n"
-    said = await say(doors.url, HEAD + chunks % (len(BODY), BODY), LAST)
+    said = await say(frontend.url, HEAD + chunks % (len(BODY), BODY), LAST)
     assert said.count(b"HTTP/1.1 200") == 2
-    assert doors.dispatcher.requests[0].tenant == ""
+    assert frontend.dispatcher.requests[0].tenant == ""
 
 
-async def test_a_request_to_change_the_protocol_is_answered_in_this_one_and_is_the_last(doors: Doors) -> None:
+async def test_a_request_to_change_the_protocol_is_answered_in_this_one_and_is_the_last(frontend: Frontend) -> None:
     upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
-    said = await say(doors.url, LIVE + upgrade + b"\r\n" + LAST)
+    said = await say(frontend.url, LIVE + upgrade + b"\r\n" + LAST)
     assert responses(said) == said.count(b"HTTP/1.1 200") == 1
-    said = await say(doors.url, HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(BODY), BODY + LAST)
+    said = await say(frontend.url, HEAD + upgrade + b"Content-Length: %d\r\n\r\n" % len(BODY), BODY + LAST)
     assert responses(said) == said.count(b"HTTP/1.1 200") == 1
-    assert len(doors.dispatcher.requests) == 1
+    assert len(frontend.dispatcher.requests) == 1
 
 
-async def test_requests_in_a_row_are_answered_in_a_row(doors: Doors) -> None:
+async def test_requests_in_a_row_are_answered_in_a_row(frontend: Frontend) -> None:
     asked = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
-    said = await say(doors.url, (LIVE + b"\r\n" + asked) * 3 + LIVE[:20], LIVE[20:] + b"\r\n" + LAST)
+    said = await say(frontend.url, (LIVE + b"\r\n" + asked) * 3 + LIVE[:20], LIVE[20:] + b"\r\n" + LAST)
     assert said.count(b"HTTP/1.1 200") == 8
-    assert len(doors.dispatcher.requests) == 3
+    assert len(frontend.dispatcher.requests) == 3
 
 
-async def test_what_is_wrong_behind_a_request_does_not_spoil_its_answer(doors: Doors) -> None:
-    said = await say(doors.url, HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY + b"nonsense\r\n\r\n")
+async def test_what_is_wrong_behind_a_request_does_not_spoil_its_answer(frontend: Frontend) -> None:
+    said = await say(frontend.url, HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY + b"nonsense\r\n\r\n")
     assert responses(said) == said.count(b"HTTP/1.1 200") == 1
 
 
-async def test_the_old_protocol_is_answered_without_chunks_and_ends(doors: Doors) -> None:
+async def test_the_old_protocol_is_answered_without_chunks_and_ends(frontend: Frontend) -> None:
     body = b'{"prompt": "a", "stream": true}'
     head = b"POST /v1/completions HTTP/1.0\r\nConnection: keep-alive\r\nContent-Length: %d\r\n\r\n"
-    said = await say(doors.url, head % len(body) + body)
+    said = await say(frontend.url, head % len(body) + body)
     assert b"transfer-encoding" not in said
     assert said.endswith(b"data: [DONE]\n\n")
 
 
-async def test_a_head_or_a_body_in_single_bytes_is_a_request(doors: Doors) -> None:
+async def test_a_head_or_a_body_in_single_bytes_is_a_request(frontend: Frontend) -> None:
     asked = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
-    host, port = doors.url.removeprefix("http://").split(":")
+    host, port = frontend.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     for byte in asked:
         writer.write(bytes([byte]))
@@ -136,31 +136,31 @@ async def test_a_head_or_a_body_in_single_bytes_is_a_request(doors: Doors) -> No
     writer.close()
 
 
-async def test_who_waits_to_be_told_to_send_a_body_is_told(doors: Doors) -> None:
+async def test_who_waits_to_be_told_to_send_a_body_is_told(frontend: Frontend) -> None:
     head = HEAD + b"Connection: close\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
-    host, port = doors.url.removeprefix("http://").split(":")
+    host, port = frontend.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(head % len(BODY))
     assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
     writer.write(BODY)
     assert b"HTTP/1.1 200" in await ends(reader)
     writer.close()
-    said = await say(doors.url, head % (1 << 20))
+    said = await say(frontend.url, head % (1 << 20))
     assert said.startswith(b"HTTP/1.1 413"), "nobody is told to send what is refused already"
 
 
 @pytest.fixture
-async def keyed(tmp_path: Path) -> AsyncIterator[tuple[Doors, bytes]]:
+async def keyed(tmp_path: Path) -> AsyncIterator[tuple[Frontend, bytes]]:
     new = draw_key()
     file = tmp_path / "keys.yaml"
     file.write_text(f"keys: {{{new.id}: {{tenant: acme, sha256: '{new.sha256}'}}}}")
-    async with open_doors(EndpointsConfig(api_keys=str(file), max_connections=8)) as doors:
-        yield doors, f"Authorization: Bearer {new.key}\r\n".encode()
+    async with open_frontend(EndpointsConfig(api_keys=str(file), max_connections=8)) as frontend:
+        yield frontend, f"Authorization: Bearer {new.key}\r\n".encode()
 
 
 @pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked\r\n\r\n", b"Content-Length: 4000000\r\n\r\n"])
 async def test_of_a_refused_body_nothing_is_parsed_and_its_client_sees_the_answer(
-    keyed: tuple[Doors, bytes], framing: bytes, monkeypatch: pytest.MonkeyPatch
+    keyed: tuple[Frontend, bytes], framing: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed = 0
     feed = http_protocol.TimedProtocol.on_body
@@ -171,8 +171,8 @@ async def test_of_a_refused_body_nothing_is_parsed_and_its_client_sees_the_answe
         feed(self, body)
 
     monkeypatch.setattr(http_protocol.TimedProtocol, "on_body", on_body)
-    doors, _ = keyed
-    host, port = doors.url.removeprefix("http://").split(":")
+    frontend, _ = keyed
+    host, port = frontend.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(HEAD + framing + b"1\r\na\r\n" * 600_000)
     async with asyncio.timeout(20):
@@ -185,11 +185,11 @@ async def test_of_a_refused_body_nothing_is_parsed_and_its_client_sees_the_answe
 
 
 async def test_a_refused_body_without_end_is_cut_off(
-    keyed: tuple[Doors, bytes], monkeypatch: pytest.MonkeyPatch
+    keyed: tuple[Frontend, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_protocol, "LINGER_S", 0.3)
-    doors, _ = keyed
-    host, port = doors.url.removeprefix("http://").split(":")
+    frontend, _ = keyed
+    host, port = frontend.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
 
@@ -206,23 +206,23 @@ async def test_a_refused_body_without_end_is_cut_off(
         assert (await reader.read()).startswith(b"HTTP/1.1 401")
 
 
-async def test_unfinished_bodies_at_the_limit_lock_nobody_out(keyed: tuple[Doors, bytes]) -> None:
-    doors, key = keyed
-    host, port = doors.url.removeprefix("http://").split(":")
-    doors.dispatcher.stalls = True
+async def test_unfinished_bodies_at_the_limit_lock_nobody_out(keyed: tuple[Frontend, bytes]) -> None:
+    frontend, key = keyed
+    host, port = frontend.url.removeprefix("http://").split(":")
+    frontend.dispatcher.stalls = True
     whole = HEAD + key + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     running = await asyncio.open_connection(host, int(port))
     running[1].write(whole)
     async with asyncio.timeout(20):
-        await doors.dispatcher.stalled.wait()
+        await frontend.dispatcher.stalled.wait()
     slow = [await asyncio.open_connection(host, int(port)) for _ in range(12)]
     for _, writer in slow:
         writer.write(HEAD + key + b"Content-Length: 100\r\n\r\n{")
         await asyncio.sleep(0.01)
-    doors.dispatcher.stalls = False
+    frontend.dispatcher.stalls = False
     asked = whole.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
     for _ in range(5):
-        assert b" 200 OK" in await say(doors.url, asked)
+        assert b" 200 OK" in await say(frontend.url, asked)
     assert not running[0].at_eof(), "whoever is answered stays"
     for _, writer in (running, *slow):
         writer.close()

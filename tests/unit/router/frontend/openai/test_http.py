@@ -26,16 +26,16 @@ def tokens(text: str) -> list[SampledToken]:
     return [SampledToken(byte) for byte in text.encode()]
 
 
-def sampled(doors, name: str) -> float:
-    return doors.metrics.registry.get_sample_value(name, {"role": "router"})
+def sampled(frontend, name: str) -> float:
+    return frontend.metrics.registry.get_sample_value(name, {"role": "router"})
 
 
-async def test_a_chat_has_text_usage_and_finish_reason(doors):
-    answer = await doors.openai.chat.completions.create(model="toy", messages=ASK)
+async def test_a_chat_has_text_usage_and_finish_reason(frontend):
+    answer = await frontend.openai.chat.completions.create(model="toy", messages=ASK)
     assert answer.choices[0].message.content == "hello"
     assert answer.choices[0].message.role == "assistant"
     assert answer.choices[0].finish_reason == "length"
-    prompt_tokens = len(doors.dispatcher.requests[0].prompt)
+    prompt_tokens = len(frontend.dispatcher.requests[0].prompt)
     assert answer.usage.prompt_tokens == prompt_tokens
     assert answer.usage.completion_tokens == 5
     assert answer.usage.total_tokens == prompt_tokens + 5
@@ -43,17 +43,17 @@ async def test_a_chat_has_text_usage_and_finish_reason(doors):
     assert answer.id.startswith("chatcmpl-")
 
 
-async def test_the_synchronous_client_streams_as_well(doors):
+async def test_the_synchronous_client_streams_as_well(frontend):
     def ask() -> str:
-        with OpenAI(base_url=f"{doors.url}/v1", api_key="none", max_retries=0) as client:
+        with OpenAI(base_url=f"{frontend.url}/v1", api_key="none", max_retries=0) as client:
             stream = client.chat.completions.create(model="toy", messages=ASK, stream=True)
             return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
     assert await asyncio.to_thread(ask) == "hello"
 
 
-async def test_every_token_of_a_stream_is_its_own_event(doors):
-    stream = await doors.openai.chat.completions.create(
+async def test_every_token_of_a_stream_is_its_own_event(frontend):
+    stream = await frontend.openai.chat.completions.create(
         model="toy", messages=ASK, stream=True, stream_options={"include_usage": True}
     )
     chunks = [chunk async for chunk in stream]
@@ -66,91 +66,91 @@ async def test_every_token_of_a_stream_is_its_own_event(doors):
     assert len(chunks) == 8
 
 
-async def test_a_stream_ends_with_done(doors):
-    answer = await doors.http.post("/v1/completions", json={"prompt": "a", "stream": True})
+async def test_a_stream_ends_with_done(frontend):
+    answer = await frontend.http.post("/v1/completions", json={"prompt": "a", "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def test_half_characters_are_never_sent_and_all_text_arrives(doors):
-    doors.dispatcher.script = lambda request, index: tokens("a€😀ü")
-    stream = await doors.openai.completions.create(model="toy", prompt="x", stream=True)
+async def test_half_characters_are_never_sent_and_all_text_arrives(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("a€😀ü")
+    stream = await frontend.openai.completions.create(model="toy", prompt="x", stream=True)
     texts = [chunk.choices[0].text async for chunk in stream]
     assert texts == ["a", "", "", "€", "", "", "", "😀", "", "ü", ""]
 
 
-async def test_an_answer_cut_in_the_middle_of_a_character_shows_the_break(doors):
-    doors.dispatcher.script = lambda request, index: tokens("a€")[:-1]
-    answer = await doors.openai.completions.create(model="toy", prompt="x")
+async def test_an_answer_cut_in_the_middle_of_a_character_shows_the_break(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("a€")[:-1]
+    answer = await frontend.openai.completions.create(model="toy", prompt="x")
     assert answer.choices[0].text == "a\ufffd"
 
 
-async def test_a_stop_string_over_several_tokens_ends_the_answer_and_the_worker_is_told(doors):
-    doors.dispatcher.script = lambda request, index: tokens("one STOP two")
-    answer = await doors.openai.chat.completions.create(model="toy", messages=ASK, stop=["STOP", "zzz"])
+async def test_a_stop_string_over_several_tokens_ends_the_answer_and_the_worker_is_told(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("one STOP two")
+    answer = await frontend.openai.chat.completions.create(model="toy", messages=ASK, stop=["STOP", "zzz"])
     assert answer.choices[0].message.content == "one "
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage.completion_tokens == len("one STOP")
-    assert doors.dispatcher.early == [(doors.dispatcher.requests[0].request_id, 0)]
+    assert frontend.dispatcher.early == [(frontend.dispatcher.requests[0].request_id, 0)]
 
 
-async def test_a_stop_string_can_be_kept(doors):
-    doors.dispatcher.script = lambda request, index: tokens("one STOP two")
-    answer = await doors.openai.completions.create(
+async def test_a_stop_string_can_be_kept(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("one STOP two")
+    answer = await frontend.openai.completions.create(
         model="toy", prompt="x", stop="STOP", extra_body={"include_stop_str_in_output": True}
     )
     assert answer.choices[0].text == "one STOP"
 
 
-async def test_a_stop_string_does_not_count_before_min_tokens(doors):
-    doors.dispatcher.script = lambda request, index: tokens("..a..b")
-    answer = await doors.openai.completions.create(
+async def test_a_stop_string_does_not_count_before_min_tokens(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("..a..b")
+    answer = await frontend.openai.completions.create(
         model="toy", prompt="x", stop="..", max_tokens=6, extra_body={"min_tokens": 3}
     )
     assert answer.choices[0].text == "..a"
 
 
-async def test_text_held_back_for_a_stop_string_arrives_when_the_answer_ends(doors):
-    doors.dispatcher.script = lambda request, index: tokens("one ST")
-    stream = await doors.openai.completions.create(model="toy", prompt="x", stop="STOP", stream=True)
+async def test_text_held_back_for_a_stop_string_arrives_when_the_answer_ends(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("one ST")
+    stream = await frontend.openai.completions.create(model="toy", prompt="x", stop="STOP", stream=True)
     texts = [chunk.choices[0].text async for chunk in stream]
     assert texts == ["o", "n", "e", " ", "", "", "ST"]
 
 
-async def test_the_text_of_a_stop_token_is_left_out(doors):
-    doors.dispatcher.script = lambda request, index: tokens("ab!")
-    doors.dispatcher.reason = FinishReason.STOP
+async def test_the_text_of_a_stop_token_is_left_out(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens("ab!")
+    frontend.dispatcher.reason = FinishReason.STOP
     body = {"stop_token_ids": [ord("!")]}
-    answer = await doors.openai.completions.create(model="toy", prompt="x", extra_body=body)
+    answer = await frontend.openai.completions.create(model="toy", prompt="x", extra_body=body)
     assert (answer.choices[0].text, answer.usage.completion_tokens) == ("ab", 3)
-    answer = await doors.openai.completions.create(
+    answer = await frontend.openai.completions.create(
         model="toy", prompt="x", extra_body={**body, "include_stop_str_in_output": True}
     )
     assert answer.choices[0].text == "ab!"
 
 
-async def test_the_text_of_the_end_of_sequence_token_is_left_out_unless_it_ends_nothing(doors):
-    doors.dispatcher.script = lambda request, index: [*tokens("ab"), SampledToken(299)]
-    doors.dispatcher.reason = FinishReason.STOP
-    answer = await doors.openai.completions.create(model="toy", prompt="x")
+async def test_the_text_of_the_end_of_sequence_token_is_left_out_unless_it_ends_nothing(frontend):
+    frontend.dispatcher.script = lambda request, index: [*tokens("ab"), SampledToken(299)]
+    frontend.dispatcher.reason = FinishReason.STOP
+    answer = await frontend.openai.completions.create(model="toy", prompt="x")
     assert (answer.choices[0].text, answer.usage.completion_tokens) == ("ab", 3)
-    answer = await doors.openai.completions.create(model="toy", prompt="x", extra_body={"ignore_eos": True})
+    answer = await frontend.openai.completions.create(model="toy", prompt="x", extra_body={"ignore_eos": True})
     assert answer.choices[0].text == "ab<299>"
 
 
-async def test_several_choices_stop_one_by_one(doors):
-    doors.dispatcher.script = lambda request, index: tokens(["ab|cd", "abcdef", "|"][index])
-    answer = await doors.openai.completions.create(model="toy", prompt="x", n=3, stop="|")
+async def test_several_choices_stop_one_by_one(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens(["ab|cd", "abcdef", "|"][index])
+    answer = await frontend.openai.completions.create(model="toy", prompt="x", n=3, stop="|")
     assert [choice.text for choice in answer.choices] == ["ab", "abcdef", ""]
     assert [choice.finish_reason for choice in answer.choices] == ["stop", "length", "stop"]
-    seeds = {params.seed for params in doors.dispatcher.requests[0].sampling}
+    seeds = {params.seed for params in frontend.dispatcher.requests[0].sampling}
     assert len(seeds) == 1
-    assert [params.choice for params in doors.dispatcher.requests[0].sampling] == [0, 1, 2]
+    assert [params.choice for params in frontend.dispatcher.requests[0].sampling] == [0, 1, 2]
 
 
-async def test_a_list_of_prompts_has_a_set_of_choices_for_each(doors):
-    doors.dispatcher.script = lambda request, index: tokens(bytes(request.prompt).decode() + str(index))
-    answer = await doors.openai.completions.create(model="toy", prompt=["a", "b"], n=2)
+async def test_a_list_of_prompts_has_a_set_of_choices_for_each(frontend):
+    frontend.dispatcher.script = lambda request, index: tokens(bytes(request.prompt).decode() + str(index))
+    answer = await frontend.openai.completions.create(model="toy", prompt=["a", "b"], n=2)
     assert [choice.text for choice in answer.choices] == ["a0", "a1", "b0", "b1"]
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.usage.prompt_tokens == 2
@@ -158,21 +158,21 @@ async def test_a_list_of_prompts_has_a_set_of_choices_for_each(doors):
 
 
 @pytest.mark.parametrize("prompt", [[97, 98], [[97, 98]]])
-async def test_prompts_may_be_token_ids(doors, prompt):
-    await doors.openai.completions.create(model="toy", prompt=prompt)
-    assert doors.dispatcher.requests[0].prompt == (97, 98)
+async def test_prompts_may_be_token_ids(frontend, prompt):
+    await frontend.openai.completions.create(model="toy", prompt=prompt)
+    assert frontend.dispatcher.requests[0].prompt == (97, 98)
 
 
-async def test_a_chat_without_max_tokens_may_take_what_fits_and_a_completion_sixteen(doors):
-    await doors.openai.chat.completions.create(model="toy", messages=ASK)
-    await doors.openai.completions.create(model="toy", prompt="abc")
-    chat, completion = doors.dispatcher.requests
+async def test_a_chat_without_max_tokens_may_take_what_fits_and_a_completion_sixteen(frontend):
+    await frontend.openai.chat.completions.create(model="toy", messages=ASK)
+    await frontend.openai.completions.create(model="toy", prompt="abc")
+    chat, completion = frontend.dispatcher.requests
     assert chat.sampling[0].max_tokens == 256 - len(chat.prompt)
     assert completion.sampling[0].max_tokens == 16
 
 
-async def test_sampling_fields_reach_the_worker(doors):
-    await doors.openai.completions.create(
+async def test_sampling_fields_reach_the_worker(frontend):
+    await frontend.openai.completions.create(
         model="toy",
         prompt="abc",
         temperature=0.5,
@@ -183,7 +183,7 @@ async def test_sampling_fields_reach_the_worker(doors):
         logit_bias={"5": 3},
         extra_body={"top_k": 7, "min_p": 0.1, "repetition_penalty": 1.5, "ignore_eos": True, "cache_salt": "tenant"},
     )
-    request = doors.dispatcher.requests[0]
+    request = frontend.dispatcher.requests[0]
     params = request.sampling[0]
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (1, -1, 1.5)
@@ -193,16 +193,16 @@ async def test_sampling_fields_reach_the_worker(doors):
     assert request.salt == owner_salt("", b"tenant")
 
 
-async def test_a_top_k_past_the_vocabulary_is_the_vocabulary(doors):
+async def test_a_top_k_past_the_vocabulary_is_the_vocabulary(frontend):
     for top_k in (300, 2**40, 1e300):
-        await doors.http.post("/v1/completions", json={"prompt": "abc", "top_k": top_k})
-    assert [request.sampling[0].top_k for request in doors.dispatcher.requests] == [300, 300, 300]
+        await frontend.http.post("/v1/completions", json={"prompt": "abc", "top_k": top_k})
+    assert [request.sampling[0].top_k for request in frontend.dispatcher.requests] == [300, 300, 300]
 
 
-async def test_requests_without_a_seed_get_different_ones(doors):
+async def test_requests_without_a_seed_get_different_ones(frontend):
     for _ in range(2):
-        await doors.openai.completions.create(model="toy", prompt="abc")
-    first, second = doors.dispatcher.requests
+        await frontend.openai.completions.create(model="toy", prompt="abc")
+    first, second = frontend.dispatcher.requests
     assert first.sampling[0].seed != second.sampling[0].seed
 
 
@@ -210,70 +210,70 @@ def with_logprobs(request, index):
     return [SampledToken(97, -0.5, ((97, -0.5), (98, -1.0))), SampledToken(0xE2, float("-inf"), ((97, -2.0),))]
 
 
-async def test_chat_logprobs_have_tokens_bytes_and_alternatives(doors):
-    doors.dispatcher.script = with_logprobs
-    answer = await doors.openai.chat.completions.create(model="toy", messages=ASK, logprobs=True, top_logprobs=2)
+async def test_chat_logprobs_have_tokens_bytes_and_alternatives(frontend):
+    frontend.dispatcher.script = with_logprobs
+    answer = await frontend.openai.chat.completions.create(model="toy", messages=ASK, logprobs=True, top_logprobs=2)
     first, second = answer.choices[0].logprobs.content
     assert (first.token, first.logprob, first.bytes) == ("a", -0.5, [97])
     assert [(top.token, top.logprob) for top in first.top_logprobs] == [("a", -0.5), ("b", -1.0)]
     assert (second.token, second.logprob, second.bytes) == ("\ufffd", -9999.0, [0xE2])
 
 
-async def test_completion_logprobs_come_as_columns(doors):
-    doors.dispatcher.script = with_logprobs
-    answer = await doors.openai.completions.create(model="toy", prompt="x", logprobs=2)
+async def test_completion_logprobs_come_as_columns(frontend):
+    frontend.dispatcher.script = with_logprobs
+    answer = await frontend.openai.completions.create(model="toy", prompt="x", logprobs=2)
     logprobs = answer.choices[0].logprobs
     assert logprobs.tokens == ["a", "\ufffd"]
     assert logprobs.token_logprobs == [-0.5, -9999.0]
     assert logprobs.top_logprobs[0] == {"a": -0.5, "b": -1.0}
     assert logprobs.text_offset == [0, 1]
-    stream = await doors.openai.completions.create(model="toy", prompt="x", logprobs=2, stream=True)
+    stream = await frontend.openai.completions.create(model="toy", prompt="x", logprobs=2, stream=True)
     offsets = [chunk.choices[0].logprobs.text_offset async for chunk in stream if chunk.choices[0].logprobs]
     assert offsets == [[0], [1]]
 
 
-async def test_token_ids_come_back_when_asked_for(doors):
+async def test_token_ids_come_back_when_asked_for(frontend):
     body = {"prompt": "a", "return_token_ids": True}
-    answer = (await doors.http.post("/v1/completions", json=body)).json()
+    answer = (await frontend.http.post("/v1/completions", json=body)).json()
     assert answer["choices"][0]["token_ids"] == list(b"hello")
 
 
-async def test_a_continued_message_is_not_closed(doors):
+async def test_a_continued_message_is_not_closed(frontend):
     messages = [*ASK, {"role": "assistant", "content": "The answer"}]
-    await doors.openai.chat.completions.create(
+    await frontend.openai.chat.completions.create(
         model="toy", messages=messages, extra_body={"continue_final_message": True}
     )
-    assert bytes(doors.dispatcher.requests[0].prompt).endswith(b"assistant: The answer")
+    assert bytes(frontend.dispatcher.requests[0].prompt).endswith(b"assistant: The answer")
 
 
-async def test_parts_of_text_make_one_message(doors):
+async def test_parts_of_text_make_one_message(frontend):
     content = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
-    await doors.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": content}])
-    assert b"one\ntwo" in bytes(doors.dispatcher.requests[0].prompt)
+    await frontend.openai.chat.completions.create(model="toy", messages=[{"role": "user", "content": content}])
+    assert b"one\ntwo" in bytes(frontend.dispatcher.requests[0].prompt)
 
 
-async def test_the_request_id_of_the_client_comes_back_and_names_the_request(doors):
-    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "mine-1"})
+async def test_the_request_id_of_the_client_comes_back_and_names_the_request(frontend):
+    answer = await frontend.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "mine-1"})
     assert answer.headers["x-request-id"] == "mine-1"
     assert answer.json()["id"] == "cmpl-mine-1"
-    assert doors.dispatcher.requests[0].request_id.startswith("mine-1~")
-    drawn = await doors.http.get("/live")
+    assert frontend.dispatcher.requests[0].request_id.startswith("mine-1~")
+    drawn = await frontend.http.get("/live")
     assert drawn.headers["x-request-id"]
-    refused = await doors.http.get("/live", headers={"x-request-id": "x" * 300})
+    refused = await frontend.http.get("/live", headers={"x-request-id": "x" * 300})
     assert refused.status_code == 400
 
 
-async def test_two_open_requests_with_one_id_are_told_apart(doors):
-    doors.dispatcher.stalls = True
+async def test_two_open_requests_with_one_id_are_told_apart(frontend):
+    frontend.dispatcher.stalls = True
     asks = [
-        asyncio.create_task(doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "same"}))
+        asyncio.create_task(frontend.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "same"}))
         for _ in range(2)
     ]
-    await doors.dispatcher.two_open.wait()
+    await frontend.dispatcher.two_open.wait()
     for ask in asks:
         ask.cancel()
-    await doors.dispatcher.all_closed.wait()
-    assert len({request.request_id for request in doors.dispatcher.requests}) == 2
+    await frontend.dispatcher.all_closed.wait()
+    assert len({request.request_id for request in frontend.dispatcher.requests}) == 2
 
 
 async def test_the_id_a_client_gave_means_another_request_at_the_workers_of_every_router(app):
@@ -287,10 +287,10 @@ async def test_the_id_a_client_gave_means_another_request_at_the_workers_of_ever
     assert len({request.request_id for request in dispatcher.requests}) == 4
 
 
-async def test_models_are_listed(doors):
-    models = await doors.openai.models.list()
+async def test_models_are_listed(frontend):
+    models = await frontend.openai.models.list()
     assert [model.id for model in models.data] == ["toy"]
-    assert (await doors.openai.models.retrieve("toy")).id == "toy"
+    assert (await frontend.openai.models.retrieve("toy")).id == "toy"
 
 
 async def test_what_the_models_makers_recommend_is_told(app):
@@ -304,67 +304,67 @@ async def test_what_the_models_makers_recommend_is_told(app):
     assert card["recommended_sampling"] == {"top_p": 0.9}
 
 
-async def test_text_can_be_tokenized_and_back(doors):
-    answer = await doors.http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})
+async def test_text_can_be_tokenized_and_back(frontend):
+    answer = await frontend.http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True})
     assert answer.json()["tokens"] == list("hé".encode())
     assert answer.json()["count"] == 3
     assert answer.json()["max_model_len"] == 256
-    back = await doors.http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
+    back = await frontend.http.post("/detokenize", json={"tokens": answer.json()["tokens"]})
     assert back.json() == {"prompt": "hé"}
-    chat = await doors.http.post("/tokenize", json={"messages": ASK})
+    chat = await frontend.http.post("/tokenize", json={"messages": ASK})
     assert bytes(chat.json()["tokens"]).startswith(b"user: hi")
     for tokens in ([300], [7] * 257):
-        assert (await doors.http.post("/detokenize", json={"tokens": tokens})).status_code == 400
+        assert (await frontend.http.post("/detokenize", json={"tokens": tokens})).status_code == 400
 
 
-async def test_health_follows_the_workers_and_draining(doors):
-    assert (await doors.http.get("/health")).status_code == 200
-    facts, doors.dispatcher.facts_now = doors.dispatcher.facts_now, None
+async def test_health_follows_the_workers_and_draining(frontend):
+    assert (await frontend.http.get("/health")).status_code == 200
+    facts, frontend.dispatcher.facts_now = frontend.dispatcher.facts_now, None
     for path, status in (("/health", 503), ("/ready", 503), ("/live", 200)):
-        assert (await doors.http.get(path)).status_code == status
-    refused = await doors.http.post(TEXT, json={"prompt": "a"})
+        assert (await frontend.http.get(path)).status_code == status
+    refused = await frontend.http.post(TEXT, json={"prompt": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "peer_lost")
-    doors.dispatcher.facts_now = facts
-    doors.dispatcher.is_draining = True
-    assert (await doors.http.get("/health")).status_code == 503
-    refused = await doors.http.post(TEXT, json={"prompt": "a"})
+    frontend.dispatcher.facts_now = facts
+    frontend.dispatcher.is_draining = True
+    assert (await frontend.http.get("/health")).status_code == 503
+    refused = await frontend.http.post(TEXT, json={"prompt": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
 
 
-async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form(doors):
-    assert (await doors.http.get("/nothing")).json()["error"]["type"] == "invalid_request_error"
-    wrong = await doors.http.get(TEXT)
+async def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_form(frontend):
+    assert (await frontend.http.get("/nothing")).json()["error"]["type"] == "invalid_request_error"
+    wrong = await frontend.http.get(TEXT)
     assert wrong.status_code == 405
     assert "error" in wrong.json()
 
 
-async def test_metrics_count_what_was_sent(doors):
-    await doors.openai.completions.create(model="toy", prompt="abcd")
-    assert sampled(doors, "twostroke_prompt_tokens_total") == 4
-    assert sampled(doors, "twostroke_generation_tokens_total") == 5
-    assert sampled(doors, "twostroke_cached_tokens_total") == 3
-    assert sampled(doors, "twostroke_ttft_seconds_count") == 1
-    assert sampled(doors, "twostroke_inter_token_latency_seconds_count") == 4
-    assert sampled(doors, "twostroke_open_requests") == 0
-    shown = (await doors.http.get("/metrics")).text
+async def test_metrics_count_what_was_sent(frontend):
+    await frontend.openai.completions.create(model="toy", prompt="abcd")
+    assert sampled(frontend, "twostroke_prompt_tokens_total") == 4
+    assert sampled(frontend, "twostroke_generation_tokens_total") == 5
+    assert sampled(frontend, "twostroke_cached_tokens_total") == 3
+    assert sampled(frontend, "twostroke_ttft_seconds_count") == 1
+    assert sampled(frontend, "twostroke_inter_token_latency_seconds_count") == 4
+    assert sampled(frontend, "twostroke_open_requests") == 0
+    shown = (await frontend.http.get("/metrics")).text
     assert 'twostroke_requests_total{role="router",status="ok"} 1.0' in shown
 
 
-async def test_a_bug_behind_the_door_is_a_500_that_does_not_stop_the_server(doors):
+async def test_a_bug_behind_the_door_is_a_500_that_does_not_stop_the_server(frontend):
     def broken(request, index):
         raise KeyError("oops")
 
-    doors.dispatcher.script = broken
-    answer = await doors.http.post(TEXT, json={"prompt": "a"})
+    frontend.dispatcher.script = broken
+    answer = await frontend.http.post(TEXT, json={"prompt": "a"})
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"
-    assert (await doors.http.get("/live")).status_code == 200
+    assert (await frontend.http.get("/live")).status_code == 200
 
 
-async def test_it_says_its_version_and_which_pages_there_are(doors):
-    assert (await doors.http.get("/version")).json() == {"version": __version__}
-    index = await doors.http.get("/")
+async def test_it_says_its_version_and_which_pages_there_are(frontend):
+    assert (await frontend.http.get("/version")).json() == {"version": __version__}
+    index = await frontend.http.get("/")
     assert index.headers["content-type"].startswith("text/plain")
     for path in ("/v1/chat/completions", "/v1/models", "/metrics", "/health", "/version"):
         assert path in index.text
-        assert (await doors.http.get(path)).status_code != 404
+        assert (await frontend.http.get(path)).status_code != 404

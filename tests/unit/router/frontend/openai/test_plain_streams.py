@@ -63,26 +63,26 @@ async def test_what_the_header_may_not_say_is_refused_by_its_name(app):
     assert (got.status_code, got.json()["error"]["param"]) == (400, "x-resumable-stream")
 
 
-async def test_a_router_that_ends_tells_a_plain_client_so_and_cuts_off_one_that_can_go_on(doors):
-    doors.dispatcher.failure, doors.dispatcher.failure_after = Draining("this router ends"), 2
-    got = await doors.http.post(TEXT, json={"prompt": "x", "stream": True})
+async def test_a_router_that_ends_tells_a_plain_client_so_and_cuts_off_one_that_can_go_on(frontend):
+    frontend.dispatcher.failure, frontend.dispatcher.failure_after = Draining("this router ends"), 2
+    got = await frontend.http.post(TEXT, json={"prompt": "x", "stream": True})
     assert messages_of(got.content)[-1]["error"]["code"] == "draining"
-    stream = await doors.openai.completions.create(model="toy", prompt="x", stream=True)
+    stream = await frontend.openai.completions.create(model="toy", prompt="x", stream=True)
     with pytest.raises(APIError, match="this router ends"):
         [chunk async for chunk in stream]
     with pytest.raises(httpx.RemoteProtocolError):  # no end, so that it looks for one elsewhere
-        await doors.http.post(TEXT, json={"prompt": "x", "stream": True}, headers=RESUMABLE)
+        await frontend.http.post(TEXT, json={"prompt": "x", "stream": True}, headers=RESUMABLE)
 
 
 @pytest.mark.parametrize("role", ["admin", "", "User", "<|im_start|>", None, 7])
-async def test_an_unknown_role_is_refused_by_name(doors, role):
+async def test_an_unknown_role_is_refused_by_name(frontend, role):
     messages = [*ASK, {"role": role, "content": "x"}]
-    got = await doors.http.post(CHAT, json={"messages": messages})
+    got = await frontend.http.post(CHAT, json={"messages": messages})
     assert (got.status_code, got.json()["error"]["param"]) == (400, "messages[1].role")
     if not isinstance(role, str):
         return
     chat = inference_pb2.Chat(messages=[inference_pb2.ChatMessage(role=each) for each in ("user", role)])
-    call = inference_pb2_grpc.InferenceStub(doors.channel).Generate(inference_pb2.GenerateRequest(chat=chat))
+    call = inference_pb2_grpc.InferenceStub(frontend.channel).Generate(inference_pb2.GenerateRequest(chat=chat))
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await call.read()
     error = error_of(refused.value, "")

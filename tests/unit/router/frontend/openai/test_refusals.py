@@ -129,7 +129,7 @@ async def test_bodies_that_are_not_json_objects_are_refused(app, body):
     assert "the body" in answer.json()["error"]["message"]
 
 
-async def test_fields_that_ask_for_nothing_and_unknown_fields_are_accepted(doors):
+async def test_fields_that_ask_for_nothing_and_unknown_fields_are_accepted(frontend):
     body = {
         "messages": ASK,
         "tools": [],
@@ -140,66 +140,66 @@ async def test_fields_that_ask_for_nothing_and_unknown_fields_are_accepted(doors
         "temperature": None,
         "n": None,
     }
-    assert (await doors.http.post(CHAT, json=body)).status_code == 200
+    assert (await frontend.http.post(CHAT, json=body)).status_code == 200
 
 
-async def test_tools_that_shall_not_be_called_and_histories_of_calls_are_accepted_from_a_stock_client(doors):
+async def test_tools_that_shall_not_be_called_and_histories_of_calls_are_accepted_from_a_stock_client(frontend):
     call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "sky"}'}}
     messages = [
         *ASK,
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "blue"},
     ]
-    answer = await doors.openai.chat.completions.create(
+    answer = await frontend.openai.chat.completions.create(
         model="toy", messages=messages, tools=[TOOL], tool_choice="none"
     )
     assert answer.choices[0].message.content == "hello"
-    assert bytes(doors.dispatcher.requests[0].prompt).endswith(b"tool: blue\nassistant: ")
+    assert bytes(frontend.dispatcher.requests[0].prompt).endswith(b"tool: blue\nassistant: ")
 
 
-async def test_a_prompt_larger_than_the_pool_is_told_how_much_fits(doors):
-    doors.limit(max_model_len=4096, pool_tokens=64)
+async def test_a_prompt_larger_than_the_pool_is_told_how_much_fits(frontend):
+    frontend.limit(max_model_len=4096, pool_tokens=64)
     with pytest.raises(BadRequestError, match="page pool fits 64") as refused:
-        await doors.openai.completions.create(model="toy", prompt="a" * 64)
+        await frontend.openai.completions.create(model="toy", prompt="a" * 64)
     assert refused.value.param == "prompt"
     with pytest.raises(BadRequestError, match="page pool fits 64") as refused:
-        await doors.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=5)
+        await frontend.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=5)
     assert refused.value.param == "max_tokens"
-    await doors.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=4)
+    await frontend.openai.completions.create(model="toy", prompt="a" * 60, max_tokens=4)
 
 
-async def test_an_unknown_model_is_not_found(doors):
+async def test_an_unknown_model_is_not_found(frontend):
     with pytest.raises(NotFoundError) as refused:
-        await doors.openai.chat.completions.create(model="gpt", messages=ASK)
+        await frontend.openai.chat.completions.create(model="gpt", messages=ASK)
     assert refused.value.code == "model_not_found"
     with pytest.raises(NotFoundError):
-        await doors.openai.models.retrieve("gpt")
+        await frontend.openai.models.retrieve("gpt")
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-async def test_an_oversized_body_is_refused_with_413(doors, chunked):
+async def test_an_oversized_body_is_refused_with_413(frontend, chunked):
     async def in_pieces():
         for _ in range(40):
             yield b"x" * 4096
 
-    answer = await doors.http.post(TEXT, content=in_pieces() if chunked else b"x" * (40 * 4096))
+    answer = await frontend.http.post(TEXT, content=in_pieces() if chunked else b"x" * (40 * 4096))
     assert answer.status_code == 413
     assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+    assert (await frontend.http.post(TEXT, json={"prompt": "a"})).status_code == 200
 
 
-async def test_an_overloaded_worker_shows_as_429_that_may_be_retried(doors):
-    doors.dispatcher.failure = Overloaded("1024 requests are waiting")
+async def test_an_overloaded_worker_shows_as_429_that_may_be_retried(frontend):
+    frontend.dispatcher.failure = Overloaded("1024 requests are waiting")
     for stream in (False, True):
-        answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": stream})
+        answer = await frontend.http.post(TEXT, json={"prompt": "a", "stream": stream})
         assert answer.status_code == 429
         assert answer.headers["retry-after"] == "1"
         assert answer.json()["error"]["code"] == "overloaded"
 
 
-async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(doors):
-    doors.dispatcher.failure, doors.dispatcher.failure_after = Overloaded("gone"), 2
-    stream = await doors.openai.completions.create(model="toy", prompt="a", stream=True)
+async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(frontend):
+    frontend.dispatcher.failure, frontend.dispatcher.failure_after = Overloaded("gone"), 2
+    stream = await frontend.openai.completions.create(model="toy", prompt="a", stream=True)
     texts = []
 
     async def read() -> None:
@@ -211,77 +211,77 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_the_end(doors):
     assert texts == ["h", "e"]
 
 
-async def test_a_deadline_that_has_passed_is_504(doors):
-    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": "0"})
+async def test_a_deadline_that_has_passed_is_504(frontend):
+    answer = await frontend.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": "0"})
     assert answer.status_code == 504
     assert answer.json()["error"]["type"] == "timeout_error"
-    assert doors.dispatcher.requests == []
+    assert frontend.dispatcher.requests == []
 
 
 DAY_S = 86_400
 
 
-async def test_a_timeout_of_more_than_a_day_is_a_day(doors):
+async def test_a_timeout_of_more_than_a_day_is_a_day(frontend):
     begun_s = time.time()
     for timeout in (1e10, 10**300):
         by_header = {"x-request-timeout-s": str(timeout)}
-        assert (await doors.http.post(TEXT, json={"prompt": "a"}, headers=by_header)).status_code == 200
-        assert (await doors.http.post(TEXT, json={"prompt": "a", "timeout": timeout})).status_code == 200
-    call = inference_pb2_grpc.InferenceStub(doors.channel).Generate(
+        assert (await frontend.http.post(TEXT, json={"prompt": "a"}, headers=by_header)).status_code == 200
+        assert (await frontend.http.post(TEXT, json={"prompt": "a", "timeout": timeout})).status_code == 200
+    call = inference_pb2_grpc.InferenceStub(frontend.channel).Generate(
         inference_pb2.GenerateRequest(text="a"), timeout=1e9
     )
     assert [message async for message in call]
-    assert len(doors.dispatcher.requests) == 5
-    for request in doors.dispatcher.requests:
+    assert len(frontend.dispatcher.requests) == 5
+    for request in frontend.dispatcher.requests:
         assert begun_s + DAY_S - 1 < request.deadline_s <= time.time() + DAY_S
 
 
 @pytest.mark.parametrize("timeout", ["inf", "-inf", "nan", "-1", "1e400"])
-async def test_a_timeout_that_is_no_time_is_refused(doors, timeout):
-    answer = await doors.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": timeout})
+async def test_a_timeout_that_is_no_time_is_refused(frontend, timeout):
+    answer = await frontend.http.post(TEXT, json={"prompt": "a"}, headers={"x-request-timeout-s": timeout})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "x-request-timeout-s"
     said = {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.get(timeout, timeout)
-    answer = await doors.http.post(TEXT, content=f'{{"prompt": "a", "timeout": {said}}}')
+    answer = await frontend.http.post(TEXT, content=f'{{"prompt": "a", "timeout": {said}}}')
     assert answer.status_code == 400
-    assert not doors.dispatcher.requests
+    assert not frontend.dispatcher.requests
 
 
-async def test_a_deadline_ends_an_answer_before_its_first_token_and_in_mid_stream(doors):
-    doors.dispatcher.stalls = True
-    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
+async def test_a_deadline_ends_an_answer_before_its_first_token_and_in_mid_stream(frontend):
+    frontend.dispatcher.stalls = True
+    answer = await frontend.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
     assert answer.status_code == 504
-    doors.dispatcher.failure_after = 2
-    answer = await doors.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
+    frontend.dispatcher.failure_after = 2
+    answer = await frontend.http.post(TEXT, json={"prompt": "a", "stream": True, "timeout": 0.2})
     assert answer.status_code == 200
     messages = messages_of(answer.content)
     assert messages[-1]["error"]["code"] == "deadline_exceeded"
     assert len(messages) == 3
-    assert doors.dispatcher.open_ids == set()
-    assert doors.dispatcher.requests[-1].deadline_s is not None
+    assert frontend.dispatcher.open_ids == set()
+    assert frontend.dispatcher.requests[-1].deadline_s is not None
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tokens_before", [0, 2])
-async def test_a_client_that_goes_away_frees_its_request(doors, stream, tokens_before):
-    doors.dispatcher.stalls, doors.dispatcher.failure_after = True, tokens_before
-    ask = asyncio.create_task(doors.http.post(TEXT, json={"prompt": ["a", "b"], "n": 2, "stream": stream}))
-    await doors.dispatcher.stalled.wait()
-    assert doors.dispatcher.open_ids
+async def test_a_client_that_goes_away_frees_its_request(frontend, stream, tokens_before):
+    frontend.dispatcher.stalls, frontend.dispatcher.failure_after = True, tokens_before
+    ask = asyncio.create_task(frontend.http.post(TEXT, json={"prompt": ["a", "b"], "n": 2, "stream": stream}))
+    await frontend.dispatcher.stalled.wait()
+    assert frontend.dispatcher.open_ids
     ask.cancel()
-    await doors.dispatcher.all_closed.wait()
-    assert doors.dispatcher.open_ids == set()
+    await frontend.dispatcher.all_closed.wait()
+    assert frontend.dispatcher.open_ids == set()
 
 
-async def test_a_client_that_goes_away_before_its_body_is_complete_leaves_nothing(doors):
-    host, port = doors.url.removeprefix("http://").split(":")
+async def test_a_client_that_goes_away_before_its_body_is_complete_leaves_nothing(frontend):
+    host, port = frontend.url.removeprefix("http://").split(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()
     writer.close()
     await writer.wait_closed()
-    assert (await doors.http.post(TEXT, json={"prompt": "a"})).status_code == 200
-    assert len(doors.dispatcher.requests) == 1
+    assert (await frontend.http.post(TEXT, json={"prompt": "a"})).status_code == 200
+    assert len(frontend.dispatcher.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -296,11 +296,11 @@ async def test_a_client_that_goes_away_before_its_body_is_complete_leaves_nothin
         (Overloaded("busy", retry_after_s=0.01), 3),
     ],
 )
-async def test_the_stock_client_tries_again_only_what_may_help(doors, monkeypatch, failure, requests, stream):
+async def test_the_stock_client_tries_again_only_what_may_help(frontend, monkeypatch, failure, requests, stream):
     """Its own backoff is half a second and more."""
     monkeypatch.setattr(AsyncOpenAI, "_calculate_retry_timeout", lambda *of: 0.0)
-    doors.dispatcher.failure = failure
-    client = doors.openai.with_options(max_retries=2)
+    frontend.dispatcher.failure = failure
+    client = frontend.openai.with_options(max_retries=2)
     with pytest.raises(APIStatusError):
         await client.chat.completions.create(model="toy", messages=ASK, stream=stream)
-    assert len(doors.dispatcher.requests) == requests
+    assert len(frontend.dispatcher.requests) == requests

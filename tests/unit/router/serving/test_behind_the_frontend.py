@@ -21,7 +21,7 @@ LENGTH = 20
 
 
 @asynccontextmanager
-async def doors(fleet):
+async def frontend(fleet):
     """A client of each kind."""
     core = await fleet.core()
     config = RouterConfig(listen=ListenConfig(http_port=0, grpc_port=0), served_model_name="toy")
@@ -46,7 +46,7 @@ async def whole(http, **fields) -> dict:
 
 async def test_an_answer_is_the_same_through_either_door(fleet):
     await fleet.add("decode-0")
-    async with doors(fleet) as (http, stub):
+    async with frontend(fleet) as (http, stub):
         choice = await whole(http)
         request = inference_pb2.GenerateRequest(
             token_ids=inference_pb2.TokenIds(ids=PROMPT), stop=inference_pb2.StopOptions(max_tokens=LENGTH)
@@ -60,7 +60,7 @@ async def test_an_answer_is_the_same_through_either_door(fleet):
 
 async def test_a_stop_string_ends_the_answer_at_the_worker_too(fleet, soon):
     worker = await fleet.add("decode-0")
-    async with doors(fleet) as (http, _):
+    async with frontend(fleet) as (http, _):
         tokens = (await whole(http))["token_ids"]
         worker.hold_at = 6
         split_stop = f"{tokens[3]}><{tokens[4]}"
@@ -73,7 +73,7 @@ async def test_a_stop_string_ends_the_answer_at_the_worker_too(fleet, soon):
 
 async def test_a_client_that_goes_away_closes_its_answers_at_the_worker(fleet, soon):
     worker = await fleet.add("decode-0", hold_at=3)
-    async with doors(fleet) as (http, _):
+    async with frontend(fleet) as (http, _):
         ask = asyncio.create_task(http.post("/v1/completions", json=body(n=2, stream=True)))
         await soon(lambda: len(worker.opens) == 2)
         ask.cancel()
@@ -82,7 +82,7 @@ async def test_a_client_that_goes_away_closes_its_answers_at_the_worker(fleet, s
 
 async def test_a_stream_goes_on_without_a_gap_when_its_worker_dies(fleet):
     first = await fleet.add("decode-0", hold_at=7)
-    async with doors(fleet) as (http, _):
+    async with frontend(fleet) as (http, _):
         tokens: list[int] = []
         async with http.stream("POST", "/v1/completions", json=body(stream=True)) as answer:
             reader = HandCut()
@@ -98,7 +98,7 @@ async def test_a_stream_goes_on_without_a_gap_when_its_worker_dies(fleet):
 
 async def test_a_deadline_ends_the_answer_at_the_worker_too(fleet, soon):
     worker = await fleet.add("decode-0", hold_at=3)
-    async with doors(fleet) as (http, _):
+    async with frontend(fleet) as (http, _):
         answer = await http.post("/v1/completions", json=body(timeout=0.3))
         assert answer.status_code == 504
         await soon(lambda: len(worker.closed) == 1)
