@@ -31,7 +31,7 @@ class Desk:
         chosen = policy_named(policy) if isinstance(policy, str) else policy
         self.selector = Selector(chosen, self.index, self.reservations, seed=1)
         self.logs = {worker: EventLog(EPOCH) for worker in (*P, *D)}
-        self.workers = {
+        self.by_id = {
             worker: Worker(worker, role, "", EPOCH, WORKER_STATE_SERVING)
             for role, workers in ((Role.PREFILL, P), (Role.DECODE, D))
             for worker in workers
@@ -43,7 +43,7 @@ class Desk:
     def report(self, worker: WorkerId, **load: float) -> None:
         links = [LinkRate(worker_id=peer, latency_s=0.001, bytes_per_s=1e8) for peer in P if peer != worker]
         known = {"pages_free": 1000, "pages_total": 1000}
-        self.workers[worker].report(Load(costs=COSTS, links=links, **(known | load)), 0.0)  # type: ignore[arg-type]
+        self.by_id[worker].report(Load(costs=COSTS, links=links, **(known | load)), 0.0)  # type: ignore[arg-type]
 
     def hold(self, worker: WorkerId, count: int, tier: Tier = Tier.DEVICE) -> None:
         for name in NAMES[:count]:
@@ -67,7 +67,7 @@ class Desk:
         )
 
     def workers(self) -> Workers:
-        return Workers(SHAPE, [self.workers[w] for w in D], [self.workers[w] for w in P])
+        return Workers(SHAPE, [self.by_id[w] for w in D], [self.by_id[w] for w in P])
 
     def select(self, number: int = 0, *, shares: bool = True) -> tuple[WorkerId | None, WorkerId | None]:
         decision = self.selector.select(self.ask(number, shares=shares), self.workers(), 0.0)
@@ -129,7 +129,7 @@ def test_depths_reach_down_to_the_lowest_tier_of_the_worker() -> None:
     for name in NAMES[20:60]:
         desk.logs[P[0]].stored(name, Tier.HOST)
     desk.index.apply(P[0], EPOCH, desk.logs[P[0]].publish())
-    desk.workers[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
+    desk.by_id[P[0]].report(Load(costs=COSTS, tiers=[TierRate(tier=TIER_HOST, page_s=0.002)]), 0.0)
     view = desk.selector.snapshot(desk.ask(), desk.workers(), 0.0).prefill[0]
     assert (view.depths, view.tier_page_s, view.resident_blocks) == ((20, 60), (0.0, 0.002), 60)
 
