@@ -2,7 +2,7 @@
 
 Tenants of a class take turns by deficit round robin (Shreedhar and Varghese, SIGCOMM 1995), in the form that lets the
 last request of a turn overdraw and pays for it in the next one (surplus round robin; Adiseshu, Parulkar and Varghese,
-SIGCOMM 1996). Rounds are kept as the seconds that a tenant has had, so that an expensive request does not cost as many
+SIGCOMM 1996). Rounds are kept as the seconds that a tenant was served. So an expensive request does not cost as many
 empty rounds as it is worth quanta, and looking at the next few costs the same however many wait. A tenant's own
 requests go earliest limit first (EDF); later choices of a request that wants many let others pass.
 """
@@ -48,8 +48,9 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Tenant:
-    had_s: float
-    """What it has been given. A newcomer begins where the class stands, and who comes again with what it had."""
+    served_s: float
+    """Seconds of work that it was served. A new tenant begins with the class's `round_begin_s`; one that comes back,
+    with what it was served before, where that is more."""
     ranks: list[_Rank] = field(default_factory=list)
     """Sorted."""
     entries: dict[_Rank, _Entry] = field(default_factory=dict)
@@ -62,24 +63,27 @@ class _Tenant:
 class _Class:
     tenants: dict[str, _Tenant] = field(default_factory=dict)
     heap: list[tuple[float, int, str]] = field(default_factory=list)
-    stands_at_s: float = 0.0
+    round_begin_s: float = 0.0
     """Begin of the latest round in which a tenant was served."""
     queued_s: float = 0.0
     overdrawn_s: dict[str, float] = field(default_factory=dict)
-    """What tenants without queued requests have been given beyond where the class stands."""
+    """Served seconds of tenants without queued requests, where they are more than `round_begin_s`."""
 
-    def level_s(self, name: str) -> float:
-        """Returns where a tenant begins: keeping a single request queued is no way to a turn in every round."""
-        return max(self.stands_at_s, self.overdrawn_s.get(name, 0.0))
+    def start_s(self, name: str) -> float:
+        """Returns the served seconds with which a tenant begins.
+
+        A tenant that sends its next request only when the last one was served gets no extra turns by that.
+        """
+        return max(self.round_begin_s, self.overdrawn_s.get(name, 0.0))
 
     def leave(self, name: str) -> None:
         """The tenant has nothing queued any more."""
-        had_s = self.tenants.pop(name).had_s
-        if had_s > self.stands_at_s:
-            self.overdrawn_s[name] = had_s
+        served_s = self.tenants.pop(name).served_s
+        if served_s > self.round_begin_s:
+            self.overdrawn_s[name] = served_s
         if len(self.overdrawn_s) > MOST_OVERDRAWN:
             largest = sorted(self.overdrawn_s.items(), key=lambda entry: entry[1], reverse=True)[: MOST_OVERDRAWN // 2]
-            self.overdrawn_s = {each: had_s for each, had_s in largest if had_s > self.stands_at_s}
+            self.overdrawn_s = {each: served_s for each, served_s in largest if served_s > self.round_begin_s}
 
 
 class FairQueue:
@@ -104,7 +108,7 @@ class FairQueue:
         group = self._classes.setdefault(request.priority, _Class())
         tenant = group.tenants.get(request.tenant)
         if tenant is None:
-            tenant = group.tenants[request.tenant] = _Tenant(group.level_s(request.tenant))
+            tenant = group.tenants[request.tenant] = _Tenant(group.start_s(request.tenant))
             self._queue(group, request.tenant, tenant)
         entry = _Entry(request, _rank(request, next(self._order)), max(LEAST_COST_S, cost_s))
         bisect.insort(tenant.ranks, entry.rank)
@@ -126,9 +130,9 @@ class FairQueue:
         group = self._classes[entry.request.priority]
         tenant = group.tenants[entry.request.tenant]
         assert tenant.key is not None, "a tenant with queued requests is in a round"
-        group.stands_at_s = max(group.stands_at_s, tenant.key[0])
-        least_s = group.stands_at_s - MOST_CREDIT_QUANTA * self.quantum_s
-        tenant.had_s = max(tenant.had_s, least_s) + entry.cost_s
+        group.round_begin_s = max(group.round_begin_s, tenant.key[0])
+        least_s = group.round_begin_s - MOST_CREDIT_QUANTA * self.quantum_s
+        tenant.served_s = max(tenant.served_s, least_s) + entry.cost_s
         weight = COST_MEMORY if self._has_quantum else 1.0
         self._has_quantum = True
         self.quantum_s += weight * (entry.cost_s - self.quantum_s)
@@ -164,9 +168,9 @@ class FairQueue:
     def displaced_by(self, request: QueuedRequest) -> RequestId | None:
         """Returns the request that leaves a full queue for this one; None: this one itself is refused.
 
-        Every tenant has an equal share of the queue. A tenant below its share takes the place of a request of a tenant
-        above its own: in the lowest class with such a tenant, of the largest one there, its least urgent request. A
-        tenant at its share takes the place of its own, if it has any in a lower class: a class is no way to more room.
+        Every tenant has an equal share of the queue. Where this request's tenant is below its share, the least urgent
+        request of another tenant leaves: of the largest tenant above its share in the lowest class that has one. Where
+        it is at its share, its own least urgent request of a lower class leaves, if it has one.
         """
         own = self._counts[request.tenant]
         share = len(self._entries) / (len(self._counts) + (own == 0))
@@ -197,15 +201,15 @@ class FairQueue:
         if group is None or group.queued_s <= 0:
             return 0.0
         own = group.tenants.get(request.tenant)
-        own_s, level_s = 0.0, group.level_s(request.tenant)
+        own_s, start_s = 0.0, group.start_s(request.tenant)
         if own is not None:
             entry = self._entries.get(request.request_id)
             rank = _rank(request, math.inf) if entry is None else entry.rank
             position = bisect.bisect_left(own.ranks, rank)
             own_s = own.queued_s * position / len(own.ranks)
-            level_s = own.had_s + own_s
+            start_s = own.served_s + own_s
         others_s = sum(
-            min(tenant.queued_s, max(0.0, level_s + self.quantum_s - tenant.had_s))
+            min(tenant.queued_s, max(0.0, start_s + self.quantum_s - tenant.served_s))
             for tenant in group.tenants.values()
             if tenant is not own
         )
@@ -228,37 +232,37 @@ class FairQueue:
             fresh = _valid_top(group)
             if fresh is not None and (not again or fresh[:2] < again[0][:2]):
                 seen.append(heapq.heappop(group.heap))
-                begin_s, _, name, taken, had_s = *fresh, 0, group.tenants[fresh[2]].had_s
+                begin_s, _, name, taken, served_s = *fresh, 0, group.tenants[fresh[2]].served_s
             elif again:
-                begin_s, _, name, taken, had_s = heapq.heappop(again)
+                begin_s, _, name, taken, served_s = heapq.heappop(again)
             else:
                 break
             tenant = group.tenants[name]
             while True:
                 entry = tenant.entries[tenant.ranks[taken]]
                 found.append(entry.request.request_id)
-                taken, had_s = taken + 1, had_s + entry.cost_s
-                is_over = had_s >= begin_s + self.quantum_s
+                taken, served_s = taken + 1, served_s + entry.cost_s
+                is_over = served_s >= begin_s + self.quantum_s
                 if is_over or taken == len(tenant.ranks) or len(found) == count:
                     break
             if taken < len(tenant.ranks):
-                heapq.heappush(again, (self._round(had_s), next(self._order), name, taken, had_s))
+                heapq.heappush(again, (self._round(served_s), next(self._order), name, taken, served_s))
         for key in seen:
             heapq.heappush(group.heap, key)
         return found
 
     def _queue(self, group: _Class, name: str, tenant: _Tenant) -> None:
         """Puts a tenant into the round that its seconds belong to, behind those that are in it already."""
-        if tenant.key is not None and tenant.had_s < tenant.key[0] + self.quantum_s:
+        if tenant.key is not None and tenant.served_s < tenant.key[0] + self.quantum_s:
             return
-        tenant.key = (self._round(tenant.had_s), next(self._order))
+        tenant.key = (self._round(tenant.served_s), next(self._order))
         heapq.heappush(group.heap, (*tenant.key, name))
         if len(group.heap) > 2 * len(group.tenants) + STALE_SPARED:
             group.heap = [entry for entry in group.heap if _is_valid(group, entry)]
             heapq.heapify(group.heap)
 
-    def _round(self, had_s: float) -> float:
-        return had_s - had_s % self.quantum_s
+    def _round(self, served_s: float) -> float:
+        return served_s - served_s % self.quantum_s
 
 
 def _weigh(group: _Class, tenant: _Tenant, change_s: float) -> None:
