@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.ports import check_distinct
-from cluster.scaling.capacity import Counts, Promise
+from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from twostroke.config import Bounds, ClusterConfig, Role, RoleConfig, RouterConfig, ScalingConfig, WorkerConfig
 from twostroke.credentials import TlsConfig
 
@@ -44,10 +44,10 @@ class FleetSpec:
         return hashlib.blake2b(said.encode(), digest_size=8).hexdigest()
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> WorkerCounts:
         """Workers of each role at the start."""
         prefill = sum(worker.role is Role.PREFILL for worker in self.workers)
-        return Counts(prefill, len(self.workers) - prefill)
+        return WorkerCounts(prefill, len(self.workers) - prefill)
 
     @property
     def bounds(self) -> tuple[Bounds, Bounds]:
@@ -64,8 +64,8 @@ class FleetSpec:
         return self.scaling.may_switch(*self.counts.pair)
 
     @property
-    def promise(self) -> Promise:
-        return Promise(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
+    def promise(self) -> LatencyTargets:
+        return LatencyTargets(ttft_s=self.slo_ttft_s, itl_s=self.scaling.slo_itl_s)
 
     def worker(self, worker_id: str, role: Role) -> WorkerConfig:
         """Return the config of a worker of the start, or of an additional worker like those."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from decode_worker.request_state import RequestState, Stage
-from twostroke.scheduler.local_prefill import ANSWER_S, Pace, choose
+from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
 from twostroke.worker.role_host import RoleHost
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class LocalPrefill:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _pace(self, requests: Iterable[RequestState]) -> Pace | None:
+    def _pace(self, requests: Iterable[RequestState]) -> PrefillSpeeds | None:
         """Return how fast prompts are computed, or None while one is computed here."""
         streams = context_tokens = 0
         for state in requests:
@@ -54,7 +54,7 @@ class LocalPrefill:
                 return None
             streams += 1
             context_tokens += len(sequence.known)
-        return Pace.beside(
+        return PrefillSpeeds.beside(
             streams,
             context_tokens,
             budget=self._host.loop.budget,

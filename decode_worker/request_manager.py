@@ -32,7 +32,7 @@ from twostroke.request import FinishReason, Request
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence
 from twostroke.worker.host import WorkerHost
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, RequestedBlocks
@@ -155,7 +155,7 @@ class RequestManager(RoleServices):
 
     # Calls by the work loop
 
-    def admitted(self, admission: Admission) -> None:
+    def admitted(self, admission: AdmittedSequence) -> None:
         reach(Point.DECODE_ADMITTED)
         state = self._by_sequence[admission.sequence]
         state.move_to(Stage.RESERVED)

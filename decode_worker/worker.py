@@ -6,9 +6,9 @@ import asyncio
 
 from decode_worker.request_manager import RequestManager
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.worker import RoleServices, Worker
+from twostroke.worker.worker import BaseWorker, RoleServices
 
 
-class DecodeWorker(Worker):
+class DecodeWorker(BaseWorker):
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
         return RequestManager(host, tasks)

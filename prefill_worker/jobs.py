@@ -15,7 +15,7 @@ from twostroke.errors import EngineLost, InvalidRequest, TransferFailed
 from twostroke.fault_points import Point, reach
 from twostroke.ids import PageId
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence as BuildSequence
 from twostroke.scheduler.sequence import building
 from twostroke.tracing.parts import Chunks
@@ -104,7 +104,7 @@ class BuildJobs(RoleServices):
     def _forget(self, sequence: BuildSequence) -> None:
         del self._open[sequence]
 
-    def admitted(self, admission: Admission) -> None:
+    def admitted(self, admission: AdmittedSequence) -> None:
         """Fetch from the peer what it holds; called before any block of the job is computed."""
         reach(Point.PREFILL_ADMITTED)
         job = self._open[admission.sequence]

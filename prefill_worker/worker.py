@@ -6,9 +6,9 @@ import asyncio
 
 from prefill_worker.jobs import BuildJobs
 from twostroke.worker.host import WorkerHost
-from twostroke.worker.worker import RoleServices, Worker
+from twostroke.worker.worker import BaseWorker, RoleServices
 
 
-class PrefillWorker(Worker):
+class PrefillWorker(BaseWorker):
     def mount(self, host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
         return BuildJobs(host, tasks)

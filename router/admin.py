@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router.addresses import bind_listener
-from router.control_service import ControlService
+from router.control_service import RouterControlService
 from router.frontend.http.health_pages import HealthPages
 from router.frontend.http.server import HttpServer, http_config
 from router.frontend.request_handler import RequestHandler
@@ -53,7 +53,7 @@ class AdminServer:
         )
         self.address = self._rpc.address
 
-    def serve(self, control: ControlService) -> None:
+    def serve(self, control: RouterControlService) -> None:
         """Adds the services. Call it before `start`."""
         control_pb2_grpc.add_ControlServicer_to_server(control, self._rpc.server)
         self._rpc.offer("twostroke.v1.Control", waits_for_ready=False, is_described=True)

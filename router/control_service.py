@@ -22,7 +22,7 @@ from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class ControlService(control_pb2_grpc.ControlServicer):
+class RouterControlService(control_pb2_grpc.ControlServicer):
     """What the router says about itself and, on behalf of its workers, about the model they serve."""
 
     def __init__(self, handler: RequestHandler, addresses: Addresses, *, router_id: str, epoch: Epoch) -> None:

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 from router.addresses import Addresses, bind_listener, inherited
 from router.admin import AdminServer
-from router.control_service import ControlService
+from router.control_service import RouterControlService
 from router.frontend.auth.auth import Authenticator, KeyAuthenticator, NoAuthentication
-from router.frontend.grpc.service import SERVICE_NAME, InferenceService, OpenCalls
+from router.frontend.grpc.service import SERVICE_NAME, AuthenticatedCalls, InferenceService
 from router.frontend.http.app import build_http_app
 from router.frontend.http.middleware import browser_middleware
 from router.frontend.http.server import HttpServer, http_config
@@ -31,7 +31,7 @@ from twostroke.models.catalog import recommended_sampling
 from twostroke.rpc.connections import STRANGERS_BYTES
 from twostroke.rpc.entrance import StrangersEntrance
 from twostroke.rpc.server import Callers, RpcServer, check_can_listen, host_port
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 from twostroke.tracing.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -70,13 +70,13 @@ class RouterServer:
         self._authenticator = _authenticator(config, metrics)
         self._preparer = preparer
         handler = _handler(config, dispatcher, preparer, metrics, recorder)
-        certificates = None if config.tls is None else Certificates(config.tls, Use.CLIENTS)
+        certificates = None if config.tls is None else Certificates(config.tls, CertificateUse.CLIENTS)
         metrics.expiries.watch("clients", certificates)
         listen, shares_port = config.listen, config.http_fd is not None
         self._listener = (
             bind_listener(listen.host, listen.http_port) if config.http_fd is None else inherited(config.http_fd)
         )
-        calls = OpenCalls(self._authenticator)
+        calls = AuthenticatedCalls(self._authenticator)
         try:
             check_can_listen(listen.host, listen.grpc_port, shares_port)
             self._admin = AdminServer(config, handler, Reservations() if reservations is None else reservations)
@@ -103,7 +103,7 @@ class RouterServer:
         )
         InferenceService(handler, calls).add_to(self._rpc.server)
         self._rpc.offer(SERVICE_NAME, is_described=True)
-        control = ControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
+        control = RouterControlService(handler, self.addresses, router_id=router_id, epoch=Epoch.begin(1))
         self._admin.serve(control)
 
     @property
@@ -192,7 +192,7 @@ def _authenticator(config: RouterConfig, metrics: RouterMetrics) -> Authenticato
     return KeyAuthenticator(config.endpoints.api_keys, config.cluster_token, metrics)
 
 
-def _clients_rpc(config: RouterConfig, calls: OpenCalls, certificates: Certificates | None) -> RpcServer:
+def _clients_rpc(config: RouterConfig, calls: AuthenticatedCalls, certificates: Certificates | None) -> RpcServer:
     callers = Callers(
         options=_client_options(config.endpoints),
         entrance=StrangersEntrance(calls.admit),

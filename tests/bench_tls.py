@@ -22,7 +22,7 @@ from tests.unit.transfer.makers import make_certificates, make_memory, make_tran
 from tests.unit.worker.rig import prompt_of
 from twostroke.config import CacheConfig, ModelConfig
 from twostroke.ids import Epoch, PageId
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
 
 PAGE_BYTES, PAGES = 360 << 10, 182
 PROMPT_TOKENS = 512
@@ -57,7 +57,7 @@ async def pulls() -> None:
         owner = multiprocessing.get_context("spawn").Process(target=page_owner.run, args=(theirs, options), daemon=True)
         owner.start()
         owners.append((owner, ours))
-        endpoint = Endpoint.unpack((await asyncio.to_thread(ours.recv))[0])
+        endpoint = PageEndpoint.unpack((await asyncio.to_thread(ours.recv))[0])
         transport = make_transport(made)
         await transport.open(memory, Identity(f"reader-{kind}", Epoch.begin(1), "same", "secret"))
         peers[kind] = transport, await transport.connect(endpoint, 20.0)
@@ -71,7 +71,7 @@ async def pulls() -> None:
         result = await transport.wait(transfer)
         taken_s = time.perf_counter() - begun_s
         await transport.fence(transfer)
-        assert result.outcome is Outcome.DONE, result
+        assert result.outcome is ReadOutcome.DONE, result
         return taken_s
 
     await compare("a pull of 64 MiB", PULLS, pull)

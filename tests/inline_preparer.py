@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
 from router.frontend.text.tokenizer import Text
 
 
@@ -14,7 +14,7 @@ class InlinePreparer:
     def __init__(self, text: Text) -> None:
         self.text = text
 
-    async def prepare(self, work: Work, tenant: str) -> Outcome:
+    async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         del tenant
         return prepare(work, self.text)
 

@@ -13,7 +13,7 @@ STRIDE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SearchLimits:
     start: float
     lowest: float
     highest: float
@@ -67,7 +67,7 @@ def bracket_of(tried: Sequence[Tried]) -> Bracket:
     return Bracket(passing, failing)
 
 
-def next_rate(tried: Sequence[Tried], limits: Limits) -> float | None:
+def next_rate(tried: Sequence[Tried], limits: SearchLimits) -> float | None:
     """None when the bracket is narrow enough, or lies beyond the limits."""
     if not tried:
         return limits.start

@@ -38,7 +38,7 @@ _WHY = {
 """OpenSSL's X509_V_ERR codes, in plain words."""
 
 
-class Use(enum.Enum):
+class CertificateUse(enum.Enum):
     """What a certificate is for; the values are what the names of its flags begin with."""
 
     CLIENTS = "--tls"
@@ -48,7 +48,7 @@ class Use(enum.Enum):
 
     @property
     def ca_flag(self) -> str:
-        return "--tls-client-ca" if self is Use.CLIENTS else "--cluster-tls-ca"
+        return "--tls-client-ca" if self is CertificateUse.CLIENTS else "--cluster-tls-ca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Certificates:
     May be asked on any thread.
     """
 
-    def __init__(self, config: TlsConfig, use: Use, sockets: type[ssl.SSLSocket] = ssl.SSLSocket) -> None:
+    def __init__(self, config: TlsConfig, use: CertificateUse, sockets: type[ssl.SSLSocket] = ssl.SSLSocket) -> None:
         """`sockets`: what the contexts make of connections."""
         self._config = config
         self._use = use
@@ -99,7 +99,7 @@ class Certificates:
     @property
     def client(self) -> ssl.SSLContext:
         """For the next connection to another process of the cluster."""
-        assert self._use is Use.CLUSTER
+        assert self._use is CertificateUse.CLUSTER
         return self._current().client
 
     @property
@@ -171,7 +171,7 @@ class Certificates:
 
     def _try_out(self) -> float:
         """Let the certificate meet one who checks it as others will; when it ends."""
-        if self._use is Use.CLUSTER:
+        if self._use is CertificateUse.CLUSTER:
             name, believer = CLUSTER_NAME, _client_context(self._config, self._sockets)
             return _meet(_server_context(self._config, self._sockets), believer, name)
         alone = TlsConfig(cert=self._config.cert, key=self._config.key)
@@ -196,7 +196,7 @@ class Certificates:
 
 def check_certificates(endpoints: TlsConfig | None, cluster: TlsConfig | None) -> None:
     """Raises ConfigError where one of them cannot be used, before anything is started that needs it."""
-    for config, use in ((endpoints, Use.CLIENTS), (cluster, Use.CLUSTER)):
+    for config, use in ((endpoints, CertificateUse.CLIENTS), (cluster, CertificateUse.CLUSTER)):
         if config is not None:
             Certificates(config, use)
 

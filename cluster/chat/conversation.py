@@ -19,7 +19,7 @@ Ctrl-C ends an answer, Alt-Enter begins a new line, a line that begins with a sp
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class CommandReply:
     """The reply to a command."""
 
     text: str = ""
@@ -50,23 +50,23 @@ class Conversation:
         else:
             self._turns.pop()
 
-    def command(self, line: str) -> Reply:
+    def command(self, line: str) -> CommandReply:
         """Carry out a line that begins with a slash. Raises ConfigError where that cannot be."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         match name:
             case "/help" | "/?":
-                return Reply(HELP)
+                return CommandReply(HELP)
             case "/exit" | "/quit" | "/bye":
-                return Reply(leaves=True)
+                return CommandReply(leaves=True)
             case "/new" | "/clear":
                 self._turns.clear()
-                return Reply("a new conversation")
+                return CommandReply("a new conversation")
             case "/system":
                 self._system = rest or self._system
-                return Reply(f"system: {self._system or '(nothing)'}")
+                return CommandReply(f"system: {self._system or '(nothing)'}")
             case "/save":
-                return Reply(f"saved as {self._save(rest)}")
+                return CommandReply(f"saved as {self._save(rest)}")
         raise ConfigError(f"there is no command {name}; /help shows those that there are")
 
     def _save(self, name: str) -> Path:

@@ -77,7 +77,7 @@ class ChatServer(abc.ABC):
         return {**((await self.served()).recommended or {}), **self._sampling.said()}
 
 
-class HttpServer(ChatServer):
+class HttpChatServer(ChatServer):
     async def answer(self, messages: Sequence[Message]) -> AsyncGenerator[str, None]:
         body = {"messages": list(messages), **await self._options()}
         async with ResumingClient(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from cluster.chat.conversation import Conversation
 from cluster.chat.screen import Screen
-from cluster.chat.server import ChatServer, GrpcServer, HttpServer, Sampling
+from cluster.chat.server import ChatServer, GrpcServer, HttpChatServer, Sampling
 from cluster.clients import credentials
 from cluster.clients.credentials import ClientTls
 from cluster.flags.parser import USAGE_ERROR, add_pid
@@ -162,7 +162,7 @@ def _server(args: argparse.Namespace) -> ChatServer:
     routers = _addresses(args.http, "--http") or [
         router.http for router in the_one_for_clients(args.pid, speaks_tls=secure is not None).routers
     ]
-    return HttpServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
+    return HttpChatServer([reachable(router) for router in routers], sampling, credentials.api_key(), secure)
 
 
 def _addresses(said: str | None, flag: str) -> list[str]:

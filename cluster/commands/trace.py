@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cluster.clients import admin_access
 from cluster.clients.admin_access import AdminAccess, describe
-from cluster.commands.waterfall import ROOT, Line, lines_of, missing_of
+from cluster.commands.waterfall import ROOT, WaterfallLine, lines_of, missing_of
 from twostroke.errors import NotFound, PeerLost
 from twostroke.rpc.traces import attributes_of
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc
@@ -97,7 +97,7 @@ def _print(name: str, known: control_pb2.GetTraceResponse) -> None:
         console.print(f"did not answer: {', '.join(known.silent)}", markup=False)
 
 
-def _row(line: Line) -> str:
+def _row(line: WaterfallLine) -> str:
     length = "" if line.length_ms is None else f"{line.length_ms:10.1f}"
     return f"{line.name:<22} {line.process:<16} {line.start_ms:10.1f} {length:>10} ms |{line.bar:<32}| {line.facts}"
 

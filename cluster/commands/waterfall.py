@@ -31,7 +31,7 @@ EVERYDAY = {"resumptions": 0, "peer": "none", "peer_blocks": 0, "is_from_peer": 
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WaterfallLine:
     """A line for a span, or for an event in one."""
 
     name: str
@@ -45,7 +45,7 @@ class Line:
     facts: str
 
 
-def lines_of(spans: Sequence[control_pb2.TraceSpan]) -> list[Line]:
+def lines_of(spans: Sequence[control_pb2.TraceSpan]) -> list[WaterfallLine]:
     """Return the lines in order of their start, children below their parent."""
     if not spans:
         return []
@@ -83,7 +83,7 @@ class _Scale:
 
 def _below(
     parent_id: int, parts: Mapping[int, Sequence[control_pb2.TraceSpan]], scale: _Scale, depth: int
-) -> Iterator[Line]:
+) -> Iterator[WaterfallLine]:
     children = parts.get(parent_id, ())
     chunks = [span for span in children if span.name == "chunk"]
     for span in children:
@@ -94,15 +94,15 @@ def _below(
         yield _line(span, scale, depth)
         for event in span.events:
             facts = _text(attributes_of(event.attributes).items())
-            yield Line(f"{'  ' * (depth + 1)}· {event.name}", "", scale.ms(event.at_s), None, "", facts)
+            yield WaterfallLine(f"{'  ' * (depth + 1)}· {event.name}", "", scale.ms(event.at_s), None, "", facts)
         yield from _below(span.span_id, parts, scale, depth + 1)
 
 
-def _line(span: control_pb2.TraceSpan, scale: _Scale, depth: int) -> Line:
+def _line(span: control_pb2.TraceSpan, scale: _Scale, depth: int) -> WaterfallLine:
     facts = facts_of(span)
     if span.HasField("error"):
         facts = f"{facts} error={span.error}".strip()
-    return Line(
+    return WaterfallLine(
         f"{'  ' * depth}{span.name}",
         span.process,
         scale.ms(span.start_s),
@@ -112,14 +112,14 @@ def _line(span: control_pb2.TraceSpan, scale: _Scale, depth: int) -> Line:
     )
 
 
-def _sum_of(chunks: Sequence[control_pb2.TraceSpan], scale: _Scale, depth: int) -> Line:
+def _sum_of(chunks: Sequence[control_pb2.TraceSpan], scale: _Scale, depth: int) -> WaterfallLine:
     values = [attributes_of(chunk.attributes) for chunk in chunks]
     count = sum(int(value.get("chunks", 1)) for value in values)
     tokens = sum(int(value.get("tokens", 0)) for value in values)
     start_s, end_s = chunks[0].start_s, max(chunk.end_s for chunk in chunks)
     name = f"{'  ' * depth}{count} chunks"
     bar = scale.bar(start_s, end_s)
-    return Line(name, chunks[0].process, scale.ms(start_s), (end_s - start_s) * 1e3, bar, f"tokens={tokens}")
+    return WaterfallLine(name, chunks[0].process, scale.ms(start_s), (end_s - start_s) * 1e3, bar, f"tokens={tokens}")
 
 
 def facts_of(span: control_pb2.TraceSpan) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.commands import serve
-from cluster.file.text import Entry, parse
+from cluster.file.text import FileEntry, parse
 from twostroke.config import ClusterConfig, RoleConfig
 from twostroke.config.cache import memory_bytes
 from twostroke.config.leaves import Leaf, build, leaves_of
@@ -26,7 +26,7 @@ from twostroke.errors import ConfigError
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
     config: ClusterConfig
-    source: Source
+    source: FileSource
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
@@ -36,7 +36,7 @@ class ClusterFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FileSource:
     name: str
     lines: Mapping[str, int]
     """Line of each key that the file has, by its path."""
@@ -78,7 +78,7 @@ def load(text: str, name: str, address: str | None = None) -> ClusterFile:
     if not isinstance(whole.value, dict):
         raise ConfigError(f"{name}:{whole.line}: the file must be sections ({', '.join(known_keys())})")
     entries = dict(_flatten(whole, name))
-    source = Source(name, {path: entry.line for path, entry in entries.items()})
+    source = FileSource(name, {path: entry.line for path, entry in entries.items()})
     values = {
         leaf: _converted(leaf, entries[path], source)
         for path, leaf in leaves().items()
@@ -92,7 +92,7 @@ def load(text: str, name: str, address: str | None = None) -> ClusterFile:
     return ClusterFile(config.replace(prefill_role=prefill, decode_role=decode), source)
 
 
-def _flatten(whole: Entry, name: str) -> Iterator[tuple[str, Entry]]:
+def _flatten(whole: FileEntry, name: str) -> Iterator[tuple[str, FileEntry]]:
     """Yield sections, and their keys by path. Raises ConfigError for unknown ones."""
     for section, entry in whole.value.items():
         _check_known(section, known_keys(), f"{name}:{entry.line}: ", "")
@@ -116,7 +116,7 @@ def _check_known(key: str, known: list[str], where: str, prefix: str) -> None:
     raise ConfigError(f"{where}unknown key {prefix}{key}; {advice}", field=f"{prefix}{key}")
 
 
-def _converted(leaf: Leaf, entry: Entry, source: Source) -> Any:
+def _converted(leaf: Leaf, entry: FileEntry, source: FileSource) -> Any:
     """Convert a value as the flag would."""
     path = leaf.key
     if leaf.said.is_size:
@@ -133,7 +133,7 @@ def _converted(leaf: Leaf, entry: Entry, source: Source) -> Any:
     return value
 
 
-def _typed(entry: Entry, kind: Any, source: Source, path: str) -> Any:
+def _typed(entry: FileEntry, kind: Any, source: FileSource, path: str) -> Any:
     value = entry.value
     fits = isinstance(value, (int, float) if kind is float else kind) and (kind is bool) == isinstance(value, bool)
     if not fits:
@@ -141,7 +141,7 @@ def _typed(entry: Entry, kind: Any, source: Source, path: str) -> Any:
     return float(value) if kind is float else value
 
 
-def _size(entry: Entry, source: Source, path: str) -> int:
+def _size(entry: FileEntry, source: FileSource, path: str) -> int:
     if isinstance(entry.value, bool) or not isinstance(entry.value, (int, str)):
         raise source.error(path, f"{path} must be a size such as 2GiB, got {entry.kind}: {entry.plain()!r}")
     try:
@@ -150,8 +150,8 @@ def _size(entry: Entry, source: Source, path: str) -> int:
         raise source.error(path, f"{path}: {error}") from error
 
 
-def _role(role: str, entry: Entry | None, source: Source) -> RoleConfig:
-    section: dict[str, Entry] = (entry.value or {}) if entry is not None else {}
+def _role(role: str, entry: FileEntry | None, source: FileSource) -> RoleConfig:
+    section: dict[str, FileEntry] = (entry.value or {}) if entry is not None else {}
     values: dict[str, Any] = {}
     if (threads := section.get("threads")) is not None and threads.value is not None:
         values["threads"] = _typed(threads, int, source, f"{role}.threads")
@@ -181,17 +181,17 @@ def _role(role: str, entry: Entry | None, source: Source) -> RoleConfig:
         raise source.error(path, f"{path} {why}" if why != error.message else f"{path}: {why}") from error
 
 
-def _below(section: Mapping[str, Entry], role: str, key: str, source: Source) -> dict[str, Entry]:
+def _below(section: Mapping[str, FileEntry], role: str, key: str, source: FileSource) -> dict[str, FileEntry]:
     entry = section.get(key)
     if entry is None or entry.value is None:
         return {}
     if not isinstance(entry.value, dict):
         raise source.error(f"{role}.{key}", f"{role}.{key} must be a section with keys, got {entry.kind}")
-    below: dict[str, Entry] = entry.value
+    below: dict[str, FileEntry] = entry.value
     return below
 
 
-def _label(entry: Entry, source: Source, path: str) -> str:
+def _label(entry: FileEntry, source: FileSource, path: str) -> str:
     return str(_typed(entry, str, source, path))
 
 

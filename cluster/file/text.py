@@ -19,7 +19,7 @@ _SECOND = "but found another document"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """A scalar, a list of entries, or a mapping of keys to entries."""
 
     value: Any
@@ -57,12 +57,12 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def parse(text: str, name: str) -> Entry:
+def parse(text: str, name: str) -> FileEntry:
     """Parse the whole file. Raises ConfigError `name:line: why`."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return Entry({}, 1) if node is None else _entry(loader, node, node.start_mark.line + 1, name, 0)
+        return FileEntry({}, 1) if node is None else _entry(loader, node, node.start_mark.line + 1, name, 0)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
@@ -76,24 +76,24 @@ def parse(text: str, name: str) -> Entry:
         raise ConfigError(f"{name}: too many sections in sections") from error
 
 
-def _entry(loader: _Loader, node: yaml.Node, line: int, name: str, depth: int) -> Entry:
+def _entry(loader: _Loader, node: yaml.Node, line: int, name: str, depth: int) -> FileEntry:
     if depth > DEEPEST:
         raise ConfigError(f"{name}:{line}: too many sections in sections")
     if node.tag not in _TAGS:
         tag = node.tag.replace("tag:yaml.org,2002:", "!!")
         raise ConfigError(f"{name}:{line}: tags ({tag}) are not read here; quote text that begins with !")
     if isinstance(node, yaml.MappingNode):
-        return Entry(_mapping(loader, node, name, depth), line)
+        return FileEntry(_mapping(loader, node, name, depth), line)
     if isinstance(node, yaml.SequenceNode):
-        return Entry([_entry(loader, item, item.start_mark.line + 1, name, depth + 1) for item in node.value], line)
+        return FileEntry([_entry(loader, item, item.start_mark.line + 1, name, depth + 1) for item in node.value], line)
     try:
-        return Entry(loader.construct_object(node), line)
+        return FileEntry(loader.construct_object(node), line)
     except ValueError as error:  # a date that no calendar has
         raise ConfigError(f"{name}:{line}: {node.value!r} is no value: {error}") from error
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, depth: int) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _mapping(loader: _Loader, node: yaml.MappingNode, name: str, depth: int) -> dict[str, FileEntry]:
+    entries: dict[str, FileEntry] = {}
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if key_node.tag == _MERGE:

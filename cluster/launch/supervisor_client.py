@@ -15,9 +15,9 @@ from cluster.launch.announce import Announcer
 from cluster.launch.exits import ProcessExit
 from cluster.ray import session as ray_session
 from cluster.routers.process import tail_of
-from cluster.supervisor.plan import Stage, backoff_s
+from cluster.supervisor.plan import WorkerStage, backoff_s
 from cluster.supervisor.supervisor import SHUTDOWN_S
-from cluster.supervisor.view import Snapshot, Worker
+from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from twostroke.errors import ConfigError, PeerLost, ServeError
 
 CRASHES_TO_GIVE_UP = 3
@@ -39,7 +39,7 @@ class SupervisorClient:
         self._announcer = announcer
         self._address = address
         self._node_ended = asyncio.Event()
-        self._known: dict[str, Worker] = {}
+        self._known: dict[str, SupervisedWorker] = {}
         self._all_serve = asyncio.Event()
         self._activities: dict[str, Activity] = {}
         """Activities of workers that do not serve yet."""
@@ -116,7 +116,7 @@ class SupervisorClient:
         return str(await self._ask("address", retries=-1))
 
     async def workers(self) -> list[str]:
-        snapshot: Snapshot = await self._ask("snapshot")
+        snapshot: FleetSnapshot = await self._ask("snapshot")
         return [worker.config.worker_id for worker in snapshot.workers]
 
     async def drain(self, **wanted: Any) -> int:
@@ -154,7 +154,7 @@ class SupervisorClient:
     async def restart_supervisor(self) -> None:
         """Return when the restarted supervisor has found all workers that served before."""
         before, self._is_restarting = self._starts, True
-        served = {name for name, worker in self._known.items() if worker.observed.stage is Stage.SERVING}
+        served = {name for name, worker in self._known.items() if worker.observed.stage is WorkerStage.SERVING}
         try:
             if self._supervisor is None:
                 raise PeerLost(AWAY)
@@ -166,10 +166,10 @@ class SupervisorClient:
 
     async def _has_found(self, names: Collection[str]) -> bool:
         try:
-            snapshot: Snapshot = await self._ask("snapshot")
+            snapshot: FleetSnapshot = await self._ask("snapshot")
         except PeerLost:
             return False
-        settled = (Stage.SERVING, Stage.DRAINED, Stage.FAILED)
+        settled = (WorkerStage.SERVING, WorkerStage.DRAINED, WorkerStage.FAILED)
         return all(worker.observed.stage in settled for worker in snapshot.workers if worker.config.worker_id in names)
 
     async def until_all_serve(self) -> None:
@@ -180,7 +180,7 @@ class SupervisorClient:
         version = -1
         while True:
             try:
-                snapshot: Snapshot = await self._supervisor.snapshot.remote(version)
+                snapshot: FleetSnapshot = await self._supervisor.snapshot.remote(version)
             except ray.exceptions.RayActorError:
                 version = -1
                 await asyncio.sleep(RETRY_S)
@@ -189,10 +189,10 @@ class SupervisorClient:
             for worker in snapshot.workers:
                 self._report(worker)
             self._report_activities(snapshot.workers)
-            if all(worker.observed.stage in (Stage.SERVING, Stage.DRAINED) for worker in snapshot.workers):
+            if all(worker.observed.stage in (WorkerStage.SERVING, WorkerStage.DRAINED) for worker in snapshot.workers):
                 self._all_serve.set()
 
-    def _report_activities(self, workers: Sequence[Worker]) -> None:
+    def _report_activities(self, workers: Sequence[SupervisedWorker]) -> None:
         if self._all_serve.is_set():
             return
         before, now_s = self._activities, time.monotonic()
@@ -227,31 +227,31 @@ class SupervisorClient:
         finally:
             ray_session.remove(self._supervisor)
 
-    def _report(self, worker: Worker) -> None:
+    def _report(self, worker: SupervisedWorker) -> None:
         worker_id, observed = worker.config.worker_id, worker.observed
         known = self._known.get(worker_id)
         self._known[worker_id] = worker
-        if observed.stage is Stage.FAILED:
+        if observed.stage is WorkerStage.FAILED:
             assert worker.last_error is not None
             if self._all_serve.is_set():  # an added worker; the others go on serving
                 self._announcer.warn(f"{worker_id} cannot start: {worker.last_error.message}")
                 return
             raise type(worker.last_error)(f"{worker_id}: {worker.last_error.message}", field=worker.last_error.field)
-        if observed.stage is Stage.SERVING and (known is None or known.serving != worker.serving):
+        if observed.stage is WorkerStage.SERVING and (known is None or known.serving != worker.serving):
             assert worker.serving is not None
             self._announcer.say(f"{worker_id} serves at {worker.serving.address} (epoch {worker.serving.epoch})")
             if worker.serving.advice and worker.serving.advice not in self._advice:
                 self._advice.add(worker.serving.advice)
                 self._announcer.warn(worker.serving.advice)
         if known is not None and observed.stage is not known.observed.stage:
-            if observed.stage is Stage.DRAINING:
+            if observed.stage is WorkerStage.DRAINING:
                 self._announcer.say(f"{worker_id} drains")
-            elif observed.stage is Stage.DRAINED:
+            elif observed.stage is WorkerStage.DRAINED:
                 self._announcer.say(f"{worker_id} has left")
         if observed.crashes > (known.observed.crashes if known else 0):
             self._report_crash(worker)
 
-    def _report_crash(self, worker: Worker) -> None:
+    def _report_crash(self, worker: SupervisedWorker) -> None:
         log_path = Path(worker.place.log_path) if worker.place else None
         tail = tail_of(log_path) if log_path and log_path.exists() else "    (its log is on its own machine)"
         happened = f"{worker.config.worker_id} died: {worker.last_error}\n{tail}"
@@ -261,14 +261,14 @@ class SupervisorClient:
         self._announcer.warn(f"{happened}\n    it is started again in {backoff_s(worker.observed.crashes):.1f} s")
 
 
-def _doing(worker: Worker) -> str | None:
+def _doing(worker: SupervisedWorker) -> str | None:
     """Return what a starting worker is busy with; None for one that serves or has left."""
     stage = worker.observed.stage
-    if stage in (Stage.SERVING, Stage.DRAINING, Stage.DRAINED):
+    if stage in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.DRAINED):
         return None
-    if stage in (Stage.DEAD, Stage.FAILED):
+    if stage in (WorkerStage.DEAD, WorkerStage.FAILED):
         return "waiting to be started again"
-    if worker.place is None or stage is not Stage.STARTING:
+    if worker.place is None or stage is not WorkerStage.STARTING:
         return "waiting for a process"
     if worker.config.model.is_paced:
         return "starting"

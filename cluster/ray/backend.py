@@ -20,10 +20,10 @@ from ray.autoscaler.sdk import request_resources
 from ray.experimental import internal_kv
 
 from cluster.ray.placement import node_request_for, nodes_from_ray, worker_options
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import DesiredState
 from cluster.spec import NAMESPACE
-from cluster.supervisor.actors import MOUNTS, MountedWorker, Place, Serving
+from cluster.supervisor.actors import MOUNTS, ActorLocation, MountedWorker, Serving
 from twostroke.config import Role, RoleConfig, WorkerConfig
 from twostroke.errors import InternalError, PeerLost, ServeError
 from twostroke.json_values import from_json, to_json
@@ -71,7 +71,7 @@ class WorkerDied(PeerLost):
 class WorkerHandle(Protocol):
     """One worker over all of its epochs."""
 
-    async def place(self) -> Place:
+    async def place(self) -> ActorLocation:
         """Return where its process is, once there is one."""
 
     async def run(self, incarnation: int, role: Role) -> None:
@@ -109,7 +109,7 @@ class Backend(Protocol):
 
     def set_desired(self, desired: DesiredState) -> None: ...
 
-    def request_nodes(self, placed: Counts) -> None:
+    def request_nodes(self, placed: WorkerCounts) -> None:
         """Ask Ray's autoscaler for nodes for so many workers of each role; it ends the nodes that stay idle."""
 
     async def nodes(self) -> Nodes:
@@ -122,17 +122,17 @@ class Backend(Protocol):
 class RayWorker:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
-        self._place: Place | None = None
-        self._left: Place | None = None
+        self._place: ActorLocation | None = None
+        self._left: ActorLocation | None = None
         """The process that was killed. Ray ends it some time later, and until then it answers."""
 
-    async def place(self) -> Place:
+    async def place(self) -> ActorLocation:
         while (place := await self._place_now()) == self._left:  # noqa: ASYNC110  # of another process
             await asyncio.sleep(RECYCLED_PAUSE_S)
         self._place = place
         return place
 
-    async def _place_now(self) -> Place:
+    async def _place_now(self) -> ActorLocation:
         # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
         return await _answer(self._actor.place.options(max_task_retries=-1).remote())
 
@@ -215,7 +215,7 @@ class RayBackend:
     def set_desired(self, desired: DesiredState) -> None:
         internal_kv._internal_kv_put(DESIRED_KEY, to_json(desired), overwrite=True, namespace=KV_NAMESPACE)
 
-    def request_nodes(self, placed: Counts) -> None:
+    def request_nodes(self, placed: WorkerCounts) -> None:
         room = node_request_for(placed, self._roles)
         if room.bundles:
             internal_kv._internal_kv_put(NODE_REQUEST_KEY, "asked", overwrite=True, namespace=KV_NAMESPACE)

@@ -16,8 +16,8 @@ from ray.core.generated import autoscaler_pb2
 
 from cluster.ray import session as ray_session
 from cluster.ray.placement import Node, nodes_from_ray
-from cluster.supervisor.plan import Stage
-from cluster.supervisor.view import Snapshot
+from cluster.supervisor.plan import WorkerStage
+from cluster.supervisor.view import FleetSnapshot
 from twostroke.errors import ConfigError, NotFound, PeerLost
 
 HERE = "here"
@@ -72,7 +72,9 @@ def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
     moved: tuple[str, ...] = ()
     version = -1
     while time.monotonic() < until_s:
-        snapshot: Snapshot = ray.get(supervisor.snapshot.options(max_task_retries=-1).remote(version), timeout=OVER_S)
+        snapshot: FleetSnapshot = ray.get(
+            supervisor.snapshot.options(max_task_retries=-1).remote(version), timeout=OVER_S
+        )
         version, here = snapshot.version, _workers_on(snapshot, node)
         moved += tuple(name for name in here if name not in moved)
         if not here:
@@ -80,12 +82,12 @@ def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
     raise PeerLost(f"after the deadline, {', '.join(moved)} are still on {node.address}")
 
 
-def _workers_on(snapshot: Snapshot, node: Node) -> list[str]:
+def _workers_on(snapshot: FleetSnapshot, node: Node) -> list[str]:
     """Return the workers on the node that still serve or drain."""
     return [
         worker.config.worker_id
         for worker in snapshot.workers
         if worker.place is not None
         and worker.place.node_id == node.node_id
-        and worker.observed.stage in (Stage.SERVING, Stage.DRAINING)
+        and worker.observed.stage in (WorkerStage.SERVING, WorkerStage.DRAINING)
     ]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from twostroke.config import Role, RoleConfig
 
 ROLE_LABEL = "role"
@@ -165,7 +165,7 @@ class NodeRequest:
     selectors: list[dict[str, str]] = field(default_factory=list)
 
 
-def node_request_for(placed: Counts, roles: Mapping[Role, RoleConfig]) -> NodeRequest:
+def node_request_for(placed: WorkerCounts, roles: Mapping[Role, RoleConfig]) -> NodeRequest:
     """Return the request for so many workers. Workers that ask for nothing fit onto any node and request none."""
     room = NodeRequest()
     for role, count in ((Role.PREFILL, placed.prefill), (Role.DECODE, placed.decode)):

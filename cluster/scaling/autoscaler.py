@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from cluster.scaling.capacity import MOST_WORKERS, Ability, Counts, Demand
-from cluster.scaling.planner import REMEMBERED, Decision, FleetObservation, Planner
+from cluster.scaling.capacity import MOST_WORKERS, MeasuredCapacity, RequestDemand, WorkerCounts
+from cluster.scaling.planner import REMEMBERED, FleetObservation, Planner, ScalingDecision
 from cluster.scaling.reconciler import Reconciler
 from cluster.scaling.status import ScalingStatus
 from cluster.spec import FleetSpec
-from cluster.supervisor.plan import PlacedWorker, Stage
+from cluster.supervisor.plan import PlacedWorker, WorkerStage
 from twostroke.config import Role
 from twostroke.errors import InvalidRequest
 from twostroke.rpc.v1 import fleet_pb2
@@ -44,10 +44,10 @@ class Autoscaler:
         self._planner = Planner(spec.promise, *spec.bounds, spec.scaling, may_switch=spec.flexible)
         self._routers: dict[str, _Router] = {}
         self._arrived = 0
-        self._ended: deque[Demand] = deque(maxlen=REMEMBERED)
+        self._ended: deque[RequestDemand] = deque(maxlen=REMEMBERED)
         self._loads: dict[str, tuple[Role, Load]] = {}
         self._block_size = 1
-        self._decision: Decision | None = None
+        self._decision: ScalingDecision | None = None
         self._has_reports = False
 
     def report(self, report: fleet_pb2.ReportRequest) -> None:
@@ -60,7 +60,7 @@ class Autoscaler:
         self._routers = {name: each for name, each in self._routers.items() if each.reported_at_s > now_s - STALE_S}
         self._routers[report.router_id] = _Router(report.arrived, now_s)
         self._ended += [
-            Demand(each.prompt_tokens - each.cached_tokens, each.cached_tokens, each.output_tokens)
+            RequestDemand(each.prompt_tokens - each.cached_tokens, each.cached_tokens, each.output_tokens)
             for each in report.ended
             if each.cached_tokens <= each.prompt_tokens
         ]
@@ -91,7 +91,7 @@ class Autoscaler:
             self._reconciler.set_automatic(is_automatic=True)
             return
         now = self._reconciler.wanted
-        wanted = Counts(now.prefill if prefill is None else prefill, now.decode if decode is None else decode)
+        wanted = WorkerCounts(now.prefill if prefill is None else prefill, now.decode if decode is None else decode)
         if not (0 <= wanted.prefill <= MOST_WORKERS and 1 <= wanted.decode <= MOST_WORKERS):
             raise InvalidRequest(
                 f"a fleet needs 0 or more prefill workers and 1 or more decode workers, of each {MOST_WORKERS} at "
@@ -145,9 +145,9 @@ def seen_from(
     *,
     at_s: float,
     arrived: int,
-    ended: tuple[Demand, ...],
-    serving: Counts,
-    desired: Counts,
+    ended: tuple[RequestDemand, ...],
+    serving: WorkerCounts,
+    desired: WorkerCounts,
 ) -> FleetObservation:
     """Return what the planner is shown. A worker that has not reported yet has no slots."""
     decode = [load for role, load in loads.values() if role is Role.DECODE and load.slots]
@@ -166,7 +166,7 @@ def seen_from(
     )
 
 
-def ability_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Ability | None:
+def ability_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> MeasuredCapacity | None:
     """Return the costs that workers have measured: prompts on prefill workers, streams on decode workers."""
     decode = [load for role, load in loads.values() if role is Role.DECODE and load.costs.step_s]
     prefill = [load for role, load in loads.values() if role is Role.PREFILL and load.costs.prompt_token_s] or decode
@@ -177,7 +177,7 @@ def ability_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Abi
     def mean(of: list[Load], name: str) -> float:
         return sum(float(getattr(load.costs, name)) for load in of) / len(of)
 
-    return Ability(
+    return MeasuredCapacity(
         cost=StepCost(
             step_s=mean(decode, "step_s"),
             stream_s=mean(decode, "stream_s"),
@@ -192,6 +192,6 @@ def ability_from(loads: Mapping[str, tuple[Role, Load]], block_size: int) -> Abi
     )
 
 
-def _serving(placed_workers: Iterable[PlacedWorker]) -> Counts:
-    serving = [placed.role for placed in placed_workers if placed.stage is Stage.SERVING]
-    return Counts(serving.count(Role.PREFILL), serving.count(Role.DECODE))
+def _serving(placed_workers: Iterable[PlacedWorker]) -> WorkerCounts:
+    serving = [placed.role for placed in placed_workers if placed.stage is WorkerStage.SERVING]
+    return WorkerCounts(serving.count(Role.PREFILL), serving.count(Role.DECODE))

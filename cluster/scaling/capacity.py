@@ -24,7 +24,7 @@ POISSON_SLACK = 1.28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class LatencyTargets:
     """Latency targets; None means no target."""
 
     ttft_s: float | None
@@ -42,7 +42,7 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ability:
+class MeasuredCapacity:
     """Costs and sizes of one worker of each role."""
 
     cost: StepCost
@@ -55,7 +55,7 @@ class Ability:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class RequestDemand:
     """One request as the workers see it."""
 
     computed_tokens: int
@@ -65,16 +65,16 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ExpectedLoad:
     requests_per_s: float
-    demands: tuple[Demand, ...]
+    demands: tuple[RequestDemand, ...]
     """A sample of requests; never empty."""
     arrival_variation: float = 1.0
     """Squared coefficient of variation of the times between arrivals; 1 is Poisson."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class WorkerCounts:
     prefill: int
     decode: int
 
@@ -90,13 +90,13 @@ class Counts:
         return f"{self.prefill} prefill + {self.decode} decode"
 
 
-def counts_for(load: Load, ability: Ability, promise: Promise) -> Counts:
+def counts_for(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> WorkerCounts:
     """Return the fewest workers that meet the targets by formula. Raises ConfigError where no number would."""
     check_possible(load, ability, promise)
-    return Counts(_prefill_count(load, ability, promise), _decode_count(load, ability, promise))
+    return WorkerCounts(_prefill_count(load, ability, promise), _decode_count(load, ability, promise))
 
 
-def check_possible(load: Load, ability: Ability, promise: Promise) -> None:
+def check_possible(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> None:
     """Raises ConfigError where not even an empty fleet meets the targets; the message says what it takes."""
     if promise.ttft_s is not None:
         alone_s = _quantile(sorted(first_tokens_alone_s(load, ability)), promise.attainment)
@@ -115,7 +115,7 @@ def check_possible(load: Load, ability: Ability, promise: Promise) -> None:
         )
 
 
-def first_tokens_alone_s(load: Load, ability: Ability) -> list[float]:
+def first_tokens_alone_s(load: ExpectedLoad, ability: MeasuredCapacity) -> list[float]:
     """Return each request's time to first token if it had the fleet for itself."""
     return [
         own_s + overhead_s(demand, ability)
@@ -123,25 +123,25 @@ def first_tokens_alone_s(load: Load, ability: Ability) -> list[float]:
     ]
 
 
-def overhead_s(demand: Demand, ability: Ability) -> float:
+def overhead_s(demand: RequestDemand, ability: MeasuredCapacity) -> float:
     last_chunk = min(ability.step_tokens, demand.computed_tokens)
     return ability.first_token_overhead_s + last_chunk * ability.token_transfer_s
 
 
-def prefill_seconds(load: Load, ability: Ability) -> list[float]:
+def prefill_seconds(load: ExpectedLoad, ability: MeasuredCapacity) -> list[float]:
     return [
         ability.cost.of_prompt(demand.computed_tokens, demand.cached_tokens, ability.step_tokens)
         for demand in load.demands
     ]
 
 
-def prefill_workers_busy(load: Load, ability: Ability) -> float:
+def prefill_workers_busy(load: ExpectedLoad, ability: MeasuredCapacity) -> float:
     """Return how many prefill workers the load keeps busy without a pause; fewer never suffice."""
     seconds = prefill_seconds(load, ability)
     return load.requests_per_s * sum(seconds) / len(seconds)
 
 
-def attainment_of(prefill: int, load: Load, ability: Ability, ttft_s: float) -> float:
+def attainment_of(prefill: int, load: ExpectedLoad, ability: MeasuredCapacity, ttft_s: float) -> float:
     """Return the predicted share of requests whose first token comes within `ttft_s`."""
     own_s = prefill_seconds(load, ability)
     mean_s = sum(own_s) / len(own_s)
@@ -159,7 +159,7 @@ def attainment_of(prefill: int, load: Load, ability: Ability, ttft_s: float) -> 
     return kept / len(own_s)
 
 
-def _prefill_count(load: Load, ability: Ability, promise: Promise) -> int:
+def _prefill_count(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> int:
     least = math.floor(prefill_workers_busy(load, ability)) + 1
     if promise.ttft_s is None:
         return least
@@ -170,7 +170,7 @@ def _prefill_count(load: Load, ability: Ability, promise: Promise) -> int:
     return count
 
 
-def _decode_count(load: Load, ability: Ability, promise: Promise) -> int:
+def _decode_count(load: ExpectedLoad, ability: MeasuredCapacity, promise: LatencyTargets) -> int:
     context = mean_context_tokens(load)
 
     def is_enough(count: int) -> bool:
@@ -194,7 +194,7 @@ def _fewest(least: int, is_enough: Callable[[int], bool]) -> int | None:
     return counts[at] if at < len(counts) else None
 
 
-def streams_per_worker(count: int, load: Load, ability: Ability) -> float | None:
+def streams_per_worker(count: int, load: ExpectedLoad, ability: MeasuredCapacity) -> float | None:
     """Return the streams per worker in equilibrium; None where there is none.
 
     Streams are the arrivals during one stream, which takes its tokens times a step with that many streams.
@@ -207,7 +207,7 @@ def streams_per_worker(count: int, load: Load, ability: Ability) -> float | None
     return tokens_per_s * cost.step_s / left if left > 0 else None
 
 
-def mean_context_tokens(load: Load) -> float:
+def mean_context_tokens(load: ExpectedLoad) -> float:
     """Return the mean context of a stream half way through its output, where longer outputs weigh more."""
     weight = sum(demand.output_tokens for demand in load.demands)
     total = sum(
@@ -217,7 +217,7 @@ def mean_context_tokens(load: Load) -> float:
     return total / weight if weight else 0.0
 
 
-def _step_s(ability: Ability, streams: float, context_tokens: float) -> float:
+def _step_s(ability: MeasuredCapacity, streams: float, context_tokens: float) -> float:
     cost = ability.cost
     return cost.step_s + streams * (cost.stream_s + context_tokens * cost.context_token_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from twostroke.config import Role, WorkerConfig
 
 
@@ -60,13 +60,18 @@ def placed_as(worker_id: str) -> Role:
     return Role(worker_id.rpartition("-")[0])
 
 
-def counts_of(desired: DesiredState, gone: Collection[str] = ()) -> Counts:
+def counts_of(desired: DesiredState, gone: Collection[str] = ()) -> WorkerCounts:
     """Count the workers that shall serve. Those in `gone` have left or cannot start and do not count."""
-    return Counts(len(desired.workers(Role.PREFILL, gone)), len(desired.workers(Role.DECODE, gone)))
+    return WorkerCounts(len(desired.workers(Role.PREFILL, gone)), len(desired.workers(Role.DECODE, gone)))
 
 
 def revised(
-    desired: DesiredState, wanted: Counts, held: Mapping[str, int], gone: Collection[str] = (), *, may_switch: bool
+    desired: DesiredState,
+    wanted: WorkerCounts,
+    held: Mapping[str, int],
+    gone: Collection[str] = (),
+    *,
+    may_switch: bool,
 ) -> DesiredState:
     """Return the desired state with the wanted number of workers of each role.
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 
 from cluster.scaling.capacity import (
     POISSON_SLACK,
-    Ability,
-    Counts,
-    Demand,
-    Load,
-    Promise,
+    ExpectedLoad,
+    LatencyTargets,
+    MeasuredCapacity,
+    RequestDemand,
+    WorkerCounts,
     attainment_of,
     first_tokens_alone_s,
     mean_context_tokens,
@@ -36,7 +36,7 @@ REMEMBERED = 96
 """Requests remembered: enough for the spread of their lengths, few enough to follow a change of the load."""
 LEAST_KNOWN = 8
 """Requests that must have ended before anything is decided."""
-NOTHING = Demand(0, 0, 0)
+NOTHING = RequestDemand(0, 0, 0)
 """Demand that stands for a load without requests."""
 SPARE = 1.25
 """Factor on the load that fewer workers must be enough for before some are removed."""
@@ -57,9 +57,9 @@ class FleetObservation:
     at_s: float
     arrived: int
     """Requests that have arrived since counting began."""
-    ended: tuple[Demand, ...] = ()
+    ended: tuple[RequestDemand, ...] = ()
     """Requests that ended since the last observation; a sample where there were many."""
-    ability: Ability | None
+    ability: MeasuredCapacity | None
     """None means that no worker has measured its steps yet."""
     slots: int
     """Streams that one decode worker can hold."""
@@ -71,26 +71,26 @@ class FleetObservation:
     """Streams that run, over all decode workers."""
     stream_tokens: int = 0
     """Tokens that those streams hold."""
-    serving: Counts
-    desired: Counts
+    serving: WorkerCounts
+    desired: WorkerCounts
     """Workers that shall be there, including those that still start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class WorkerNeeds:
     """What the formulas ask for at one moment."""
 
     at_s: float
-    now: Counts
-    with_spare: Counts
+    now: WorkerCounts
+    with_spare: WorkerCounts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class ScalingDecision:
     """A decision, and what it was made of."""
 
-    wanted: Counts
-    need: Counts | None = None
+    wanted: WorkerCounts
+    need: WorkerCounts | None = None
     """Workers needed by formula; None while too little is known."""
     requests_per_s: float = 0.0
     prefill_busy: float = 0.0
@@ -113,29 +113,29 @@ class Planner:
     """Decides from the observations that it was shown."""
 
     def __init__(
-        self, promise: Promise, prefill: Bounds, decode: Bounds, pace: ScalingConfig, *, may_switch: bool
+        self, promise: LatencyTargets, prefill: Bounds, decode: Bounds, pace: ScalingConfig, *, may_switch: bool
     ) -> None:
         self._promise = promise
         self._prefill, self._decode = prefill, decode
         self._pace = pace
         self._may_switch = may_switch
         self._arrivals: deque[tuple[float, int]] = deque()
-        self._demands: deque[Demand] = deque(maxlen=REMEMBERED)
-        self._needs: deque[Needs] = deque()
+        self._demands: deque[RequestDemand] = deque(maxlen=REMEMBERED)
+        self._needs: deque[WorkerNeeds] = deque()
         self._complete_s = [-math.inf, -math.inf]
         """When all desired prefill workers, and all desired decode workers, last served."""
 
-    def decide(self, seen: FleetObservation) -> Decision:
+    def decide(self, seen: FleetObservation) -> ScalingDecision:
         self._remember(seen)
         rate = self._rate()
         if rate is None or seen.ability is None or (rate and len(self._demands) < LEAST_KNOWN):
-            return Decision(wanted=self._within(seen.desired), why="too little is known of the load yet")
-        load = Load(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
+            return ScalingDecision(wanted=self._within(seen.desired), why="too little is known of the load yet")
+        load = ExpectedLoad(requests_per_s=rate, demands=tuple(self._demands) or (NOTHING,))
         needs = self._needs_of(load, seen.ability, seen)
         self._needs.append(needs)
         wanted, why = self._wanted(seen, needs)
         streams = streams_per_worker(max(1, wanted.decode), load, seen.ability)
-        return Decision(
+        return ScalingDecision(
             wanted=wanted,
             need=needs.now,
             requests_per_s=rate,
@@ -166,28 +166,28 @@ class Planner:
         span_s = last_s - first_s
         return (last - first) / span_s if span_s >= self._pace.window_s / 2 else None
 
-    def _needs_of(self, load: Load, ability: Ability, seen: FleetObservation) -> Needs:
+    def _needs_of(self, load: ExpectedLoad, ability: MeasuredCapacity, seen: FleetObservation) -> WorkerNeeds:
         spare = replace(load, requests_per_s=load.requests_per_s * SPARE)
         # Work that waits for workers that start already needs no more of them.
         backlog_s = seen.backlog_s if seen.serving.prefill >= seen.desired.prefill else 0.0
         waits = seen.decode_waiting > 0 and seen.serving.decode >= seen.desired.decode
-        return Needs(
+        return WorkerNeeds(
             at_s=seen.at_s,
             now=self._within(
-                Counts(
+                WorkerCounts(
                     self._prefill_need(load, ability, backlog_s),
                     max(self._decode_need(load, ability, seen), seen.desired.decode + 1 if waits else 0),
                 )
             ),
             with_spare=self._within(
-                Counts(
+                WorkerCounts(
                     self._prefill_need(spare, ability, backlog_s),
                     max(self._decode_need(spare, ability, seen, SPARE), seen.desired.decode + 1 if waits else 0),
                 )
             ),
         )
 
-    def _prefill_need(self, load: Load, ability: Ability, backlog_s: float) -> int:
+    def _prefill_need(self, load: ExpectedLoad, ability: MeasuredCapacity, backlog_s: float) -> int:
         mean_s = _mean(prefill_seconds(load, ability))
         if not mean_s:
             return self._prefill.clamp(math.ceil(backlog_s / CLEAR_S))
@@ -201,7 +201,7 @@ class Planner:
                 return count
         return self._prefill.most
 
-    def _possible_share(self, load: Load, ability: Ability) -> float:
+    def _possible_share(self, load: ExpectedLoad, ability: MeasuredCapacity) -> float:
         """Return the share of first tokens to aim for: the target, or half of what an empty fleet keeps. 0: none can
         be.
         """
@@ -211,7 +211,9 @@ class Planner:
         most = sum(each <= self._promise.ttft_s for each in alone_s) / len(alone_s)
         return self._promise.attainment if most > self._promise.attainment else most / 2
 
-    def _decode_need(self, load: Load, ability: Ability, seen: FleetObservation, spare: float = 1.0) -> int:
+    def _decode_need(
+        self, load: ExpectedLoad, ability: MeasuredCapacity, seen: FleetObservation, spare: float = 1.0
+    ) -> int:
         """Return the decode workers for the load and for the running streams, which may outlast the load they came
         from.
         """
@@ -230,7 +232,7 @@ class Planner:
                 return count
         return self._decode.most
 
-    def _carries(self, ability: Ability, streams: float, tokens: float) -> bool:
+    def _carries(self, ability: MeasuredCapacity, streams: float, tokens: float) -> bool:
         """Whether one decode worker meets the target. A target that not even a single stream meets is ignored."""
         itl_s, cost = self._promise.itl_s, ability.cost
         is_fast = (
@@ -238,9 +240,9 @@ class Planner:
         )
         return tokens <= ability.decode_pool_tokens and is_fast
 
-    def _wanted(self, seen: FleetObservation, needs: Needs) -> tuple[Counts, str]:
+    def _wanted(self, seen: FleetObservation, needs: WorkerNeeds) -> tuple[WorkerCounts, str]:
         desired = seen.desired
-        more = Counts(*(max(*pair) for pair in zip(desired.pair, self._lasting(seen.at_s).pair, strict=True)))
+        more = WorkerCounts(*(max(*pair) for pair in zip(desired.pair, self._lasting(seen.at_s).pair, strict=True)))
         fewer = self._fewer(seen)
         lacks = (more.prefill > desired.prefill, more.decode > desired.decode)
         if any(lacks):
@@ -248,36 +250,36 @@ class Planner:
             what = " and ".join(name for name, is_so in zip(("prefill", "decode"), lacks, strict=True) if is_so)
             return self._within(wanted), f"more {what} workers are needed for {self._pace.up_s:g} s"
         if fewer is not None and (fewer.prefill < desired.prefill or fewer.decode < desired.decode):
-            wanted = Counts(*(min(*pair) for pair in zip(desired.pair, fewer.pair, strict=True)))
+            wanted = WorkerCounts(*(min(*pair) for pair in zip(desired.pair, fewer.pair, strict=True)))
             return self._within(wanted), f"fewer would have done for {self._pace.down_s:g} s, with {SPARE - 1:.0%} more"
         return self._within(desired), "enough"
 
-    def _fewer(self, seen: FleetObservation) -> Counts | None:
+    def _fewer(self, seen: FleetObservation) -> WorkerCounts | None:
         fewer = self._peak(seen.at_s, self._pace.down_s)
         if fewer is None:
             return None
         patience_s = PATIENCE * self._pace.down_s
         starts = [0 < seen.at_s - complete_s < patience_s for complete_s in self._complete_s]
         desired = seen.desired.pair
-        return Counts(*(have if waits else n for have, waits, n in zip(desired, starts, fewer.pair, strict=True)))
+        return WorkerCounts(*(have if waits else n for have, waits, n in zip(desired, starts, fewer.pair, strict=True)))
 
-    def _lasting(self, now_s: float) -> Counts:
+    def _lasting(self, now_s: float) -> WorkerCounts:
         """Return what was needed at every moment since `up_s` ago; nothing where that is not known."""
         since_s = now_s - self._pace.up_s
         if self._needs[0].at_s > since_s:
-            return Counts(0, 0)
+            return WorkerCounts(0, 0)
         recent = [needs.now for needs in self._since(since_s)]
-        return Counts(min(each.prefill for each in recent), min(each.decode for each in recent))
+        return WorkerCounts(min(each.prefill for each in recent), min(each.decode for each in recent))
 
-    def _peak(self, now_s: float, span_s: float) -> Counts | None:
+    def _peak(self, now_s: float, span_s: float) -> WorkerCounts | None:
         """Return what would have been enough at every moment, with some spare; None where that is not known."""
         since_s = now_s - span_s
         if self._needs[0].at_s > since_s:
             return None
         recent = [needs.with_spare for needs in self._since(since_s)]
-        return Counts(max(each.prefill for each in recent), max(each.decode for each in recent))
+        return WorkerCounts(max(each.prefill for each in recent), max(each.decode for each in recent))
 
-    def _switched(self, seen: FleetObservation, more: Counts) -> Counts:
+    def _switched(self, seen: FleetObservation, more: WorkerCounts) -> WorkerCounts:
         """Take what one role lacks, as far as possible, from what the other one could spare for a while."""
         enough = self._peak(seen.at_s, max(2 * self._pace.up_s, self._pace.down_s / 3))
         if enough is None:
@@ -285,22 +287,22 @@ class Planner:
         desired = seen.desired
         if more.prefill > desired.prefill and more.decode == desired.decode:
             spare = min(more.prefill - desired.prefill, max(0, desired.decode - max(enough.decode, self._decode.least)))
-            return Counts(more.prefill, desired.decode - spare)
+            return WorkerCounts(more.prefill, desired.decode - spare)
         if more.decode > desired.decode and more.prefill == desired.prefill:
             spare = min(
                 more.decode - desired.decode, max(0, desired.prefill - max(enough.prefill, self._prefill.least))
             )
-            return Counts(desired.prefill - spare, more.decode)
+            return WorkerCounts(desired.prefill - spare, more.decode)
         return more
 
-    def _since(self, since_s: float) -> Iterator[Needs]:
+    def _since(self, since_s: float) -> Iterator[WorkerNeeds]:
         return (needs for needs in self._needs if needs.at_s >= since_s)
 
-    def _within(self, counts: Counts) -> Counts:
-        return Counts(self._prefill.clamp(counts.prefill), self._decode.clamp(counts.decode))
+    def _within(self, counts: WorkerCounts) -> WorkerCounts:
+        return WorkerCounts(self._prefill.clamp(counts.prefill), self._decode.clamp(counts.decode))
 
 
-def _busy(load: Load, ability: Ability) -> float:
+def _busy(load: ExpectedLoad, ability: MeasuredCapacity) -> float:
     return load.requests_per_s * _mean(prefill_seconds(load, ability))
 
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import Protocol
 
 from cluster.ray.backend import AfterDrain, Backend, WorkerHandle
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import DesiredState, Slot, counts_of, revised
 from cluster.spec import FleetSpec
 from cluster.supervisor.drains import DEADLINE_S, SWITCH_S, Drains
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.plan import WorkerStage
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InvalidRequest, NotFound, PeerLost
 from twostroke.rpc.v1 import fleet_pb2
@@ -29,10 +29,10 @@ GREETING_S = 5.0
 """Seconds for a process that was found to report that it serves. A process that starts takes longer."""
 
 
-class Fleet(Protocol):
+class ReconciledFleet(Protocol):
     """What the reconciler needs of the supervisor."""
 
-    def stage(self, worker_id: str) -> Stage:
+    def stage(self, worker_id: str) -> WorkerStage:
         """Raises NotFound."""
 
     def role(self, worker_id: str) -> Role:
@@ -42,7 +42,7 @@ class Fleet(Protocol):
 
     def add(self, config: WorkerConfig) -> None: ...
 
-    def enter(self, worker_id: str, stage: Stage) -> None: ...
+    def enter(self, worker_id: str, stage: WorkerStage) -> None: ...
 
     def forget(self, worker_id: str) -> None:
         """Remove a worker that has left, and its process."""
@@ -53,11 +53,11 @@ class Fleet(Protocol):
     def wake(self) -> None:
         """Make the supervisor look at every worker."""
 
-    async def until(self, worker_id: str, is_so: Callable[[Stage], bool]) -> None: ...
+    async def until(self, worker_id: str, is_so: Callable[[WorkerStage], bool]) -> None: ...
 
 
 class Reconciler:
-    def __init__(self, fleet: Fleet, backend: Backend, drains: Drains, spec: FleetSpec) -> None:
+    def __init__(self, fleet: ReconciledFleet, backend: Backend, drains: Drains, spec: FleetSpec) -> None:
         self._fleet = fleet
         self._backend = backend
         self._drains = drains
@@ -66,7 +66,7 @@ class Reconciler:
         """Workers that leave or switch now."""
         self._changes = self._switches = 0
         """Counted since the supervisor started."""
-        self._asked: Counts | None = None
+        self._asked: WorkerCounts | None = None
         """Workers that nodes were last requested for; None before any request."""
         written = backend.desired()
         if written is not None and written.fleet == spec.identity:
@@ -81,11 +81,11 @@ class Reconciler:
         return self.desired.slots[worker_id].role
 
     @property
-    def wanted(self) -> Counts:
+    def wanted(self) -> WorkerCounts:
         """Workers that shall serve. A worker that was drained or cannot start counts again once it is asked back."""
         return counts_of(self.desired, self._gone())
 
-    def startable(self, wanted: Counts) -> Counts:
+    def startable(self, wanted: WorkerCounts) -> WorkerCounts:
         """Limit what a planner may ask for: more of a role in which a worker cannot start would not start either."""
         for role, now, then in zip((Role.PREFILL, Role.DECODE), self.wanted.pair, wanted.pair, strict=True):
             if then > now and self._failed(role):
@@ -102,7 +102,7 @@ class Reconciler:
             switches=self._switches,
         )
 
-    def scale(self, wanted: Counts, held: Mapping[str, int], *, is_automatic: bool, reason: str) -> None:
+    def scale(self, wanted: WorkerCounts, held: Mapping[str, int], *, is_automatic: bool, reason: str) -> None:
         """Set how many workers there shall be from now on."""
         self._forget_failed(wanted)
         desired = revised(self.desired, wanted, held, self._gone(), may_switch=self._spec.flexible)
@@ -114,17 +114,17 @@ class Reconciler:
 
     def check_may_leave(self, worker_id: str) -> None:
         """Raises InvalidRequest where no other worker of its role serves, NotFound where there is no such worker."""
-        if self._fleet.stage(worker_id) is not Stage.SERVING:
+        if self._fleet.stage(worker_id) is not WorkerStage.SERVING:
             return
         role = self._fleet.role(worker_id)
         others = (name for name in self.desired.workers(role) if name != worker_id and name not in self._busy)
-        if not any(self._stage(name) is Stage.SERVING and self._fleet.role(name) is role for name in others):
+        if not any(self._stage(name) is WorkerStage.SERVING and self._fleet.role(name) is role for name in others):
             raise InvalidRequest(
                 f"{worker_id} is the last {role} worker that serves: add one first (twostroke scale), or say --force",
                 field="--force",
             )
 
-    def _forget_failed(self, wanted: Counts) -> None:
+    def _forget_failed(self, wanted: WorkerCounts) -> None:
         """Remove workers that could not start where more of their role are wanted, so that their names are tried
         again.
         """
@@ -137,15 +137,15 @@ class Reconciler:
         self._asked = self._placed()
         self._backend.request_nodes(self._asked)
 
-    def _placed(self) -> Counts:
+    def _placed(self) -> WorkerCounts:
         gone = self._gone()
-        return Counts(self.desired.placed(Role.PREFILL, gone), self.desired.placed(Role.DECODE, gone))
+        return WorkerCounts(self.desired.placed(Role.PREFILL, gone), self.desired.placed(Role.DECODE, gone))
 
     def _gone(self) -> frozenset[str]:
         return frozenset(name for name in self.desired.slots if self._stage(name) in _GONE)
 
     def _failed(self, role: Role) -> list[str]:
-        return [name for name in self.desired.workers(role) if self._stage(name) is Stage.FAILED]
+        return [name for name in self.desired.workers(role) if self._stage(name) is WorkerStage.FAILED]
 
     def set_automatic(self, *, is_automatic: bool) -> None:
         self._write(replace(self.desired, is_automatic=is_automatic))
@@ -178,8 +178,8 @@ class Reconciler:
             raise InvalidRequest(f"{worker_id} is the last decode worker: add one first", field="worker")
 
     async def _until_serves(self, worker_id: str, slot: Slot) -> None:
-        def is_settled(stage: Stage) -> bool:
-            serves = stage is Stage.SERVING and self._fleet.role(worker_id) is slot.role
+        def is_settled(stage: WorkerStage) -> bool:
+            serves = stage is WorkerStage.SERVING and self._fleet.role(worker_id) is slot.role
             return serves or stage in _GONE or self.desired.slots[worker_id] != slot
 
         await self._fleet.until(worker_id, is_settled)
@@ -198,14 +198,14 @@ class Reconciler:
             except NotFound:
                 self._fleet.add(self._spec.worker(worker_id, slot.role))
                 continue
-            if worker_id in self._busy or (stage is Stage.SERVING and self._drains.lingers(worker_id)):
+            if worker_id in self._busy or (stage is WorkerStage.SERVING and self._drains.lingers(worker_id)):
                 continue
             if slot.is_retiring:
-                if stage is Stage.ABSENT:  # its process may still be found
+                if stage is WorkerStage.ABSENT:  # its process may still be found
                     self._backend.set_after_drain(worker_id, AfterDrain.REMOVE)
-                elif stage is not Stage.SERVING or self._can_be_spared(worker_id):
+                elif stage is not WorkerStage.SERVING or self._can_be_spared(worker_id):
                     self._begin(worker_id, self._retire(worker_id, tasks), tasks)
-            elif self.shall_switch(worker_id) and stage is Stage.SERVING and self._can_be_spared(worker_id):
+            elif self.shall_switch(worker_id) and stage is WorkerStage.SERVING and self._can_be_spared(worker_id):
                 self._begin(worker_id, self._switch(worker_id, tasks), tasks)
 
     def shall_switch(self, worker_id: str) -> bool:
@@ -216,14 +216,16 @@ class Reconciler:
         if self._fleet.role(worker_id) is Role.PREFILL:
             return True
         others = (name for name in self.desired.slots if name != worker_id and name not in self._busy)
-        return any(self._stage(name) is Stage.SERVING and self._fleet.role(name) is Role.DECODE for name in others)
+        return any(
+            self._stage(name) is WorkerStage.SERVING and self._fleet.role(name) is Role.DECODE for name in others
+        )
 
-    def _stage(self, worker_id: str) -> Stage:
+    def _stage(self, worker_id: str) -> WorkerStage:
         """Return the stage of a worker that may be desired and not created yet."""
         try:
             return self._fleet.stage(worker_id)
         except NotFound:
-            return Stage.ABSENT
+            return WorkerStage.ABSENT
 
     def _begin(self, worker_id: str, work: Coroutine[None, None, None], tasks: asyncio.TaskGroup) -> None:
         self._busy.add(worker_id)
@@ -236,7 +238,7 @@ class Reconciler:
 
     async def _retire(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         """Let a worker leave for good. If somebody asks it back meanwhile, the next pass begins anew."""
-        if self._fleet.stage(worker_id) in (Stage.SERVING, Stage.DRAINING, Stage.DRAINED):
+        if self._fleet.stage(worker_id) in (WorkerStage.SERVING, WorkerStage.DRAINING, WorkerStage.DRAINED):
             try:
                 await self._drains.drain(worker_id, DEADLINE_S, False, tasks)
             except PeerLost as error:
@@ -259,11 +261,11 @@ class Reconciler:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(GREETING_S):
                 await fleet.until(worker_id, lambda stage: stage not in _BEGINNING)
-        if fleet.stage(worker_id) is Stage.DEAD:
-            fleet.enter(worker_id, Stage.DRAINED)
+        if fleet.stage(worker_id) is WorkerStage.DEAD:
+            fleet.enter(worker_id, WorkerStage.DRAINED)
         elif fleet.stage(worker_id) in _BEGINNING:
             fleet.handle(worker_id).remove()
-        await fleet.until(worker_id, lambda stage: stage in _GONE or stage is Stage.SERVING)
+        await fleet.until(worker_id, lambda stage: stage in _GONE or stage is WorkerStage.SERVING)
 
     async def _switch(self, worker_id: str, tasks: asyncio.TaskGroup) -> None:
         self._switches += 1
@@ -285,6 +287,6 @@ class Reconciler:
             self._fleet.publish()
 
 
-_GONE = frozenset({Stage.DRAINED, Stage.FAILED})
+_GONE = frozenset({WorkerStage.DRAINED, WorkerStage.FAILED})
 """Stages of a worker that will not serve by itself."""
-_BEGINNING = frozenset({Stage.IDLE, Stage.STARTING})
+_BEGINNING = frozenset({WorkerStage.IDLE, WorkerStage.STARTING})

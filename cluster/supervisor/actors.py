@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorLocation:
     """The process of an actor, and its node."""
 
     pid: int
@@ -92,9 +92,9 @@ class MountedWorker:
 
         return Decode(config, engine_state)
 
-    async def place(self) -> Place:
+    async def place(self) -> ActorLocation:
         log_path = ray._private.worker.global_worker.get_err_file_path()
-        return Place(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "")
+        return ActorLocation(os.getpid(), ray.get_runtime_context().get_node_id(), log_path or "")
 
     async def run(self, incarnation: int, role: Role) -> None:
         """Serve until shutdown.

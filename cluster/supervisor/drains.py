@@ -14,7 +14,7 @@ import grpc.aio
 
 from cluster.ray.backend import AfterDrain, Backend, WorkerHandle
 from cluster.supervisor.actors import Serving
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.plan import WorkerStage
 from twostroke.errors import PeerLost, ServeError
 from twostroke.fault_points import Point, reach
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
@@ -33,15 +33,15 @@ ANSWER_S = 5.0
 """Seconds after its deadline in which a draining worker answers, if it is alive."""
 
 
-class Fleet(Protocol):
+class DrainingFleet(Protocol):
     """What a drain needs of the supervisor."""
 
-    def stage(self, worker_id: str) -> Stage:
+    def stage(self, worker_id: str) -> WorkerStage:
         """Raises NotFound."""
 
-    def enter(self, worker_id: str, stage: Stage) -> None: ...
+    def enter(self, worker_id: str, stage: WorkerStage) -> None: ...
 
-    async def until(self, worker_id: str, is_so: Callable[[Stage], bool]) -> None:
+    async def until(self, worker_id: str, is_so: Callable[[WorkerStage], bool]) -> None:
         """Return once the predicate holds for the worker's stage."""
 
     def serving(self, worker_id: str) -> Serving: ...
@@ -61,7 +61,7 @@ class Fleet(Protocol):
 class Drains:
     """The drains in progress; each is a task of `tasks`."""
 
-    def __init__(self, fleet: Fleet, backend: Backend, membership: Membership, shutdown_s: float) -> None:
+    def __init__(self, fleet: DrainingFleet, backend: Backend, membership: Membership, shutdown_s: float) -> None:
         self._fleet = fleet
         self._backend = backend
         self._membership = membership
@@ -73,14 +73,14 @@ class Drains:
 
         A drain in progress is joined. Raises NotFound, or PeerLost where the worker does not serve.
         """
-        if self._fleet.stage(worker_id) is Stage.SERVING:
+        if self._fleet.stage(worker_id) is WorkerStage.SERVING:
             await self.until_over(worker_id)
         stage = self._fleet.stage(worker_id)
-        if stage is Stage.DRAINED:
+        if stage is WorkerStage.DRAINED:
             if restart:
                 await self._bring_back(worker_id)
             return 0
-        if stage not in (Stage.SERVING, Stage.DRAINING):
+        if stage not in (WorkerStage.SERVING, WorkerStage.DRAINING):
             raise PeerLost(f"{worker_id} is {stage}: only a worker that serves can be drained; try again later")
         self._backend.set_after_drain(worker_id, AfterDrain.RESTART if restart else AfterDrain.REMOVE)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
@@ -90,7 +90,7 @@ class Drains:
 
         Its cache stays with it. Raises NotFound, or PeerLost where the worker does not serve.
         """
-        if self._fleet.stage(worker_id) is not Stage.SERVING or worker_id in self._running:
+        if self._fleet.stage(worker_id) is not WorkerStage.SERVING or worker_id in self._running:
             raise PeerLost(f"{worker_id} is {self._fleet.stage(worker_id)}: only a worker that serves can switch")
         self._backend.set_after_drain(worker_id, AfterDrain.SWITCH_ROLE)
         return await asyncio.shield(self._begin(worker_id, deadline_s, tasks))
@@ -138,7 +138,7 @@ class Drains:
     def _begin(self, worker_id: str, deadline_s: float, tasks: asyncio.TaskGroup) -> asyncio.Task[int]:
         running = self._running.get(worker_id)
         if running is None:
-            self._fleet.enter(worker_id, Stage.DRAINING)
+            self._fleet.enter(worker_id, WorkerStage.DRAINING)
             # Read the address now: by the time the task begins, this epoch may be over.
             address = self._fleet.serving(worker_id).address
             running = self._running[worker_id] = tasks.create_task(self._drain(worker_id, address, deadline_s))
@@ -151,8 +151,8 @@ class Drains:
 
     async def _bring_back(self, worker_id: str) -> None:
         self._backend.set_after_drain(worker_id, None)
-        self._fleet.enter(worker_id, Stage.ABSENT)
-        await self._fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.FAILED))
+        self._fleet.enter(worker_id, WorkerStage.ABSENT)
+        await self._fleet.until(worker_id, lambda stage: stage in (WorkerStage.SERVING, WorkerStage.FAILED))
 
     async def _drain(self, worker_id: str, address: str, deadline_s: float) -> int:
         fleet = self._fleet
@@ -161,12 +161,14 @@ class Drains:
         left = 0
         try:
             left = await self._ask(worker_id, address, deadline_s)
-            if fleet.stage(worker_id) is Stage.DRAINING:  # and not the epoch after it
+            if fleet.stage(worker_id) is WorkerStage.DRAINING:  # and not the epoch after it
                 await asyncio.wait_for(fleet.handle(worker_id).shutdown(), self._shutdown_s)
         except (ServeError, TimeoutError) as error:
             log.warning("worker does not leave by itself worker=%s error=%r", worker_id, error)
         await self._make_end(worker_id)
-        await fleet.until(worker_id, lambda stage: stage in (Stage.SERVING, Stage.DRAINED, Stage.FAILED))
+        await fleet.until(
+            worker_id, lambda stage: stage in (WorkerStage.SERVING, WorkerStage.DRAINED, WorkerStage.FAILED)
+        )
         log.info("drained worker=%s cut_off=%d stage=%s", worker_id, left, fleet.stage(worker_id))
         return left
 
@@ -174,10 +176,10 @@ class Drains:
         """Kill the worker unless it ends by itself. One that has died is not killed again."""
         try:
             async with asyncio.timeout(END_S):
-                await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
+                await self._fleet.until(worker_id, lambda stage: stage is not WorkerStage.DRAINING)
         except TimeoutError:
             self._fleet.handle(worker_id).recycle()
-            await self._fleet.until(worker_id, lambda stage: stage is not Stage.DRAINING)
+            await self._fleet.until(worker_id, lambda stage: stage is not WorkerStage.DRAINING)
 
     async def _ask(self, worker_id: str, address: str, deadline_s: float) -> int:
         peer = PeerChannel(address, self._membership)

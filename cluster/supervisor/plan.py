@@ -20,7 +20,7 @@ SPARE_S = 2.0
 """Seconds between the end of a drain and the end of the node, for the process to end by itself."""
 
 
-class Stage(enum.StrEnum):
+class WorkerStage(enum.StrEnum):
     ABSENT = "absent"
     """There is no actor."""
     IDLE = "idle"
@@ -37,15 +37,15 @@ class Stage(enum.StrEnum):
     """It cannot be started as configured; this is final."""
 
 
-NEXT: dict[Stage, frozenset[Stage]] = {
-    Stage.ABSENT: frozenset({Stage.IDLE, Stage.DEAD, Stage.DRAINED}),
-    Stage.IDLE: frozenset({Stage.STARTING}),
-    Stage.STARTING: frozenset({Stage.SERVING, Stage.DEAD, Stage.FAILED}),
-    Stage.SERVING: frozenset({Stage.DRAINING, Stage.DEAD}),
-    Stage.DRAINING: frozenset({Stage.DEAD}),
-    Stage.DRAINED: frozenset({Stage.ABSENT}),
-    Stage.DEAD: frozenset({Stage.STARTING, Stage.IDLE, Stage.DRAINED}),
-    Stage.FAILED: frozenset(),
+NEXT: dict[WorkerStage, frozenset[WorkerStage]] = {
+    WorkerStage.ABSENT: frozenset({WorkerStage.IDLE, WorkerStage.DEAD, WorkerStage.DRAINED}),
+    WorkerStage.IDLE: frozenset({WorkerStage.STARTING}),
+    WorkerStage.STARTING: frozenset({WorkerStage.SERVING, WorkerStage.DEAD, WorkerStage.FAILED}),
+    WorkerStage.SERVING: frozenset({WorkerStage.DRAINING, WorkerStage.DEAD}),
+    WorkerStage.DRAINING: frozenset({WorkerStage.DEAD}),
+    WorkerStage.DRAINED: frozenset({WorkerStage.ABSENT}),
+    WorkerStage.DEAD: frozenset({WorkerStage.STARTING, WorkerStage.IDLE, WorkerStage.DRAINED}),
+    WorkerStage.FAILED: frozenset(),
 }
 
 
@@ -54,25 +54,25 @@ class Observed:
     """What the supervisor knows of one worker."""
 
     worker_id: str
-    stage: Stage = Stage.ABSENT
+    stage: WorkerStage = WorkerStage.ABSENT
     since_s: float = 0.0
     """Time when the stage was entered."""
     crashes: int = 0
     """Epochs in a row that ended early."""
     has_served: bool = False
 
-    def enter(self, stage: Stage, now_s: float) -> Observed:
+    def enter(self, stage: WorkerStage, now_s: float) -> Observed:
         assert stage in NEXT[self.stage], f"{self.worker_id}: {self.stage} -> {stage}"
-        return replace(self, stage=stage, since_s=now_s, has_served=self.has_served or stage is Stage.SERVING)
+        return replace(self, stage=stage, since_s=now_s, has_served=self.has_served or stage is WorkerStage.SERVING)
 
     def end(self, now_s: float, *, misconfigured: bool) -> Observed:
         """Note that the epoch has ended. A wrong configuration is final only for a worker that never served with it."""
-        if self.stage is Stage.DRAINING:  # it was asked to end
-            return replace(self.enter(Stage.DEAD, now_s), crashes=0)
-        if misconfigured and not self.has_served and self.stage is Stage.STARTING:
-            return self.enter(Stage.FAILED, now_s)
-        was_stable = self.stage is Stage.SERVING and now_s - self.since_s >= STABLE_S
-        return replace(self.enter(Stage.DEAD, now_s), crashes=1 if was_stable else self.crashes + 1)
+        if self.stage is WorkerStage.DRAINING:  # it was asked to end
+            return replace(self.enter(WorkerStage.DEAD, now_s), crashes=0)
+        if misconfigured and not self.has_served and self.stage is WorkerStage.STARTING:
+            return self.enter(WorkerStage.FAILED, now_s)
+        was_stable = self.stage is WorkerStage.SERVING and now_s - self.since_s >= STABLE_S
+        return replace(self.enter(WorkerStage.DEAD, now_s), crashes=1 if was_stable else self.crashes + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +106,11 @@ def plan(observed: Iterable[Observed], now_s: float) -> Plan:
     actions: list[Action] = []
     wakes_s: list[float] = []
     for worker in observed:
-        if worker.stage is Stage.ABSENT:
+        if worker.stage is WorkerStage.ABSENT:
             actions.append(Create(worker.worker_id))
-        elif worker.stage is Stage.IDLE:
+        elif worker.stage is WorkerStage.IDLE:
             actions.append(Start(worker.worker_id))
-        elif worker.stage is Stage.DEAD:
+        elif worker.stage is WorkerStage.DEAD:
             due_s = worker.since_s + backoff_s(worker.crashes)
             if due_s <= now_s:
                 actions.append(Start(worker.worker_id))
@@ -125,7 +125,7 @@ class PlacedWorker:
 
     worker_id: str
     role: Role
-    stage: Stage
+    stage: WorkerStage
     node_id: str | None
     """None means that there is no process, or that its node is not known yet."""
 
@@ -150,7 +150,7 @@ def leaves(
     result: list[Leave] = []
     for worker in workers:
         left_s = leaving.get(worker.node_id or "")
-        if left_s is None or worker.stage is not Stage.SERVING:
+        if left_s is None or worker.stage is not WorkerStage.SERVING:
             continue
         if left_s > NEAR_S:
             if worker.role in unsettled or not has_others:
@@ -160,5 +160,7 @@ def leaves(
     return tuple(result)
 
 
-_UNSETTLED = frozenset({Stage.ABSENT, Stage.IDLE, Stage.STARTING, Stage.DRAINING, Stage.DEAD})
+_UNSETTLED = frozenset(
+    {WorkerStage.ABSENT, WorkerStage.IDLE, WorkerStage.STARTING, WorkerStage.DRAINING, WorkerStage.DEAD}
+)
 """Stages of a worker that does not serve yet and will."""

@@ -18,12 +18,12 @@ from cluster.ray.backend import Backend, RayBackend, WorkerDied, WorkerHandle
 from cluster.scaling.autoscaler import Autoscaler
 from cluster.scaling.reconciler import Reconciler
 from cluster.spec import NODE_ADDRESS, FleetSpec
-from cluster.supervisor.actors import Place, Serving
+from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.drains import Drains
 from cluster.supervisor.fleet_service import FleetService
 from cluster.supervisor.node_watch import NodeWatch
-from cluster.supervisor.plan import Create, Observed, PlacedWorker, Stage, backoff_s, plan
-from cluster.supervisor.view import Snapshot, Worker
+from cluster.supervisor.plan import Create, Observed, PlacedWorker, WorkerStage, backoff_s, plan
+from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ConfigError, InternalError, NotFound, PeerLost, ServeError
 from twostroke.fault_points import Point, reach
@@ -62,7 +62,7 @@ class Supervisor:
         worker_count = sum(bounds.most for bounds in spec.bounds)
         self._backend = backend or RayBackend(worker_count=worker_count, roles=spec.roles)
         self._clock = clock
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, SupervisedWorker] = {}
         self._handles: dict[str, WorkerHandle] = {}
         self._drains = Drains(self, self._backend, self._membership, SHUTDOWN_S)
         self._reconciler = Reconciler(self, self._backend, self._drains, spec)
@@ -98,12 +98,12 @@ class Supervisor:
         """Return the spec it was started with, for a launcher that adopts the fleet."""
         return self._spec
 
-    async def snapshot(self, after_version: int = -1, timeout_s: float = 1.0) -> Snapshot:
+    async def snapshot(self, after_version: int = -1, timeout_s: float = 1.0) -> FleetSnapshot:
         """Return the fleet now, or as soon as it is newer than `after_version`."""
         if self._version <= after_version:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), timeout_s)
-        return Snapshot(self._version, tuple(self._workers.values()))
+        return FleetSnapshot(self._version, tuple(self._workers.values()))
 
     async def drain(self, worker_id: str, deadline_s: float, restart: bool, force: bool = False) -> int:
         """Drain a worker; return how many requests were cut off, once it has left or serves again (see `Drains`).
@@ -142,7 +142,7 @@ class Supervisor:
     # What drains and the reconciler need
 
     def add(self, config: WorkerConfig) -> None:
-        self._workers[config.worker_id] = Worker(config, Observed(config.worker_id))
+        self._workers[config.worker_id] = SupervisedWorker(config, Observed(config.worker_id))
         self.wake()
 
     def forget(self, worker_id: str) -> None:
@@ -156,7 +156,7 @@ class Supervisor:
     def publish(self) -> None:
         """Tell watchers and launchers the current state."""
         self._version += 1
-        workers = [worker for worker in self._workers.values() if worker.observed.stage is not Stage.DRAINED]
+        workers = [worker for worker in self._workers.values() if worker.observed.stage is not WorkerStage.DRAINED]
         messages = [worker.to_message() for worker in workers]
         view = fleet_pb2.FleetView(version=self._version, workers=messages, scaling=self._reconciler.to_message())
         self._service.publish(view)
@@ -172,15 +172,15 @@ class Supervisor:
     def shall_switch(self, worker_id: str) -> bool:
         return self._reconciler.shall_switch(worker_id)
 
-    def stage(self, worker_id: str) -> Stage:
+    def stage(self, worker_id: str) -> WorkerStage:
         if worker_id not in self._workers:
             raise NotFound(f"there is no worker {worker_id!r}; there are {', '.join(self._workers)}")
         return self._workers[worker_id].observed.stage
 
-    def enter(self, worker_id: str, stage: Stage) -> None:
+    def enter(self, worker_id: str, stage: WorkerStage) -> None:
         self._change(worker_id, stage)
 
-    async def until(self, worker_id: str, is_so: Callable[[Stage], bool]) -> None:
+    async def until(self, worker_id: str, is_so: Callable[[WorkerStage], bool]) -> None:
         while not is_so(self.stage(worker_id)):
             await self._changed.wait()
 
@@ -196,7 +196,7 @@ class Supervisor:
             for other, worker in self._workers.items()
             if other != worker_id
             and worker.role is role
-            and worker.observed.stage is Stage.SERVING
+            and worker.observed.stage is WorkerStage.SERVING
             and worker.serving is not None
             and not (worker.place and self._nodes.leaves(worker.place.node_id))
         ]
@@ -268,7 +268,7 @@ class Supervisor:
                     if isinstance(action, Create):
                         self._create(action.worker_id)
                     else:
-                        self._change(action.worker_id, Stage.STARTING, serving=None)
+                        self._change(action.worker_id, WorkerStage.STARTING, serving=None)
                         tasks.create_task(self._run_worker(action.worker_id))
                 if not step.actions:
                     pause_s = None if step.wake_at_s is None else max(0.0, step.wake_at_s - now_s)
@@ -282,10 +282,10 @@ class Supervisor:
         if found is not None:
             log.info("worker found worker=%s", worker_id)
         elif self._drains.ended(worker_id):
-            self._change(worker_id, Stage.DRAINED)
+            self._change(worker_id, WorkerStage.DRAINED)
             return
         self._handles[worker_id] = found or self._backend.create(config)
-        self._change(worker_id, Stage.IDLE)
+        self._change(worker_id, WorkerStage.IDLE)
 
     async def _run_worker(self, worker_id: str) -> None:
         """Run one epoch of one worker, from before `run()` is called until it has ended."""
@@ -316,7 +316,7 @@ class Supervisor:
             return
         reach(Point.SUPERVISOR_ANNOUNCING)
         log.info("worker serves worker=%s address=%s epoch=%s", worker_id, serving.address, serving.epoch)
-        self._change(worker_id, Stage.SERVING, serving=serving)
+        self._change(worker_id, WorkerStage.SERVING, serving=serving)
         if self._worker_tasks is not None:
             self._drains.resume(worker_id, self._worker_tasks)
         await _recycle_when_frozen(worker_id, handle)
@@ -328,16 +328,16 @@ class Supervisor:
         self._workers[worker_id] = replace(worker, observed=observed, last_error=ending)
         self.publish()
         switches = self._drains.switches(worker_id) and ending is RETURNED
-        if observed.stage is Stage.FAILED:
+        if observed.stage is WorkerStage.FAILED:
             log.error("worker cannot start worker=%s error=%s", worker_id, ending)
             self._handles.pop(worker_id).remove()  # others may use its place
             return
         if self._drains.ended(worker_id):
             log.info("worker has left worker=%s", worker_id)
             self._handles.pop(worker_id).remove()
-            self._change(worker_id, Stage.DRAINED, serving=None)
+            self._change(worker_id, WorkerStage.DRAINED, serving=None)
             return
-        if worker.observed.stage is Stage.DRAINING:
+        if worker.observed.stage is WorkerStage.DRAINING:
             log.info("worker ended as asked worker=%s", worker_id)
         else:
             log.warning(
@@ -347,10 +347,12 @@ class Supervisor:
         if not switches and not isinstance(ending, WorkerDied):
             self._handles[worker_id].recycle()
 
-    def _change(self, worker_id: str, stage: Stage | None = None, **facts: Place | Serving | None) -> None:
+    def _change(
+        self, worker_id: str, stage: WorkerStage | None = None, **facts: ActorLocation | Serving | None
+    ) -> None:
         worker = self._workers[worker_id]
         observed = worker.observed if stage is None else worker.observed.enter(stage, self._clock())
-        returns = observed.stage is Stage.DRAINING and self._drains.returns(worker_id)
+        returns = observed.stage is WorkerStage.DRAINING and self._drains.returns(worker_id)
         self._workers[worker_id] = replace(worker, observed=observed, returns=returns, **facts)  # type: ignore[arg-type]  # place, serving
         self.publish()
 
@@ -367,7 +369,7 @@ class SupervisorActor(Supervisor):
         self.begin()
 
 
-async def _place(worker_id: str, handle: WorkerHandle) -> Place:
+async def _place(worker_id: str, handle: WorkerHandle) -> ActorLocation:
     text = "worker has no process yet: Ray waits for a node with room for it worker=%s"
     tell = asyncio.get_running_loop().call_later(PLACED_S, log.warning, text, worker_id)
     try:

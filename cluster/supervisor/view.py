@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.supervisor.actors import Place, Serving
-from cluster.supervisor.plan import Observed, Stage
+from cluster.supervisor.actors import ActorLocation, Serving
+from cluster.supervisor.plan import Observed, WorkerStage
 from twostroke.config import Role, WorkerConfig
 from twostroke.errors import ServeError
 from twostroke.rpc.v1 import control_pb2, fleet_pb2
 
 _STATES = {
-    Stage.ABSENT: control_pb2.WORKER_STATE_STARTING,
-    Stage.IDLE: control_pb2.WORKER_STATE_STARTING,
-    Stage.STARTING: control_pb2.WORKER_STATE_STARTING,
-    Stage.SERVING: control_pb2.WORKER_STATE_SERVING,
-    Stage.DRAINING: control_pb2.WORKER_STATE_DRAINING,
-    Stage.DEAD: control_pb2.WORKER_STATE_DEAD,
-    Stage.FAILED: control_pb2.WORKER_STATE_DEAD,
-    Stage.DRAINED: control_pb2.WORKER_STATE_DEAD,
+    WorkerStage.ABSENT: control_pb2.WORKER_STATE_STARTING,
+    WorkerStage.IDLE: control_pb2.WORKER_STATE_STARTING,
+    WorkerStage.STARTING: control_pb2.WORKER_STATE_STARTING,
+    WorkerStage.SERVING: control_pb2.WORKER_STATE_SERVING,
+    WorkerStage.DRAINING: control_pb2.WORKER_STATE_DRAINING,
+    WorkerStage.DEAD: control_pb2.WORKER_STATE_DEAD,
+    WorkerStage.FAILED: control_pb2.WORKER_STATE_DEAD,
+    WorkerStage.DRAINED: control_pb2.WORKER_STATE_DEAD,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class SupervisedWorker:
     """One worker as the supervisor sees it; launchers are told the same."""
 
     config: WorkerConfig
     observed: Observed
-    place: Place | None = None
+    place: ActorLocation | None = None
     serving: Serving | None = None
     """Addresses of the current epoch, or of the last one while the worker is dead."""
     last_error: ServeError | None = None
@@ -54,6 +54,6 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class FleetSnapshot:
     version: int
-    workers: tuple[Worker, ...]
+    workers: tuple[SupervisedWorker, ...]

@@ -16,7 +16,7 @@ REMEMBERED_S = 60.0
 """Time for which a tenant stays active after a request: others' work must not pile up between its requests."""
 
 
-class Claim(NamedTuple):
+class ActiveTenant(NamedTuple):
     """Requests that compete with others as one."""
 
     priority: int
@@ -25,26 +25,26 @@ class Claim(NamedTuple):
     """Choices of a client request for so many that others would wait for them; 0 for fewer."""
 
     @classmethod
-    def of(cls, request: QueuedRequest) -> Claim:
+    def of(cls, request: QueuedRequest) -> ActiveTenant:
         count = request.siblings.count
         return cls(request.priority, request.tenant, count if count > SIBLINGS_AT_ONCE else 0)
 
 
 class ActiveTenants:
     def __init__(self) -> None:
-        self._arrived_at_s: dict[Claim, float] = {}
+        self._arrived_at_s: dict[ActiveTenant, float] = {}
         """The longest ago comes first."""
 
     @property
     def are_several(self) -> bool:
         return len(self._arrived_at_s) > 1
 
-    def has_rivals(self, claim: Claim) -> bool:
+    def has_rivals(self, claim: ActiveTenant) -> bool:
         """Tells whether there are others whose class is not below its own."""
         return any(each != claim and each.priority >= claim.priority for each in self._arrived_at_s)
 
     def arrived(self, request: QueuedRequest, now_s: float) -> None:
-        claim = Claim.of(request)
+        claim = ActiveTenant.of(request)
         self._arrived_at_s.pop(claim, None)
         self._arrived_at_s[claim] = now_s
         while next(iter(self._arrived_at_s.values())) + REMEMBERED_S < now_s:
@@ -55,10 +55,10 @@ class Slots:
     """Slots of decode workers that requests hold, with those of requests on their way there."""
 
     def __init__(self) -> None:
-        self._held: dict[RequestId, tuple[WorkerId, Claim]] = {}
-        self._counts: Counter[tuple[WorkerId, Claim]] = Counter()
+        self._held: dict[RequestId, tuple[WorkerId, ActiveTenant]] = {}
+        self._counts: Counter[tuple[WorkerId, ActiveTenant]] = Counter()
 
-    def take(self, request_id: RequestId, worker: WorkerId, claim: Claim) -> None:
+    def take(self, request_id: RequestId, worker: WorkerId, claim: ActiveTenant) -> None:
         """The request goes to `worker`, and leaves the worker that it had before."""
         self.give_back(request_id)
         self._held[request_id] = worker, claim
@@ -73,5 +73,5 @@ class Slots:
         if not self._counts[held]:
             del self._counts[held]
 
-    def taken(self, worker: WorkerId, claim: Claim) -> int:
+    def taken(self, worker: WorkerId, claim: ActiveTenant) -> int:
         return self._counts[worker, claim]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from router.admission.active_tenants import ActiveTenants, Claim, Slots
+from router.admission.active_tenants import ActiveTenant, ActiveTenants, Slots
 from router.admission.queued_request import Placement, QueuedRequest
 from router.fleet.worker import Worker
 from router.routing.policy import Decision
@@ -66,7 +66,7 @@ class Capacity:
     def sent(self, placement: Placement) -> None:
         request_id, decode = placement.request_id, placement.decision.decode
         self.done(request_id)
-        self._slots.take(request_id, decode, Claim.of(placement.request))
+        self._slots.take(request_id, decode, ActiveTenant.of(placement.request))
         self._sent[request_id] = placement
         for worker in {placement.computed_by, decode}:
             self._sent_to.setdefault(worker, {})[request_id] = None
@@ -156,7 +156,7 @@ class Capacity:
         Otherwise long outputs of one tenant would fill the worker, and another's would wait until the first of them
         ends.
         """
-        claim, slots = Claim.of(request), decode.load.slots
+        claim, slots = ActiveTenant.of(request), decode.load.slots
         if not slots or not self.tenants.has_rivals(claim):
             return True
         return self._slots.taken(decode.worker_id, claim) < max(1.0, MOST_SLOTS * slots)

@@ -20,7 +20,7 @@ MOST_ENDED = 64
 """Ended requests in one report, the latest. An autoscaler needs their spread, not each of them."""
 
 
-class Demand:
+class DemandReporter:
     """Counts requests as they come and go, and reports them."""
 
     def __init__(self, router_id: str, fleet: Fleet) -> None:

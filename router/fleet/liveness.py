@@ -39,7 +39,7 @@ class Signal(enum.StrEnum):
     """Batches of tokens, even empty ones."""
 
 
-class Cause(enum.StrEnum):
+class LivenessCause(enum.StrEnum):
     HEARD = "heard"
     SILENCE = "silence"
     BROKEN = "broken"
@@ -51,7 +51,7 @@ class Cause(enum.StrEnum):
 class Change:
     before: Liveness
     now: Liveness
-    cause: Cause
+    cause: LivenessCause
     signals: str
     """Seconds for which each signal had been missing."""
 
@@ -74,12 +74,12 @@ class LivenessTracker:
         before = self._signals(now_s) if revives else ""
         self._heard_s[signal] = now_s
         self._refusals = 0
-        return self._move(Liveness.ALIVE, Cause.HEARD, before) if revives else None
+        return self._move(Liveness.ALIVE, LivenessCause.HEARD, before) if revives else None
 
     def break_off(self, now_s: float) -> Change | None:
         """Its event stream broke."""
         if self.liveness is Liveness.ALIVE:
-            return self._move(Liveness.SUSPECT, Cause.BROKEN, self._signals(now_s))
+            return self._move(Liveness.SUSPECT, LivenessCause.BROKEN, self._signals(now_s))
         return None
 
     def refuse(self, now_s: float) -> Change | None:
@@ -87,29 +87,29 @@ class LivenessTracker:
         self._refusals += 1
         if self._refusals < REFUSALS or self.liveness is not Liveness.SUSPECT:  # while events flow, it is only full
             return None
-        return self._move(Liveness.DEAD, Cause.REFUSED, self._signals(now_s))
+        return self._move(Liveness.DEAD, LivenessCause.REFUSED, self._signals(now_s))
 
     def replace(self, now_s: float) -> Change | None:
         """Another epoch answers at its address."""
         if self.liveness is not Liveness.DEAD:
-            return self._move(Liveness.DEAD, Cause.REPLACED, self._signals(now_s))
+            return self._move(Liveness.DEAD, LivenessCause.REPLACED, self._signals(now_s))
         return None
 
     def look(self, now_s: float) -> Change | None:
         """Judges silence; it has to be called regularly."""
         if self.liveness is Liveness.ALIVE and self.silence_s(Signal.EVENTS, now_s) >= self._patience.suspect_after_s:
-            return self._move(Liveness.SUSPECT, Cause.SILENCE, self._signals(now_s))
+            return self._move(Liveness.SUSPECT, LivenessCause.SILENCE, self._signals(now_s))
         if not self._heard_s:  # it has nothing yet that could go elsewhere
             return None
         silence_s = min(self.silence_s(signal, now_s) for signal in Signal)
         if self.liveness is Liveness.SUSPECT and silence_s >= self._patience.dead_after_s:
-            return self._move(Liveness.DEAD, Cause.SILENCE, self._signals(now_s))
+            return self._move(Liveness.DEAD, LivenessCause.SILENCE, self._signals(now_s))
         return None
 
     def silence_s(self, signal: Signal, now_s: float) -> float:
         return now_s - self._heard_s.get(signal, self._begun_s)
 
-    def _move(self, liveness: Liveness, cause: Cause, signals: str) -> Change:
+    def _move(self, liveness: Liveness, cause: LivenessCause, signals: str) -> Change:
         assert liveness in NEXT[self.liveness], f"{self.liveness} -> {liveness}"
         before, self.liveness = self.liveness, liveness
         return Change(before, liveness, cause, signals)

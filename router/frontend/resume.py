@@ -94,7 +94,7 @@ class StreamPoint:
         return self.stream.rpartition("~")[0]
 
 
-class Progress:
+class SentProgress:
     """Keeps what has been sent. A message costs the writing of one block of choices, however many there are."""
 
     def __init__(self, point: StreamPoint, *, is_told: bool = True) -> None:

@@ -24,7 +24,7 @@ UNKNOWN_OUTPUT_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PrefixHolder:
     """A worker that holds a prefix which can be fetched, and how much of it."""
 
     view: WorkerView
@@ -41,7 +41,7 @@ class Computing:
     cached_blocks: int
     computed_tokens: int
     fetched_blocks: int
-    peer: Peer | None
+    peer: PrefixHolder | None
 
     @property
     def wait_s(self) -> float:
@@ -57,11 +57,11 @@ class Forecaster:
         self._cost = _mean_cost([view.cost for view in views])
         self._link = _mean_link(views)
 
-    def at_source(self, source: WorkerView, peer: Peer | None = None) -> Computing:
+    def at_source(self, source: WorkerView, peer: PrefixHolder | None = None) -> Computing:
         """Forecasts that `source` computes all full blocks that it cannot get."""
         return self._computing(source, peer, self._snapshot.full_blocks * self._snapshot.block_size, 0)
 
-    def at_decode(self, decode: WorkerView, peer: Peer | None = None) -> Computing:
+    def at_decode(self, decode: WorkerView, peer: PrefixHolder | None = None) -> Computing:
         """Forecasts that the decode worker computes the whole prompt beside the streams that run there."""
         return self._computing(decode, peer, self._snapshot.known_tokens, decode.running)
 
@@ -121,7 +121,7 @@ class Forecaster:
     def output_tokens(self) -> int:
         return self._snapshot.output_tokens or UNKNOWN_OUTPUT_TOKENS
 
-    def _computing(self, worker: WorkerView, peer: Peer | None, tokens: int, streams: int) -> Computing:
+    def _computing(self, worker: WorkerView, peer: PrefixHolder | None, tokens: int, streams: int) -> Computing:
         """Forecasts `tokens` of the prompt beside `streams` that share its steps, from the tier that makes it end
         soonest."""
         size = self._snapshot.block_size
@@ -151,7 +151,7 @@ class Forecaster:
         beside = worker.pages_active * self._snapshot.block_size
         return budget.drain_s(Queued(tokens, tokens * (context_tokens + tokens / 2), streams, beside), step_tokens)
 
-    def _fetch_s(self, worker: WorkerView, peer: Peer, blocks: int) -> float:
+    def _fetch_s(self, worker: WorkerView, peer: PrefixHolder, blocks: int) -> float:
         link = self._link_from(peer.view, worker)
         waits_s = max(worker.fetch_wait_s, peer.view.serve_wait_s)
         return waits_s + link.latency_s + blocks * self._snapshot.page_bytes / link.bytes_per_s

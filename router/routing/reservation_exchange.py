@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc.aio
 
-from router.routing.reservations import Batch, Reservation, Reservations, Share
+from router.routing.reservations import Reservation, ReservationChanges, Reservations, ReservedShare
 from twostroke.errors import InternalError, PeerLost, ServeError
 from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.block import HASH_BYTES
@@ -103,7 +103,7 @@ MESSAGE_BLOCKS = 1 << 16
 """Block hashes in one message, roughly: a mebibyte, far below what a message may hold."""
 
 
-def messages_of(batch: Batch) -> Iterator[routing_pb2.ReservationBatch]:
+def messages_of(batch: ReservationChanges) -> Iterator[routing_pb2.ReservationBatch]:
     """Yields at least one message; several where all that is open at a router would not fit into one."""
     message = routing_pb2.ReservationBatch(opened=batch.opened, ended=batch.ended)
     blocks = 0
@@ -116,8 +116,8 @@ def messages_of(batch: Batch) -> Iterator[routing_pb2.ReservationBatch]:
     yield message
 
 
-def batch_from(message: routing_pb2.ReservationBatch) -> Batch:
-    return Batch(
+def batch_from(message: routing_pb2.ReservationBatch) -> ReservationChanges:
+    return ReservationChanges(
         placed=tuple(_reservation_from(each) for each in message.placed),
         opened=tuple(RequestId(each) for each in message.opened),
         ended=tuple(RequestId(each) for each in message.ended),
@@ -147,7 +147,7 @@ def _reservation_from(message: routing_pb2.Reservation) -> Reservation:
     return Reservation(
         request_id=RequestId(message.request_id),
         shares={
-            WorkerId(share.worker_id): Share(share.tokens, share.seconds, share.pages, share.streams)
+            WorkerId(share.worker_id): ReservedShare(share.tokens, share.seconds, share.pages, share.streams)
             for share in message.shares
         },
         block_hashes=[BlockHash(hashes[start : start + HASH_BYTES]) for start in range(0, len(hashes), HASH_BYTES)],

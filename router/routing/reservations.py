@@ -23,7 +23,7 @@ messages leave such reservations."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ReservedShare:
     """What one placed request means for one worker."""
 
     tokens: int = 0
@@ -36,7 +36,7 @@ class Share:
     """Streams there: 1 on the decode worker, 0 on the page source."""
 
 
-NOTHING = Share()
+NOTHING = ReservedShare()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class Reservation:
     """A reservation as one router tells another: workers with a share will hold `hashes` soon."""
 
     request_id: RequestId
-    shares: Mapping[WorkerId, Share]
+    shares: Mapping[WorkerId, ReservedShare]
     block_hashes: Sequence[BlockHash]
     is_opened: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class ReservationChanges:
     """Changes at one router; each request is in one of the three at most, so their order does not matter."""
 
     placed: tuple[Reservation, ...] = ()
@@ -69,7 +69,7 @@ OWN = RouterId("")
 
 @dataclass(slots=True)
 class _Placed:
-    shares: Mapping[WorkerId, Share]
+    shares: Mapping[WorkerId, ReservedShare]
     block_hashes: Sequence[BlockHash]
     opened_at_s: float | None = None
 
@@ -78,13 +78,13 @@ class _Placed:
 class _Reserved:
     """Shares on one worker, with their running sum: every decision asks every worker for it."""
 
-    shares: dict[_Key, Share] = field(default_factory=dict)
+    shares: dict[_Key, ReservedShare] = field(default_factory=dict)
     tokens: int = 0
     seconds: float = 0.0
     pages: int = 0
     streams: int = 0
 
-    def add(self, share: Share, sign: int) -> None:
+    def add(self, share: ReservedShare, sign: int) -> None:
         self.tokens += sign * share.tokens
         self.seconds += sign * share.seconds
         self.pages += sign * share.pages
@@ -101,7 +101,7 @@ class _Foreign:
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class ReservationWatch:
     """What one other router has not been told yet. It is bounded by what is open, however slowly that router reads."""
 
     on_change: Callable[[], None]
@@ -127,7 +127,7 @@ class Reservations:
         """Workers that will hold a block, counted only where several placements share it: most blocks have one
         placement, and a queue of long prompts has millions of blocks."""
         self._foreign: dict[RouterId, _Foreign] = {}
-        self._watches: list[Watch] = []
+        self._watches: list[ReservationWatch] = []
 
     def __len__(self) -> int:
         return len(self._placed)
@@ -136,7 +136,7 @@ class Reservations:
     def foreign_count(self) -> int:
         return sum(len(foreign.spoken_at_s) for foreign in self._foreign.values())
 
-    def place(self, request_id: RequestId, shares: dict[WorkerId, Share], hashes: Sequence[BlockHash]) -> None:
+    def place(self, request_id: RequestId, shares: dict[WorkerId, ReservedShare], hashes: Sequence[BlockHash]) -> None:
         """Workers with a share will hold `hashes` soon. A later placement of the request replaces the earlier one."""
         self._drop((OWN, request_id))
         self._put((OWN, request_id), _Placed(shares, hashes))
@@ -163,17 +163,17 @@ class Reservations:
             if opened_at_s is not None and opened_at_s + REPORT_LAG_S <= now_s:
                 self._drop_share(worker, key)
 
-    def watch(self, on_change: Callable[[], None]) -> Watch:
+    def watch(self, on_change: Callable[[], None]) -> ReservationWatch:
         """Begins to collect what another router is told; `on_change` is called when there is something to take."""
-        watch = Watch(on_change)
+        watch = ReservationWatch(on_change)
         self._watches.append(watch)
         watch.changed.update((request_id, None) for router, request_id in self._placed if router == OWN)
         return watch
 
-    def unwatch(self, watch: Watch) -> None:
+    def unwatch(self, watch: ReservationWatch) -> None:
         self._watches.remove(watch)
 
-    def take(self, watch: Watch) -> Batch:
+    def take(self, watch: ReservationWatch) -> ReservationChanges:
         """Returns what the other router has not been told yet, each request as it is now."""
         changed, watch.changed = watch.changed, {}
         placed: list[Reservation] = []
@@ -189,9 +189,9 @@ class Reservations:
             else:
                 watch.told[request_id] = now
                 placed.append(self._own(request_id, now))
-        return Batch(placed=tuple(placed), opened=tuple(opened), ended=tuple(ended))
+        return ReservationChanges(placed=tuple(placed), opened=tuple(opened), ended=tuple(ended))
 
-    def apply(self, router: RouterId, batch: Batch, now_s: float, *, whole: bool = False) -> None:
+    def apply(self, router: RouterId, batch: ReservationChanges, now_s: float, *, whole: bool = False) -> None:
         """Applies changes at another router; `whole`: it has nothing open that the batch does not name."""
         foreign = self._foreign.setdefault(router, _Foreign())
         foreign.lost_at_s = None
@@ -215,14 +215,14 @@ class Reservations:
         if foreign is not None and foreign.lost_at_s is None:
             foreign.lost_at_s = now_s
 
-    def on(self, worker: WorkerId) -> Share:
+    def on(self, worker: WorkerId) -> ReservedShare:
         """Returns the sum of everything reserved on one worker."""
         reserved = self._reserved.get(worker)
         if reserved is None:
             return NOTHING
-        return Share(reserved.tokens, max(0.0, reserved.seconds), reserved.pages, reserved.streams)
+        return ReservedShare(reserved.tokens, max(0.0, reserved.seconds), reserved.pages, reserved.streams)
 
-    def own_share(self, request_id: RequestId, worker: WorkerId) -> Share:
+    def own_share(self, request_id: RequestId, worker: WorkerId) -> ReservedShare:
         """Returns what still counts on the worker of a request that this router placed."""
         reserved = self._reserved.get(worker)
         return NOTHING if reserved is None else reserved.shares.get((OWN, request_id), NOTHING)

@@ -19,7 +19,7 @@ from router.fleet.worker import LinkRate, Worker
 from router.routing.forecast import UNKNOWN_LINK
 from router.routing.policy import NO_LINKS, Decision, Policy, Snapshot, WorkerView
 from router.routing.prefix_index import PrefixIndex
-from router.routing.reservations import Reservations, Share
+from router.routing.reservations import Reservations, ReservedShare
 from twostroke.ids import BlockHash, RequestId, WorkerId
 from twostroke.kv_cache.tier import Tier
 
@@ -279,17 +279,17 @@ def _usual_link(workers: Sequence[Worker]) -> LinkRate:
     return next((link for worker in workers for link in worker.links.values()), UNKNOWN_LINK)
 
 
-def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, Share]:
+def _shares(snapshot: Snapshot, decision: Decision) -> dict[WorkerId, ReservedShare]:
     """Returns what the decision puts on each worker: tokens to compute, their predicted seconds, pages to claim."""
     decode = next(view for view in snapshot.decode if view.worker == decision.decode)
     missing = max(0, snapshot.full_blocks - decode.cached_blocks)
     forecast = decision.forecast
     if decision.source is None:
-        return {decision.decode: Share(max(1, forecast.computed_tokens), forecast.prefill_s, missing + 1, 1)}
+        return {decision.decode: ReservedShare(max(1, forecast.computed_tokens), forecast.prefill_s, missing + 1, 1)}
     tail = snapshot.known_tokens - snapshot.full_blocks * snapshot.block_size
     source = next(view for view in snapshot.prefill if view.worker == decision.source)
     pages = max(0, snapshot.full_blocks - source.cached_blocks)
     return {
-        decision.decode: Share(max(1, tail), forecast.tail_s, missing + 1, 1),
-        decision.source: Share(forecast.computed_tokens, forecast.prefill_s, pages, 0),
+        decision.decode: ReservedShare(max(1, tail), forecast.tail_s, missing + 1, 1),
+        decision.source: ReservedShare(forecast.computed_tokens, forecast.prefill_s, pages, 0),
     }

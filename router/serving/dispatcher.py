@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
 from router.fleet.broadcast import forget_cached, traces_at
-from router.fleet.demand import Demand
+from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
 from router.fleet.serving_facts import ServingFacts
@@ -61,7 +61,7 @@ class RouterCore:
             config, self.membership, self.router_id, metrics, self._routing, self._worker_gone, self._worker_back
         )
         self.recorder = recorder_of(self.router_id, ROLE, config.tracing, metrics.registry)
-        self._demand = Demand(self.router_id, self._fleet)
+        self._demand = DemandReporter(self.router_id, self._fleet)
         self._with: Dependencies | None = None
         """None until it is started."""
         self._running: asyncio.Task[None] | None = None

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from router.fleet.demand import Demand
+from router.fleet.demand import DemandReporter
 from router.fleet.fleet import Fleet
 from router.fleet.link_pool import LinkPool
 from router.fleet.worker_link import TokenDelta, TokenStream
@@ -68,7 +68,7 @@ class Dependencies:
     migration: Migration
     metrics: RouterMetrics
     request_log: RequestLog | NoLog
-    demand: Demand
+    demand: DemandReporter
     recorder: Recorder
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.flags.checks import field_of, positive
-from cluster.scaling.capacity import Promise, first_tokens_alone_s
+from cluster.scaling.capacity import LatencyTargets, first_tokens_alone_s
 from tools.figures.charts import Figure, Grid, Head, Line, Row, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import ability_of, check_objectives, load_of
@@ -77,7 +77,7 @@ class Place:
 class Cell:
     place: Place
     requests_per_s: float
-    promise: Promise
+    promise: LatencyTargets
     goodput: dict[str, float]
     """Goodput by variant."""
 
@@ -118,13 +118,13 @@ def run(args: argparse.Namespace) -> int:
     shape = _small(fleet_from(args, BLOCK_TOKENS), args)
     if not shape.prefill:
         raise ConfigError("--prefill must be at least 1: who else should compute?", field="prefill")
-    asked = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
+    asked = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
     cells = sweep(axes, shape, asked, (args.requests, args.output_tokens), output.jobs)
     _show(cells, shape, output)
     return 0
 
 
-def sweep(axes: Axes, shape: FleetShape, asked: Promise, sizes: tuple[int, int], jobs: int) -> list[Cell]:
+def sweep(axes: Axes, shape: FleetShape, asked: LatencyTargets, sizes: tuple[int, int], jobs: int) -> list[Cell]:
     """`sizes`: requests of a run, and tokens of an answer. Cells in the order of the axes."""
     places = [
         Place(prompt_tokens=tokens, load=load, bytes_per_s=bandwidth)
@@ -145,7 +145,7 @@ def sweep(axes: Axes, shape: FleetShape, asked: Promise, sizes: tuple[int, int],
     ]
 
 
-def _check_objectives(asked: Promise, traces: Sequence[Trace], fleets: Sequence[FleetShape]) -> None:
+def _check_objectives(asked: LatencyTargets, traces: Sequence[Trace], fleets: Sequence[FleetShape]) -> None:
     """Raises ConfigError where no cell's requests can meet them."""
     refusals = []
     for trace, fleet in zip(traces, fleets, strict=True):
@@ -173,16 +173,16 @@ def requests_at(place: Place, shape: FleetShape, requests: int, output_tokens: i
     return Trace("sweep", size, tuple(rows))
 
 
-def _promised(asked: Promise, trace: Trace, shape: FleetShape) -> Promise:
+def _promised(asked: LatencyTargets, trace: Trace, shape: FleetShape) -> LatencyTargets:
     alone = sorted(first_tokens_alone_s(load_of(trace, 1), ability_of(shape)))
     step_s = shape.cost.of_streams(STREAMS, STREAMS * trace.rows[0].input_tokens)
-    return Promise(
+    return LatencyTargets(
         ttft_s=asked.ttft_s if asked.ttft_s is not None else SLACK * alone[len(alone) // 2],
         itl_s=asked.itl_s if asked.itl_s is not None else 2 * step_s,
     )
 
 
-def _cell(place: Place, trace: Trace, promise: Promise, runs: Sequence[results.Run]) -> Cell:
+def _cell(place: Place, trace: Trace, promise: LatencyTargets, runs: Sequence[results.SimulatedRun]) -> Cell:
     return Cell(
         place=place,
         requests_per_s=len(trace.rows) / (trace.rows[-1].timestamp_s - trace.rows[0].timestamp_s),

@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from cluster.scaling.capacity import Promise
+from cluster.scaling.capacity import LatencyTargets
 from tests.bench.__main__ import PROGRAM
 from tests.bench.sweep import BLOCK_TOKENS, Cell, Place, requests_at, verdict
 from tools.simulate.fleet.shape import FleetShape
@@ -21,7 +21,7 @@ PLACE = Place(prompt_tokens=4096, load=0.5, bytes_per_s=2e9)
 def cell(local: float, remote: float, ours: float, prompt_tokens: int = 4096) -> Cell:
     goodput = {"always-local": local, "always-remote": remote, "kv": ours}
     place = dataclasses.replace(PLACE, prompt_tokens=prompt_tokens)
-    return Cell(place=place, requests_per_s=10.0, promise=Promise(ttft_s=1.0, itl_s=0.1), goodput=goodput)
+    return Cell(place=place, requests_per_s=10.0, promise=LatencyTargets(ttft_s=1.0, itl_s=0.1), goodput=goodput)
 
 
 def test_ours_is_held_against_the_better_rule_of_each_cell() -> None:

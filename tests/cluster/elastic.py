@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from cluster.ray.backend import AfterDrain, Nodes, WorkerDied
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import DesiredState
 from cluster.spec import fleet_spec
-from cluster.supervisor.actors import Place, Serving
+from cluster.supervisor.actors import ActorLocation, Serving
 from cluster.supervisor.supervisor import Supervisor
-from cluster.supervisor.view import Snapshot, Worker
+from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from tests.cluster.processes import PATIENCE_S, TOKEN
 from twostroke import errors
 from twostroke.config import ClusterConfig, ListenConfig, Role, RouterConfig, RoutingConfig, WorkerConfig
@@ -43,8 +43,8 @@ class ProcessWorker:
         self.processes = 0
         """Begun so far."""
 
-    async def place(self) -> Place:
-        return Place(**await self._call("place"))
+    async def place(self) -> ActorLocation:
+        return ActorLocation(**await self._call("place"))
 
     async def run(self, incarnation: int, role: Role) -> None:
         await self._call("run", incarnation, role.value)
@@ -151,7 +151,7 @@ class ProcessBackend:
     def set_desired(self, desired: DesiredState) -> None:
         self._desired = desired
 
-    def request_nodes(self, placed: Counts) -> None:
+    def request_nodes(self, placed: WorkerCounts) -> None:
         """There is always some."""
 
     async def nodes(self) -> Nodes:
@@ -219,20 +219,20 @@ class ElasticCluster:
         self.supervisor._run_task.cancel()
         await asyncio.gather(self._run_task, self.supervisor._run_task, return_exceptions=True)
 
-    async def until(self, is_so: Callable[[dict[str, Worker]], bool], within_s: float = PATIENCE_S) -> None:
+    async def until(self, is_so: Callable[[dict[str, SupervisedWorker]], bool], within_s: float = PATIENCE_S) -> None:
         """The fleet is as it is meant to be."""
         version, seen = -1, {}
         try:
             async with asyncio.timeout(within_s):
                 while True:
-                    snapshot: Snapshot = await self.supervisor.snapshot(version)
+                    snapshot: FleetSnapshot = await self.supervisor.snapshot(version)
                     version, seen = snapshot.version, {each.config.worker_id: each for each in snapshot.workers}
                     if is_so(seen):
                         return
         except TimeoutError:
             raise AssertionError(f"not so: {[(name, each.observed.stage) for name, each in seen.items()]}") from None
 
-    async def workers(self) -> dict[str, Worker]:
+    async def workers(self) -> dict[str, SupervisedWorker]:
         return {worker.config.worker_id: worker for worker in (await self.supervisor.snapshot()).workers}
 
     def kill(self, worker_id: str) -> None:

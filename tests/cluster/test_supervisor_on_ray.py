@@ -23,9 +23,9 @@ from cluster.ray.backend import RayBackend
 from cluster.ray.placement import nodes_from_ray
 from cluster.spec import NAMESPACE, SUPERVISOR, FleetSpec, fleet_spec
 from cluster.supervisor.actors import MountedWorker, PlainWorker, Serving
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
-from cluster.supervisor.view import Snapshot, Worker
+from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from tests.process_table import title_of
 from twostroke.config import ClusterConfig, Role, WorkerConfig
 from twostroke.errors import ConfigError
@@ -117,12 +117,12 @@ async def supervising(fleet: FleetSpec) -> AsyncIterator[Any]:
 
 
 async def until(
-    supervisor: Any, stage: Stage, worker_id: str = "decode-0", *, incarnation: int | None = None
-) -> Worker:
+    supervisor: Any, stage: WorkerStage, worker_id: str = "decode-0", *, incarnation: int | None = None
+) -> SupervisedWorker:
     version = -1
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            snapshot: Snapshot = await supervisor.snapshot.options(max_task_retries=-1).remote(version)
+            snapshot: FleetSnapshot = await supervisor.snapshot.options(max_task_retries=-1).remote(version)
             version = snapshot.version
             worker = next(worker for worker in snapshot.workers if worker.config.worker_id == worker_id)
             now = int(worker.serving.epoch.partition(".")[0]) if worker.serving else None
@@ -130,14 +130,14 @@ async def until(
                 return worker
 
 
-def pid_of(worker: Worker) -> int:
+def pid_of(worker: SupervisedWorker) -> int:
     assert worker.place is not None
     return worker.place.pid
 
 
 async def test_a_killed_worker_is_dead_in_the_view_at_once_and_comes_back_as_its_next_incarnation(on_ray: None) -> None:
     async with supervising(spec()) as supervisor:
-        before = await until(supervisor, Stage.SERVING)
+        before = await until(supervisor, WorkerStage.SERVING)
         peer = PeerChannel(await supervisor.address.remote(), TOKEN)
         watch = fleet_pb2_grpc.FleetStub(peer.channel).Watch(
             fleet_pb2.WatchRequest(watcher="test"), metadata=peer.metadata, timeout=PATIENCE_S
@@ -151,8 +151,8 @@ async def test_a_killed_worker_is_dead_in_the_view_at_once_and_comes_back_as_its
             if len(states) == 4:
                 break
         await peer.close()
-        after = await until(supervisor, Stage.SERVING, incarnation=2)
-        other = await until(supervisor, Stage.SERVING, "prefill-0", incarnation=1)
+        after = await until(supervisor, WorkerStage.SERVING, incarnation=2)
+        other = await until(supervisor, WorkerStage.SERVING, "prefill-0", incarnation=1)
 
     serving, dead, starting = (
         control_pb2.WORKER_STATE_SERVING,
@@ -166,16 +166,16 @@ async def test_a_killed_worker_is_dead_in_the_view_at_once_and_comes_back_as_its
 
 async def test_a_killed_supervisor_finds_its_workers_again_and_their_incarnations_go_on(on_ray: None) -> None:
     async with supervising(spec()) as supervisor:
-        before = await until(supervisor, Stage.SERVING, incarnation=1)
+        before = await until(supervisor, WorkerStage.SERVING, incarnation=1)
         os.kill(await pid_of_actor(supervisor), signal.SIGKILL)
         await supervisor.snapshot.options(max_task_retries=-1).remote()
         running = supervisor.run.remote()
-        adopted = await until(supervisor, Stage.SERVING)
+        adopted = await until(supervisor, WorkerStage.SERVING)
         assert adopted.serving == before.serving
         assert pid_of(adopted) == pid_of(before)
 
         os.kill(pid_of(adopted), signal.SIGKILL)
-        reborn = await until(supervisor, Stage.SERVING, incarnation=3)
+        reborn = await until(supervisor, WorkerStage.SERVING, incarnation=3)
         assert pid_of(reborn) != pid_of(before)
         del running
 
@@ -188,7 +188,7 @@ async def pid_of_actor(actor: Any) -> int:
 async def test_processes_are_named_after_their_role_and_none_of_a_stopped_fleet_stays_in_ray(on_ray: None) -> None:
     async with supervising(spec()) as supervisor:
         processes = {
-            role: psutil.Process(pid_of(await until(supervisor, Stage.SERVING, f"{role}-0", incarnation=1)))
+            role: psutil.Process(pid_of(await until(supervisor, WorkerStage.SERVING, f"{role}-0", incarnation=1)))
             for role in ("prefill", "decode")
         }
         assert title_of(processes["prefill"]).startswith("ray::PrefillWorker")
@@ -200,7 +200,7 @@ async def test_processes_are_named_after_their_role_and_none_of_a_stopped_fleet_
 
 async def test_a_worker_told_to_use_its_nodes_address_does(on_ray: None) -> None:
     async with supervising(spec(address="joined:1")) as supervisor:
-        worker = await until(supervisor, Stage.SERVING)
+        worker = await until(supervisor, WorkerStage.SERVING)
         address = await supervisor.address.remote()
     (node,) = nodes_from_ray(ray.nodes())
     assert worker.serving is not None

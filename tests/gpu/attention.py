@@ -13,7 +13,7 @@ from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B, TINY, scattered_tables
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.spans import Placement, Spans
+from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.prefill import PrefillTuning
@@ -78,7 +78,7 @@ def decode_s(batch: int, context: int, layers: int, tuning: DecodeTuning | None 
     outs: list[torch.Tensor] = []
 
     def every_layer() -> None:
-        step = backend.begin_decode(spans, Placement(slots, half, half))
+        step = backend.begin_decode(spans, TokenSlots(slots, half, half))
         outs[:] = [step.attend(layer, q) for layer in range(layers)]
 
     seconds = replayed_ms(every_layer) / 1e3 / layers

@@ -13,7 +13,7 @@ from tests.gpu.report import Report, Row
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.elementwise import TorchElementwise
-from twostroke.kernels.spans import Placement, Spans
+from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.kernels.triton.attention import TritonAttention
 from twostroke.kernels.triton.elementwise import TritonElementwise
 from twostroke.kernels.triton.pages import gather_pages, scatter_pages
@@ -125,7 +125,7 @@ def step_errors(case: Case, device: torch.device) -> dict[str, float]:
     scale = case.shape.dim**-0.5
     right_pool = case.pool.clone()
     q, k, v = case.split(torch.device("cpu"))
-    placement = Placement(case.slots, case.cosines, case.sines)
+    placement = TokenSlots(case.slots, case.cosines, case.sines)
     right_q = reference.rotate_and_store(q, k, v, right_pool, 1, placement)
     right = reference.paged_attention(right_q, right_pool, 1, case.batch(torch.device("cpu")), scale)
     backend = TritonAttention(case.pool.to(device), case.shape.heads, scale)
@@ -155,7 +155,7 @@ def recorded_errors(case: Case, device: torch.device) -> dict[str, float]:
     reference.span_attention(q, pool, 1, Spans(fields, case.tables, 1, longest), scale, right)
     backend = TritonAttention(pool.to(device), case.shape.heads, scale)
     zeros = torch.zeros(len(rows), case.shape.dim // 2, device=device)
-    placement = Placement(torch.zeros(len(rows), dtype=torch.int64, device=device), zeros, zeros)
+    placement = TokenSlots(torch.zeros(len(rows), dtype=torch.int64, device=device), zeros, zeros)
     spans = Spans(fields.to(device), case.tables.to(device), 1, longest)
     actual = backend.begin_decode(spans, placement).attend(1, q.to(device)).view_as(right)
     return {"decode": relative_error(actual, right)}

@@ -19,7 +19,7 @@ from tests.gpu.kernels import WORST
 from tests.gpu.measure import DEVICE, ceilings, replayed_ms
 from tests.gpu.report import Report, Row
 from tests.gpu.shapes import BLOCK, LLAMA_8B
-from twostroke.kernels.spans import Placement
+from twostroke.kernels.spans import TokenSlots
 from twostroke.kernels.triton.decode import DecodeTuning
 from twostroke.kernels.triton.elementwise import TritonElementwise
 from twostroke.kernels.triton.prefill import PrefillTuning
@@ -102,7 +102,7 @@ def small_kernels() -> dict[str, Callable[[], object]]:
     q, k, v = torch.split(qkv, heads, dim=1)
     pool = random_pool(BATCH, 1)
     angles = torch.zeros(BATCH, spec.head_dim // 2, device=DEVICE)
-    placement = Placement(torch.arange(BATCH, device=DEVICE) * BLOCK, angles, angles)
+    placement = TokenSlots(torch.arange(BATCH, device=DEVICE) * BLOCK, angles, angles)
     logits = torch.randn(BATCH, spec.vocab_size, device=DEVICE, dtype=DTYPE)
     return {
         "norm of a sum": lambda: kernels.add_norm(x, residual, weight, 1e-5),

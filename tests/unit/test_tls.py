@@ -14,7 +14,7 @@ from tests.certificates import DAY, Authority
 from twostroke import tls
 from twostroke.credentials import TlsConfig
 from twostroke.errors import ConfigError
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def _key_as_ca(ca: Authority, folder: Path) -> TlsConfig:
         ),
     ],
 )
-@pytest.mark.parametrize("use", list(Use))
+@pytest.mark.parametrize("use", list(CertificateUse))
 def test_what_cannot_be_used_is_refused_by_flag_and_file(
-    make: Callable[[Authority, Path], TlsConfig], said: str, use: Use, ca: Authority, tmp_path: Path
+    make: Callable[[Authority, Path], TlsConfig], said: str, use: CertificateUse, ca: Authority, tmp_path: Path
 ) -> None:
     flag = use.ca_flag.removesuffix("-ca") if "-ca " in said else use.value
     with pytest.raises(ConfigError) as refused:
@@ -70,7 +70,7 @@ def test_what_cannot_be_used_is_refused_by_flag_and_file(
 
 def test_files_that_change_while_they_are_read_are_never_mixed(ca: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     issued = ca.issue("worker")
-    certificates = Certificates(ca.config(issued), Use.CLUSTER)
+    certificates = Certificates(ca.config(issued), CertificateUse.CLUSTER)
     ca.issue("worker")
     really, changes = Path.read_bytes, 0
 
@@ -91,9 +91,9 @@ def test_files_that_change_while_they_are_read_are_never_mixed(ca: Authority, mo
 def test_a_cluster_wants_its_own_ca_and_its_own_name(ca: Authority, tmp_path: Path) -> None:
     stranger = Authority(tmp_path, "stranger").issue("from-elsewhere")
     with pytest.raises(ConfigError, match=r"--cluster-tls-cert .*elsewhere.crt does not come from the CA in .*ca.pem"):
-        Certificates(ca.config(stranger), Use.CLUSTER)
+        Certificates(ca.config(stranger), CertificateUse.CLUSTER)
     with pytest.raises(ConfigError, match=r"--cluster-tls-cert .*nameless.crt does not name twostroke.cluster"):
-        Certificates(ca.config(ca.issue("nameless", names=("localhost",))), Use.CLUSTER)
+        Certificates(ca.config(ca.issue("nameless", names=("localhost",))), CertificateUse.CLUSTER)
 
 
 def test_changed_files_are_used_and_broken_ones_are_not(
@@ -101,7 +101,7 @@ def test_changed_files_are_used_and_broken_ones_are_not(
 ) -> None:
     monkeypatch.setattr(tls, "RETRY_S", 0.0)
     issued = ca.issue("worker")
-    certificates = Certificates(ca.config(issued), Use.CLUSTER)
+    certificates = Certificates(ca.config(issued), CertificateUse.CLUSTER)
     first = certificates.server
     assert certificates.server is first
     assert abs(certificates.expires_s - time.time() - DAY.total_seconds()) < 60

@@ -29,7 +29,7 @@ class Client(abc.ABC):
     async def close(self) -> None: ...
 
 
-class Recorder:
+class AnswerRecorder:
     """Collects one answer. Created when the request is sent."""
 
     def __init__(self, clock: Clock) -> None:

@@ -9,7 +9,7 @@ import grpc.aio
 
 from cluster.clients.connect import tls_endpoint
 from cluster.clients.credentials import authorization
-from tools.bench.client import Client, Clock, Recorder, Send
+from tools.bench.client import AnswerRecorder, Client, Clock, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer
 from tools.bench.options import DEFAULT_VOCAB_SIZE, Target
@@ -53,7 +53,7 @@ class GrpcClient(Client):
         return partial(self._send, request)
 
     async def _send(self, request: inference_pb2.GenerateRequest) -> Answer:
-        recorder = Recorder(self._clock)
+        recorder = AnswerRecorder(self._clock)
         finished = False
         try:
             async for message in self._inference.Generate(

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from cluster.clients.connect import connector
-from tools.bench.client import Client, Clock, Recorder, Send
+from tools.bench.client import AnswerRecorder, Client, Clock, Send
 from tools.bench.load import PlannedRequest, Speller
 from tools.bench.measure import Answer
 from tools.bench.options import Target
@@ -73,7 +73,7 @@ class HttpClient(Client):
         return body
 
     async def _send(self, body: bytes) -> Answer:
-        recorder = Recorder(self._clock)
+        recorder = AnswerRecorder(self._clock)
         try:
             async with (
                 asyncio.timeout(self._target.timeout_s),
@@ -91,7 +91,7 @@ class HttpClient(Client):
         except (ValueError, AttributeError, TypeError, KeyError) as error:
             return recorder.failed("malformed answer", str(error))
 
-    async def _read_stream(self, response: aiohttp.ClientResponse, recorder: Recorder) -> Answer:
+    async def _read_stream(self, response: aiohttp.ClientResponse, recorder: AnswerRecorder) -> Answer:
         """What has arrived together gets one clock reading. Reads to the end, to free the connection."""
         lines = SseLines()
         ended = False
@@ -114,7 +114,7 @@ class HttpClient(Client):
         return recorder.completed()
 
 
-def _read_whole(body: bytes, recorder: Recorder) -> Answer:
+def _read_whole(body: bytes, recorder: AnswerRecorder) -> Answer:
     event = parse_event(body)
     if event.error is not None:
         return recorder.failed(f"answer {event.error.kind}", event.error.message)
@@ -144,7 +144,7 @@ DONE = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ReportedUsage:
     prompt_tokens: int | None
     completion_tokens: int | None
     cached_tokens: int | None
@@ -157,13 +157,13 @@ class StreamError:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     carries_tokens: bool
     id_count: int | None
     """Tokens in it, where the server sends ids along."""
     is_last: bool
     """It says why the answer ended."""
-    usage: Usage | None
+    usage: ReportedUsage | None
     error: StreamError | None
 
 
@@ -178,7 +178,7 @@ class SseLines:
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
-def parse_event(payload: bytes) -> Event:
+def parse_event(payload: bytes) -> StreamEvent:
     """Raises ValueError for what is not an event of OpenAI's API."""
     event = json.loads(payload)
     if not isinstance(event, dict):
@@ -187,7 +187,7 @@ def parse_event(payload: bytes) -> Event:
     choice: dict[str, Any] = choices[0] if choices else {}
     ids = choice.get("token_ids")
     is_last = choice.get("finish_reason") is not None
-    return Event(
+    return StreamEvent(
         carries_tokens=bool(ids) or _has_text(choice, is_last),
         id_count=len(ids) if ids else None,
         is_last=is_last,
@@ -216,11 +216,11 @@ def _has_text(choice: dict[str, Any], is_last: bool) -> bool:
     return bool(choice.get("text")) or ("text" in choice and not is_last)
 
 
-def _usage(usage: Any) -> Usage | None:
+def _usage(usage: Any) -> ReportedUsage | None:
     if not isinstance(usage, dict):
         return None
     details = usage.get("prompt_tokens_details") or {}
-    return Usage(usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
+    return ReportedUsage(usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
 
 
 def _error(error: Any) -> StreamError | None:

@@ -84,7 +84,7 @@ class RequestForm(Settings):
     timeout_s: float = setting(600.0, above=0, help="time that one request may take")
 
 
-class Pace(Settings):
+class RequestPace(Settings):
     """How many requests are sent, and when."""
 
     num_requests: int = setting(100, least=1, help="how many requests are measured")
@@ -164,11 +164,11 @@ class TraceReplay(Settings):
     trace_limit: int | None = setting(None, least=1, help="only its first N rows")
 
 
-class Load(Settings):
+class BenchLoad(Settings):
     """What is sent."""
 
     form: RequestForm = group(RequestForm, "form", "form of requests")
-    pace: Pace = group(Pace, "pace", "how many, how fast")
+    pace: RequestPace = group(RequestPace, "pace", "how many, how fast")
     prompts: Prompts = group(Prompts, "prompts", "which prompts")
     replay: TraceReplay = group(TraceReplay, "replay", "trace replay")
 
@@ -183,9 +183,9 @@ class Load(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BenchOptions:
     target: Target
-    pace: Pace
+    pace: RequestPace
     prompts: Prompts
     replay: TraceReplay
 
@@ -220,19 +220,19 @@ IGNORED = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_target(parser.add_argument_group("where to"))
-    flags.add(parser, Load)
+    flags.add(parser, BenchLoad)
 
 
-def options_from(args: argparse.Namespace) -> Options:
+def options_from(args: argparse.Namespace) -> BenchOptions:
     """Raises ConfigError or NotFound."""
-    load = flags.read(Load, args)
+    load = flags.read(BenchLoad, args)
     tls = credentials.tls_from(args)
     url, grpc = _address(args, tls)
     pace = load.pace
     if pace.concurrency is None and pace.rate is None and load.replay.trace is None:
         pace = pace.replace(concurrency=1)
     target = Target(url=url, grpc=grpc, model=args.model, **dict(load.form), api_key=_api_key(args), tls=tls)
-    return Options(target=target, pace=pace, prompts=load.prompts, replay=load.replay)
+    return BenchOptions(target=target, pace=pace, prompts=load.prompts, replay=load.replay)
 
 
 def _add_target(group: argparse._ArgumentGroup) -> None:

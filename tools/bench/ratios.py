@@ -62,7 +62,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ContestantOutcome:
     """One contestant under one load. A metric that no round has is absent."""
 
     name: str
@@ -74,7 +74,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
     load: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ContestantOutcome, ...]
     """In the order of the names."""
 
 
@@ -93,7 +93,7 @@ def outcomes_of(
 
 def _outcome(
     samples: Sequence[Sample[ReportT]], name: str, baseline: str, metrics: Sequence[Metric[ReportT]]
-) -> Outcome:
+) -> ContestantOutcome:
     own = {sample.round: sample.report for sample in samples if sample.name == name}
     base = {sample.round: sample.report for sample in samples if sample.name == baseline}
     values, ratios = {}, {}
@@ -103,7 +103,7 @@ def _outcome(
         pairs = [(metric.read(own[number]), metric.read(base[number])) for number in own if number in base]
         if name != baseline and metric.has_ratio and (spread := _spread(_ratio(*pair) for pair in pairs)):
             ratios[metric.key] = spread
-    return Outcome(name, values, ratios)
+    return ContestantOutcome(name, values, ratios)
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:
@@ -164,7 +164,9 @@ def _spreads(spreads: dict[str, Spread]) -> dict[str, Any]:
     }
 
 
-def _ratio_rows(outcome: Outcome, baseline: str, metrics: Sequence[Metric[ReportT]]) -> list[tuple[str, list[str]]]:
+def _ratio_rows(
+    outcome: ContestantOutcome, baseline: str, metrics: Sequence[Metric[ReportT]]
+) -> list[tuple[str, list[str]]]:
     spreads = [outcome.ratios.get(metric.key) for metric in metrics]
     return [
         (f"{outcome.name} / {baseline}", [shown_ratio(spread) for spread in spreads]),

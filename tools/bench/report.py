@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tools.bench.measure import Distribution, Report
-from tools.bench.options import Options, Target
+from tools.bench.options import BenchOptions, Target
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -32,7 +32,7 @@ def print_report(report: Report, title: str, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
-def describe(options: Options) -> str:
+def describe(options: BenchOptions) -> str:
     """What was sent where, in a line."""
     work, replay = options.prompts, options.replay
     if options.pace.concurrency is not None:
@@ -51,7 +51,7 @@ def describe(options: Options) -> str:
     return f"{options.target.name}: {work.prompt_tokens}{spread}{shared} -> {work.output_tokens} tokens; {pace}"
 
 
-def advice(report: Report, options: Options) -> str | None:
+def advice(report: Report, options: BenchOptions) -> str | None:
     """What to try when nothing worked."""
     if report.completed or not form_is_refused({error.kind for error in report.errors}, options.target):
         return None
@@ -63,7 +63,7 @@ def form_is_refused(failures: set[str], target: Target) -> bool:
     return failures <= REFUSALS and target.grpc is None and not target.sends_text
 
 
-def as_json(report: Report, options: Options) -> dict[str, Any]:
+def as_json(report: Report, options: BenchOptions) -> dict[str, Any]:
     """Everything in the report and all flags but the key and certificates."""
     target = {key: value for key, value in dataclasses.asdict(options.target).items() if key not in ("api_key", "tls")}
     return {

@@ -24,13 +24,13 @@ from tools.bench.load import (
     warmup_plan,
 )
 from tools.bench.measure import Record, Report, summarise
-from tools.bench.options import Options
+from tools.bench.options import BenchOptions
 from tools.bench.report import advice, as_json, describe, print_report
 from tools.output import write_json
 from tools.simulate.traces.trace import Replay, read_trace, replayed
 
 
-def run_session(options: Options) -> int:
+def run_session(options: BenchOptions) -> int:
     """Exit code: 1 if every request failed."""
     plan = plan_of(options)
     report = asyncio.run(measure(options, plan))
@@ -42,7 +42,7 @@ def run_session(options: Options) -> int:
     return 0 if report.completed else 1
 
 
-def plan_of(options: Options) -> list[PlannedRequest]:
+def plan_of(options: BenchOptions) -> list[PlannedRequest]:
     pace, said, seed = options.pace, options.replay, options.prompts.seed
     if said.trace is None:
         return synthetic_plan(options.prompts, arrivals_of(pace.arrivals, pace.rate, pace.num_requests, seed))
@@ -58,7 +58,7 @@ def plan_of(options: Options) -> list[PlannedRequest]:
     return trace_plan(trace, arrivals_of(pace.arrivals, pace.rate, len(trace.rows), seed))
 
 
-async def measure(options: Options, plan: Sequence[PlannedRequest]) -> Report:
+async def measure(options: BenchOptions, plan: Sequence[PlannedRequest]) -> Report:
     allow_many_sockets()
     client = await connect(options.target, options.prompts.seed, options.prompts.vocab_size)
     try:
@@ -75,7 +75,7 @@ LINE_EVERY_S = 5.0
 """Without a terminal: often enough to see life in a log, too rare to fill it."""
 
 
-class Tally:
+class ProgressCounts:
     """Running counts over all records so far."""
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ def _bar(total: int, console: Console) -> Iterator[OnRecord]:
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=console, refresh_per_second=4, transient=True
     ) as bar:
-        tally = Tally()
+        tally = ProgressCounts()
         task = bar.add_task(str(tally), total=total)
 
         def on_record(record: Record) -> None:
@@ -120,7 +120,7 @@ def _bar(total: int, console: Console) -> Iterator[OnRecord]:
 
 
 def _lines(total: int, clock: Clock, stream: TextIO) -> OnRecord:
-    tally = Tally()
+    tally = ProgressCounts()
     next_line_s = clock() + LINE_EVERY_S
 
     def on_record(record: Record) -> None:

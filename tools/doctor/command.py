@@ -15,8 +15,8 @@ from cluster.clients.connect import tls_endpoint
 from cluster.clients.credentials import ClientTls
 from cluster.launch import state_file
 from router.addresses import reachable
-from tools.doctor.diagnosis import Verdict, diagnose
-from tools.doctor.endpoints import Endpoint, GrpcEndpoint, HttpEndpoint
+from tools.doctor.diagnosis import Diagnosis, diagnose
+from tools.doctor.endpoints import ChatEndpoint, GrpcEndpoint, HttpEndpoint
 from tools.doctor.examine import examine, grpc_address_of
 from tools.doctor.facts import Facts
 from twostroke.errors import ConfigError
@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     with grpc.insecure_channel(admin.addresses[0], options=list(_OPTIONS)) as channel:
         address = args.grpc or grpc_address_of(channel, admin)
         with _channel(reachable(address), tls) as clients:
-            endpoint: Endpoint = HttpEndpoint(args.url, tls) if args.url is not None else GrpcEndpoint(clients, address)
+            endpoint: ChatEndpoint = (
+                HttpEndpoint(args.url, tls) if args.url is not None else GrpcEndpoint(clients, address)
+            )
             facts = examine(channel, admin, endpoint, salts)
     verdict = diagnose(facts)
     if args.json:
@@ -85,7 +87,7 @@ def _admin(args: argparse.Namespace) -> AdminAccess:
     raise ConfigError(f"{said}: say where its admin port is, with --admin HOST:PORT", field="--admin")
 
 
-def _print(verdict: Verdict, facts: Facts) -> None:
+def _print(verdict: Diagnosis, facts: Facts) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for name, canary in (("first", facts.first), ("second", facts.second)):
         console.print(f"{name} chat: {len(canary.tokens)} tokens, {canary.cached_tokens} reused", markup=False)

@@ -31,7 +31,7 @@ class Cause(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Diagnosis:
     cause: Cause
     finding: str
     remedy: str
@@ -42,32 +42,32 @@ class Verdict:
         return self.cause is Cause.FINE
 
 
-def diagnose(facts: Facts) -> Verdict:
+def diagnose(facts: Facts) -> Diagnosis:
     """The first cause that is there, the nearest to the root first: what is wrong with workers explains what is wrong
     with reuse, and a chat that reads differently the second time explains where it went."""
     return next(verdict for check in CHECKS if (verdict := check(facts)) is not None)
 
 
-def _failed(facts: Facts) -> Verdict | None:
+def _failed(facts: Facts) -> Diagnosis | None:
     failure = facts.first.failure or facts.second.failure
     if failure is None:
         return None
     which = "first" if facts.first.failure else "second"
-    return Verdict(
+    return Diagnosis(
         Cause.UNHEALTHY,
         f"the {which} chat was not answered: {failure}",
         "`twostroke status` shows who serves; the logs of whoever does not say why",
     )
 
 
-def _fingerprint(facts: Facts) -> Verdict | None:
+def _fingerprint(facts: Facts) -> Diagnosis | None:
     for worker in facts.workers:
         if not worker.fingerprint or worker.fingerprint == facts.fingerprint:
             continue
         differing = _differing(facts.fingerprint, worker.fingerprint)
         is_block_size = [name for name, _, _ in differing] == [BLOCK_SIZE_FIELD]
         told = ", ".join(f"{name} {other} instead of {fleet}" for name, fleet, other in differing)
-        return Verdict(
+        return Diagnosis(
             Cause.BLOCK_SIZE if is_block_size else Cause.FINGERPRINT,
             f"{worker.worker} does not hold the fleet's KV and gets no work: {told}",
             "start it with the flags of the others: --block-size"
@@ -90,7 +90,7 @@ def _fields(fingerprint: str) -> dict[str, str]:
     return {name: value for name, is_pair, value in pairs if is_pair} or {"fingerprint": fingerprint}
 
 
-def _unhealthy(facts: Facts) -> Verdict | None:
+def _unhealthy(facts: Facts) -> Diagnosis | None:
     for worker in facts.workers:
         if worker.state != "serving":
             finding = f"{worker.worker} is {worker.state}"
@@ -98,62 +98,62 @@ def _unhealthy(facts: Facts) -> Verdict | None:
             finding = f"{worker.worker} has been silent for {worker.event_age_s:.1f} s"
         else:
             continue
-        return Verdict(
+        return Diagnosis(
             Cause.UNHEALTHY,
             f"{finding}: what it holds is not reused",
             "its log says why; the supervisor starts a dead worker again, a stopped one (kill -STOP) waits for -CONT",
         )
     if not any(worker.role == "decode" for worker in facts.workers):
-        return Verdict(Cause.UNHEALTHY, "no decode worker is there", "`twostroke status` shows who is")
+        return Diagnosis(Cause.UNHEALTHY, "no decode worker is there", "`twostroke status` shows who is")
     return None
 
 
-def _partial_block(facts: Facts) -> Verdict | None:
+def _partial_block(facts: Facts) -> Diagnosis | None:
     tokens = len(facts.second.tokens)
     if tokens >= facts.block_size:
         return None
-    return Verdict(
+    return Diagnosis(
         Cause.PARTIAL_BLOCK,
         f"the chat has {tokens} tokens and a block {facts.block_size}: only full blocks are kept",
         "send longer prompts, or serve with a smaller --block-size",
     )
 
 
-def _fine(facts: Facts) -> Verdict | None:
+def _fine(facts: Facts) -> Diagnosis | None:
     full, tokens = _full_blocks(facts), len(facts.second.tokens)
     reused = _reused_blocks(facts)
     if reused < full:
         return None
     rest = tokens - full * facts.block_size
     tail = f"; the rest ({_plural(rest, 'token')}) fills no block and is always computed" if rest else ""
-    return Verdict(
+    return Diagnosis(
         Cause.FINE, f"all {_plural(full, 'full block')} of {tokens} tokens were reused the second time{tail}", ""
     )
 
 
-def _vocabulary(facts: Facts) -> Verdict | None:
+def _vocabulary(facts: Facts) -> Diagnosis | None:
     largest = max((*facts.first.tokens, *facts.second.tokens), default=0)
     if largest < facts.vocab_size:
         return None
     finding = f"the router's tokenizer makes token {largest}, and the model knows {facts.vocab_size} tokens"
-    return Verdict(Cause.TOKENIZER, finding, SAME_FILES)
+    return Diagnosis(Cause.TOKENIZER, finding, SAME_FILES)
 
 
-def _tokenizer(facts: Facts) -> Verdict | None:
+def _tokenizer(facts: Facts) -> Diagnosis | None:
     for canary in (facts.first, facts.second):
         if canary.prompt_tokens != len(canary.tokens) and facts.first.tokens == facts.second.tokens:
             finding = (
                 f"Tokenize makes {len(canary.tokens)} tokens of the chat, and the request had {canary.prompt_tokens}"
             )
-            return Verdict(Cause.TOKENIZER, finding, SAME_FILES)
+            return Diagnosis(Cause.TOKENIZER, finding, SAME_FILES)
     return None
 
 
-def _template(facts: Facts) -> Verdict | None:
+def _template(facts: Facts) -> Diagnosis | None:
     common = _common(facts.first.tokens, facts.second.tokens)
     if common == max(len(facts.first.tokens), len(facts.second.tokens)):
         return None
-    return Verdict(
+    return Diagnosis(
         Cause.TEMPLATE,
         f"the same chat became other tokens the second time, from token {common} of {len(facts.second.tokens)} on: "
         f"{_plural(common // facts.block_size, 'block')} can be shared, {_plural(_reused_blocks(facts), 'was', 'were')}"
@@ -162,21 +162,21 @@ def _template(facts: Facts) -> Verdict | None:
     )
 
 
-def _salt(facts: Facts) -> Verdict | None:
+def _salt(facts: Facts) -> Diagnosis | None:
     if facts.first.salt == facts.second.salt:
         return None
-    return Verdict(
+    return Diagnosis(
         Cause.SALT,
         f"cache_salt was {facts.first.salt!r} and then {facts.second.salt!r}: blocks of different salts never meet",
         "send one cache_salt with all requests that may share a cache",
     )
 
 
-def _stale_index(facts: Facts) -> Verdict | None:
+def _stale_index(facts: Facts) -> Diagnosis | None:
     for worker in facts.workers:
         if worker.own_sequence is None or worker.own_sequence <= (worker.index_sequence or 0):
             continue
-        return Verdict(
+        return Diagnosis(
             Cause.STALE_INDEX,
             f"{worker.worker} has published {_plural(worker.own_sequence, 'event batch', 'event batches')}, and the "
             f"router's index knows {worker.index_sequence or 0}",
@@ -186,11 +186,11 @@ def _stale_index(facts: Facts) -> Verdict | None:
     return None
 
 
-def _eviction(facts: Facts) -> Verdict | None:
+def _eviction(facts: Facts) -> Diagnosis | None:
     lost = max(facts.workers, key=lambda worker: worker.stored_blocks - worker.held_blocks)
     if lost.stored_blocks <= lost.held_blocks or _held(facts.workers) > _reused_blocks(facts):
         return None
-    return Verdict(
+    return Diagnosis(
         Cause.EVICTION,
         f"{lost.worker} had {_plural(lost.stored_blocks, 'block')} of the chat and kept {lost.held_blocks} until the "
         "second time: its pages were needed for others",
@@ -198,17 +198,17 @@ def _eviction(facts: Facts) -> Verdict | None:
     )
 
 
-def _policy(facts: Facts) -> Verdict | None:
+def _policy(facts: Facts) -> Diagnosis | None:
     held, reused = _held(facts.workers), _reused_blocks(facts)
     if held <= reused:
         return None
     holder = max(facts.workers, key=lambda worker: worker.held_blocks)
     finding = f"{holder.worker} held {_plural(held, 'block')} of the chat, and {reused} were reused"
     if facts.is_blind:
-        return Verdict(
+        return Diagnosis(
             Cause.POLICY, f"{finding}: the policy {facts.policy} does not ask who holds what", "serve with --policy kv"
         )
-    return Verdict(
+    return Diagnosis(
         Cause.POLICY,
         f"{finding}: the policy {facts.policy or '(unknown)'} found another worker sooner "
         f"({_plural(holder.queued_tokens, 'token')} waited at {holder.worker})",
@@ -216,15 +216,15 @@ def _policy(facts: Facts) -> Verdict | None:
     )
 
 
-def _unexplained(facts: Facts) -> Verdict:
-    return Verdict(
+def _unexplained(facts: Facts) -> Diagnosis:
+    return Diagnosis(
         Cause.UNEXPLAINED,
         f"{_reused_blocks(facts)} of {_plural(_full_blocks(facts), 'block')} were reused, and nobody held more of them",
         "compare the lines `routed request=` and `answer ended` of the router's log with what the workers log",
     )
 
 
-CHECKS: tuple[Callable[[Facts], Verdict | None], ...] = (
+CHECKS: tuple[Callable[[Facts], Diagnosis | None], ...] = (
     _fingerprint,
     _unhealthy,
     _vocabulary,

@@ -22,7 +22,7 @@ ANSWER_S = 120.0
 ANSWER_TOKENS = 2
 
 
-class Endpoint(Protocol):
+class ChatEndpoint(Protocol):
     def tokenize(self, text: str) -> tuple[int, ...]:
         """The chat's prompt as the router makes it now."""
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.clients.admin_access import AdminAccess, Metadata, describe
 from router.routing.policies import CACHE_BLIND
-from tools.doctor.endpoints import ANSWER_TOKENS, Endpoint
+from tools.doctor.endpoints import ANSWER_TOKENS, ChatEndpoint
 from tools.doctor.facts import Canary, Facts, WorkerFacts
 from twostroke.errors import PeerLost
 from twostroke.ids import BlockHash
@@ -31,7 +31,7 @@ BLOCKS = 6
 WORDS = tuple("the quick brown fox jumps over the lazy dog and runs on through the long grass".split())  # noqa: SIM905
 
 
-def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: Endpoint, salts: tuple[str, str]) -> Facts:
+def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, salts: tuple[str, str]) -> Facts:
     """`channel` is to the first of `admin`'s addresses. Raises PeerLost where the server cannot be asked."""
     control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
     server = _server_info(channel, admin)
@@ -78,7 +78,7 @@ def _server_info(channel: grpc.Channel, admin: AdminAccess) -> control_pb2.Serve
         raise PeerLost(f"{admin.addresses[0]}: {describe(error)}") from error
 
 
-def _chat_of(endpoint: Endpoint, tokens: int, most_tokens: int) -> str:
+def _chat_of(endpoint: ChatEndpoint, tokens: int, most_tokens: int) -> str:
     """A text that nobody has sent before, of at least `tokens` tokens if that many may be."""
     mark = f"Canary {secrets.token_hex(8)}:"
     count = tokens

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from cluster.flags.checks import field_of
-from cluster.scaling.capacity import Ability, Demand, Load, Promise, check_possible, first_tokens_alone_s
+from cluster.scaling.capacity import (
+    ExpectedLoad,
+    LatencyTargets,
+    MeasuredCapacity,
+    RequestDemand,
+    check_possible,
+    first_tokens_alone_s,
+)
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.oracle import LeastRecent, found_in_turns
 from tools.simulate.runs import span_s
@@ -14,26 +21,26 @@ BURST_S = 10.0
 """Windows in which arrivals are counted: their variance over their mean says how bursty a trace is."""
 
 
-def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Load:
+def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> ExpectedLoad:
     """With the hits of one cache of that many blocks: what good placement comes near to."""
     if not span_s(trace):
         raise ConfigError("a load needs requests at more than one instant (try --jitter)", field="trace")
     found = found_in_turns(trace, [LeastRecent(capacity_blocks)])
     demands = tuple(
-        Demand(row.input_tokens - cached, cached, row.output_tokens)
+        RequestDemand(row.input_tokens - cached, cached, row.output_tokens)
         for row, cached in zip(trace.rows, found, strict=True)
     )
-    return Load(
+    return ExpectedLoad(
         requests_per_s=rate_scale * len(trace.rows) / span_s(trace),
         demands=demands,
         arrival_variation=_dispersion(trace, rate_scale),
     )
 
 
-def ability_of(shape: FleetShape) -> Ability:
+def ability_of(shape: FleetShape) -> MeasuredCapacity:
     delays = shape.delays
     calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
-    return Ability(
+    return MeasuredCapacity(
         cost=shape.cost,
         step_tokens=shape.step_tokens,
         decode_pool_tokens=shape.decode_pool_tokens,
@@ -42,7 +49,7 @@ def ability_of(shape: FleetShape) -> Ability:
     )
 
 
-def check_objectives(trace: Trace, shape: FleetShape, promise: Promise, flag: str = "--slo-ttft") -> None:
+def check_objectives(trace: Trace, shape: FleetShape, promise: LatencyTargets, flag: str = "--slo-ttft") -> None:
     """Raises ConfigError where not even one request could meet them with the fleet for itself and everything cached
     that was said before."""
     if promise.ttft_s is None and promise.itl_s is None:
@@ -55,7 +62,7 @@ def check_objectives(trace: Trace, shape: FleetShape, promise: Promise, flag: st
             f"{quickest_s:.3g} s to its first token",
             field=field_of(flag),
         )
-    check_possible(load, ability, Promise(ttft_s=None, itl_s=promise.itl_s))
+    check_possible(load, ability, LatencyTargets(ttft_s=None, itl_s=promise.itl_s))
 
 
 def _dispersion(trace: Trace, rate_scale: float) -> float:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cluster.flags.checks import file_can_be_made
 from tools.output import write_text
-from tools.simulate.fleet.results import Run, percentile
+from tools.simulate.fleet.results import SimulatedRun, percentile
 from tools.simulate.fleet.shape import Delays, FleetShape
 from tools.simulate.options import profile_text
 from tools.simulate.report import console_for, seconds
@@ -83,7 +83,7 @@ def policies_of(answers: Sequence[AnswerRecord]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(answer.policy for answer in answers))
 
 
-def likeness(answers: Sequence[AnswerRecord], run: Run) -> Likeness:
+def likeness(answers: Sequence[AnswerRecord], run: SimulatedRun) -> Likeness:
     """Compare the answers that the run's policy placed with the simulated ones."""
     real = [answer.ttft_s for answer in answers if answer.policy == run.policy and answer.ttft_s is not None]
     simulated = [outcome.since_decision_s for outcome in run.outcomes if outcome.since_decision_s is not None]

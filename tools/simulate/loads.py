@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tools.rate_search import Limits, Tried, bracket_of, next_rate
+from tools.rate_search import SearchLimits, Tried, bracket_of, next_rate
 from tools.simulate.fleet import results
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.oracle import LeastRecent, found_in_turns
 from tools.simulate.runs import Runner, Trial, span_s
@@ -72,9 +72,9 @@ class FoundRate:
 def highest_rates(trials: Sequence[Trial], ttft_s: float, precision: float, run_all: Runner) -> list[FoundRate]:
     """For each trial the highest rate with a p90 TTFT up to `ttft_s`; all searches go side by side."""
     own = _requests_per_s(trials[0].trace)
-    limits = Limits(start=own, lowest=own / REACH, highest=own * REACH, precision=precision)
+    limits = SearchLimits(start=own, lowest=own / REACH, highest=own * REACH, precision=precision)
     tried: list[list[Tried]] = [[] for _ in trials]
-    runs: list[dict[float, Run]] = [{} for _ in trials]
+    runs: list[dict[float, SimulatedRun]] = [{} for _ in trials]
     while True:
         wanted = [(at, rate) for at, past in enumerate(tried) if (rate := next_rate(past, limits)) is not None]
         if not wanted:
@@ -86,7 +86,7 @@ def highest_rates(trials: Sequence[Trial], ttft_s: float, precision: float, run_
     return [_found(trial.variant, past, seen) for trial, past, seen in zip(trials, tried, runs, strict=True)]
 
 
-def keeps(run: Run, ttft_s: float) -> bool:
+def keeps(run: SimulatedRun, ttft_s: float) -> bool:
     """Nine in ten of all requests, refused ones included, have their first token in time."""
     in_time = sum(ttft <= ttft_s for ttft in results.ttfts(run))
     return in_time >= 0.9 * len(run.outcomes)
@@ -98,7 +98,7 @@ def _requests_per_s(trace: Trace) -> float:
     return len(trace.rows) / span_s(trace)
 
 
-def _found(variant: str, tried: Sequence[Tried], runs: dict[float, Run]) -> FoundRate:
+def _found(variant: str, tried: Sequence[Tried], runs: dict[float, SimulatedRun]) -> FoundRate:
     bracket = bracket_of(tried)
     run = runs[bracket.passing] if bracket.passing is not None else None
     return FoundRate(

@@ -25,7 +25,7 @@ GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RequestSource:
     """The origin of requests: a trace, or a workload by name."""
 
     trace: Path | None
@@ -129,8 +129,8 @@ def add_json(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--json", metavar="FILE", help='also as JSON; "-" for standard output')
 
 
-def source_from(args: argparse.Namespace) -> Source:
-    return Source(
+def source_from(args: argparse.Namespace) -> RequestSource:
+    return RequestSource(
         trace=args.trace,
         workload=args.workload,
         rate=args.rate,

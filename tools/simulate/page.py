@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.scaling.capacity import Promise
+from cluster.scaling.capacity import LatencyTargets
 from tools.figures.charts import (
     Figure,
     Grid,
@@ -23,7 +23,7 @@ from tools.figures.charts import (
     scatter_figure,
 )
 from tools.simulate.fleet import results
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.loads import FoundRate
 from tools.simulate.report import COLUMNS_SHOWN, explanation, seconds
 from tools.simulate.summary import Summary
@@ -36,13 +36,13 @@ LEAST_ERROR = 1e-3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     summaries: tuple[Summary, ...]
-    runs: tuple[tuple[float, Run], ...]
+    runs: tuple[tuple[float, SimulatedRun], ...]
     """With their paces; beside the summaries."""
     rates: tuple[FoundRate, ...]
     oracle_rate: float
 
 
-def render_page(found: Found, setting: str, promise: Promise) -> str:
+def render_page(found: Found, setting: str, promise: LatencyTargets) -> str:
     names = tuple(dict.fromkeys([each.variant for each in found.summaries] + [each.variant for each in found.rates]))
     colours = colours_of(names)
     sections = [
@@ -53,7 +53,7 @@ def render_page(found: Found, setting: str, promise: Promise) -> str:
     return render(Head("twostroke simulate", setting, names), sections)
 
 
-def _over_loads(found: Found, colours: dict[str, int], promise: Promise) -> Section:
+def _over_loads(found: Found, colours: dict[str, int], promise: LatencyTargets) -> Section:
     by_variant = {variant: [each for each in found.summaries if each.variant == variant] for variant in colours}
     paces = list(dict.fromkeys(each.rate_scale for each in found.summaries))
     hits = [
@@ -104,7 +104,7 @@ def _at_pace(found: Found, scale: float, colours: dict[str, int]) -> Section:
     )
 
 
-def _predictions(runs: Sequence[Run], colours: dict[str, int]) -> str:
+def _predictions(runs: Sequence[SimulatedRun], colours: dict[str, int]) -> str:
     clouds = []
     for run in runs:
         points = tuple(
@@ -116,7 +116,7 @@ def _predictions(runs: Sequence[Run], colours: dict[str, int]) -> str:
     return scatter_figure(clouds, Words("predicted over actual time to first token", "actual", "predicted"))
 
 
-def _errors(runs: Sequence[Run], colours: dict[str, int]) -> str:
+def _errors(runs: Sequence[SimulatedRun], colours: dict[str, int]) -> str:
     """Quantiles of |error|; beyond the last tenth the axis would show nothing else."""
     shares = [number / 20 for number in range(19)]
     lines = []
@@ -129,7 +129,7 @@ def _errors(runs: Sequence[Run], colours: dict[str, int]) -> str:
     return line_figure(lines, words, log_y=True)
 
 
-def _busy(runs: Sequence[Run], colours: dict[str, int]) -> str:
+def _busy(runs: Sequence[SimulatedRun], colours: dict[str, int]) -> str:
     groups = []
     for run in runs:
         roles = (Role.PREFILL, Role.DECODE)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.scaling.capacity import Counts, Promise
+from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from tools.figures.charts import Figure, Grid, Head, Line, Row, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
@@ -27,7 +27,7 @@ from tools.simulate.options import (
 )
 from tools.simulate.report import console_for, percent, seconds
 from tools.simulate.runs import runner
-from tools.simulate.sizing import Point, Sizing, crossing, crossover, smallest_fleet
+from tools.simulate.sizing import LoadPoint, Sizing, crossing, crossover, smallest_fleet
 from twostroke.errors import ConfigError
 
 BOTH, SPLIT = "colocated", "split"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_session(args: argparse.Namespace) -> int:
-    promise = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl, attainment=args.attainment)
+    promise = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl, attainment=args.attainment)
     source, output, scales = source_from(args), output_from(args), numbers("--loads", args.loads)
     if any(scale <= 0 for scale in scales):
         raise ConfigError(f"--loads must be positive, got {args.loads}", field="loads")
@@ -67,7 +67,7 @@ def run_session(args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(sizing: Sizing, points: Sequence[Point], setting: str, output: Output) -> None:
+def _show(sizing: Sizing, points: Sequence[LoadPoint], setting: str, output: Output) -> None:
     console = console_for(output.json_path)
     console.print(setting, markup=False)
     _print(sizing, points, console)
@@ -76,7 +76,7 @@ def _show(sizing: Sizing, points: Sequence[Point], setting: str, output: Output)
         write_text(_page(sizing, points, setting), output.html_path)
 
 
-def _print(sizing: Sizing, points: Sequence[Point], console: Console) -> None:
+def _print(sizing: Sizing, points: Sequence[LoadPoint], console: Console) -> None:
     for title, grid in ((answer(sizing), _tried_grid(sizing)), (pays(points), _points_grid(points))):
         console.print(f"[bold]{escape(title)}[/bold]")
         table = Table(box=None, pad_edge=False)
@@ -92,7 +92,7 @@ def answer(sizing: Sizing) -> str:
     return f"needs {smallest} workers (the formula alone says {formula}; {len(sizing.tried)} fleets simulated)"
 
 
-def pays(points: Sequence[Point]) -> str:
+def pays(points: Sequence[LoadPoint]) -> str:
     """Say in a line at which load splitting begins to pay."""
     found = crossing(points)
     if found is not None:
@@ -104,7 +104,7 @@ def pays(points: Sequence[Point]) -> str:
     return f"splitting {'pays' if lead > 0 else 'does not pay'} at any of these loads"
 
 
-def _words(promise: Promise) -> str:
+def _words(promise: LatencyTargets) -> str:
     return (
         f"{promise.attainment:.0%} of requests with a first token within {promise.ttft_s:g} s and {promise.itl_s:g} s "
         "between tokens on average"
@@ -130,7 +130,7 @@ def _tried_grid(sizing: Sizing) -> Grid:
     return Grid(("workers", "in time", "first tokens", "answers", "TTFT p90", "ITL p99", "util"), tuple(rows))
 
 
-def _points_grid(points: Sequence[Point]) -> Grid:
+def _points_grid(points: Sequence[LoadPoint]) -> Grid:
     splits = list(points[0].goodput) if points else []
     rows = [
         Row(
@@ -146,11 +146,11 @@ def _points_grid(points: Sequence[Point]) -> Grid:
     return Grid(("requests/s", *(_split_name(split) for split in splits), "best split"), tuple(rows))
 
 
-def _split_name(counts: Counts) -> str:
+def _split_name(counts: WorkerCounts) -> str:
     return f"{counts.prefill}+{counts.decode}" if counts.prefill else f"{counts.decode} {BOTH}"
 
 
-def _as_json(sizing: Sizing, points: Sequence[Point]) -> dict[str, Any]:
+def _as_json(sizing: Sizing, points: Sequence[LoadPoint]) -> dict[str, Any]:
     found = crossing(points)
     return {
         **dataclasses.asdict(sizing),
@@ -167,7 +167,7 @@ def _as_json(sizing: Sizing, points: Sequence[Point]) -> dict[str, Any]:
     }
 
 
-def _page(sizing: Sizing, points: Sequence[Point], setting: str) -> str:
+def _page(sizing: Sizing, points: Sequence[LoadPoint], setting: str) -> str:
     lines = [
         Line(0, tuple((point.requests_per_s, point.colocated) for point in points), name=BOTH),
         Line(1, tuple((point.requests_per_s, point.best[1]) for point in points), name=SPLIT),

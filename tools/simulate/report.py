@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from cluster.scaling.capacity import Promise
+from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.loads import FoundRate
 from tools.simulate.summary import Summary
 
@@ -84,7 +84,7 @@ def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
         console.print(table)
 
 
-def explanation(promise: Promise, oracle_rate: float) -> str:
+def explanation(promise: LatencyTargets, oracle_rate: float) -> str:
     limits = [
         *([f"a first token within {promise.ttft_s:g} s"] if promise.ttft_s is not None else []),
         *([f"{promise.itl_s:g} s between tokens on average"] if promise.itl_s is not None else []),

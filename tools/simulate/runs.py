@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
@@ -30,14 +30,14 @@ class Trial:
     """Requests wait in routers for their turn, as live ones let them, and not at their workers."""
 
 
-Runner = Callable[[Sequence[Trial]], list[Run]]
+Runner = Callable[[Sequence[Trial]], list[SimulatedRun]]
 """In the order of the trials."""
 
 
 def runner(jobs: int) -> Runner:
     """Says on standard error what has ended: some runs take minutes."""
 
-    def run_all(trials: Sequence[Trial]) -> list[Run]:
+    def run_all(trials: Sequence[Trial]) -> list[SimulatedRun]:
         if jobs == 1 or len(trials) < 2:
             return _told(trials, map(run_trial, trials))
         # Spawned: a forked child would inherit whatever threads the caller has, in whatever state.
@@ -48,7 +48,7 @@ def runner(jobs: int) -> Runner:
     return run_all
 
 
-def _told(trials: Sequence[Trial], runs: Iterable[Run]) -> list[Run]:
+def _told(trials: Sequence[Trial], runs: Iterable[SimulatedRun]) -> list[SimulatedRun]:
     done = []
     for number, (trial, run) in enumerate(zip(trials, runs, strict=True), start=1):
         done.append(run)
@@ -59,7 +59,7 @@ def _told(trials: Sequence[Trial], runs: Iterable[Run]) -> list[Run]:
     return done
 
 
-def run_trial(trial: Trial) -> Run:
+def run_trial(trial: Trial) -> SimulatedRun:
     adapters = RoutingAdapters(
         trial.variant, lambda: policy_of(trial.variant, peer_pulls=trial.peer_pulls), holds=trial.holds
     )

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from cluster.flags.checks import at_least_zero, file_can_be_made
 from cluster.scaling.autoscaler import seen_from
-from cluster.scaling.capacity import Counts, Demand, Promise
-from cluster.scaling.planner import Decision, Planner
+from cluster.scaling.capacity import LatencyTargets, RequestDemand, WorkerCounts
+from cluster.scaling.planner import Planner, ScalingDecision
 from tools.output import write_json
 from tools.simulate.demand import check_objectives
 from tools.simulate.fleet import results
-from tools.simulate.fleet.results import Outcome, Run, Status
+from tools.simulate.fleet.results import RequestOutcome, SimulatedRun, Status
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.shape import FleetShape
@@ -37,12 +37,12 @@ class Planned:
     """The planner as the simulator asks it."""
 
     planner: Planner
-    first: Counts
+    first: WorkerCounts
     tick_s: float
     start_s: float
     block_size: int
     switch_s: float = SWITCH_S
-    history: list[tuple[float, Decision]] = field(default_factory=list)
+    history: list[tuple[float, ScalingDecision]] = field(default_factory=list)
     """Each change, and why."""
 
     @property
@@ -50,14 +50,14 @@ class Planned:
         return _by_role(self.first)
 
     def __call__(self, look: Look) -> dict[Role, int]:
-        desired = Counts(look.desired[Role.PREFILL], look.desired[Role.DECODE])
+        desired = WorkerCounts(look.desired[Role.PREFILL], look.desired[Role.DECODE])
         seen = seen_from(
             look.loads,
             self.block_size,
             at_s=look.at_s,
             arrived=look.arrived,
             ended=tuple(_demands(look.ended)),
-            serving=Counts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
+            serving=WorkerCounts(look.serving[Role.PREFILL], look.serving[Role.DECODE]),
             desired=desired,
         )
         decision = self.planner.decide(seen)
@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_session(args: argparse.Namespace) -> int:
-    promise = Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
+    promise = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
     at_least_zero("--start", args.start)
     source = source_from(args)
     file_can_be_made("--json", args.json)
@@ -124,10 +124,10 @@ def run_session(args: argparse.Namespace) -> int:
 
 
 def compared(
-    trace: Trace, shape: FleetShape, promise: Promise, pace: ScalingConfig, start_s: float
+    trace: Trace, shape: FleetShape, promise: LatencyTargets, pace: ScalingConfig, start_s: float
 ) -> tuple[Planned, list[Fared]]:
     """The scaled fleet, one that stays as it begins, and one with all that there may be."""
-    first = Counts(shape.prefill, shape.decode)
+    first = WorkerCounts(shape.prefill, shape.decode)
     prefill, decode = pace.prefill_bounds(first.prefill), pace.decode_bounds(first.decode)
     planner = Planner(promise, prefill, decode, pace, may_switch=pace.may_switch(*first.pair))
     planned = Planned(planner, first, pace.tick_s, start_s, shape.block_size)
@@ -157,13 +157,15 @@ def surged(trace: Trace, factor: float) -> Trace:
     return dataclasses.replace(trace, rows=tuple(rows))
 
 
-def _demands(ended: Iterable[Outcome]) -> Iterable[Demand]:
+def _demands(ended: Iterable[RequestOutcome]) -> Iterable[RequestDemand]:
     for outcome in ended:
         if outcome.status is Status.DONE:
-            yield Demand(outcome.prompt_tokens - outcome.cached_tokens, outcome.cached_tokens, outcome.output_tokens)
+            yield RequestDemand(
+                outcome.prompt_tokens - outcome.cached_tokens, outcome.cached_tokens, outcome.output_tokens
+            )
 
 
-def _fared(name: str, run: Run, promise: Promise) -> Fared:
+def _fared(name: str, run: SimulatedRun, promise: LatencyTargets) -> Fared:
     return Fared(
         name=name,
         attainment=results.attainment(run, promise.ttft_s, promise.itl_s),
@@ -185,5 +187,5 @@ def _table(fared: Sequence[Fared]) -> Table:
     return table
 
 
-def _by_role(counts: Counts) -> dict[Role, int]:
+def _by_role(counts: WorkerCounts) -> dict[Role, int]:
     return {Role.PREFILL: counts.prefill, Role.DECODE: counts.decode}

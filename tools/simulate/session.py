@@ -11,14 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from cluster.flags.checks import positive
-from cluster.scaling.capacity import Promise
+from cluster.scaling.capacity import LatencyTargets
 from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
 from tools.simulate.fitting import SINCE_DECISION, likeness, likeness_json, policies_of, print_likeness, real_answers
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import FoundRate, highest_rates, pace_at
-from tools.simulate.options import Output, Source, fleet_from, numbers, output_from, source_from
+from tools.simulate.options import Output, RequestSource, fleet_from, numbers, output_from, source_from
 from tools.simulate.page import Found, render_page
 from tools.simulate.report import (
     as_json,
@@ -36,8 +36,8 @@ from twostroke.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    source: Source
+class SimulateOptions:
+    source: RequestSource
     output: Output
     variants: tuple[str, ...]
     """Round-robin first."""
@@ -47,7 +47,7 @@ class Options:
     of: str
     """The policy whose utilisation is meant."""
     peer_pulls: bool
-    promise: Promise
+    promise: LatencyTargets
     admits: bool
     """Routers refuse what would miss the objective."""
     find_rate_s: float | None
@@ -83,8 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", type=float, default=0.04, help="of --find-rate, relative (default: %(default)s)")
 
 
-def options_from(args: argparse.Namespace) -> Options:
-    return Options(
+def options_from(args: argparse.Namespace) -> SimulateOptions:
+    return SimulateOptions(
         source=source_from(args),
         output=output_from(args),
         variants=with_baseline(variants_from(args.policies)),
@@ -92,7 +92,7 @@ def options_from(args: argparse.Namespace) -> Options:
         utilisations=numbers("--utilisation", args.utilisation),
         of=args.of,
         peer_pulls=args.peer_pulls,
-        promise=Promise(ttft_s=args.slo_ttft, itl_s=args.slo_itl),
+        promise=LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl),
         admits=args.admission,
         find_rate_s=args.find_rate,
         precision=args.precision,
@@ -127,16 +127,16 @@ def run_session(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: Options, trace: Trace, shape: FleetShape) -> None:
+def _check(options: SimulateOptions, trace: Trace, shape: FleetShape) -> None:
     """Before minutes of simulating, not after."""
     check_objectives(trace, shape, options.promise)
     if options.find_rate_s is not None:
-        check_objectives(trace, shape, Promise(ttft_s=options.find_rate_s, itl_s=None), "--find-rate")
+        check_objectives(trace, shape, LatencyTargets(ttft_s=options.find_rate_s, itl_s=None), "--find-rate")
 
 
 def _compare(
-    options: Options, trace: Trace, shape: FleetShape, run_all: Runner, *, holds: bool
-) -> list[tuple[float, Run]]:
+    options: SimulateOptions, trace: Trace, shape: FleetShape, run_all: Runner, *, holds: bool
+) -> list[tuple[float, SimulatedRun]]:
     """`holds`: requests wait in routers, as those of the live router did whose log this is."""
     scales = options.rate_scales or (1.0,)
     if options.utilisations:
@@ -150,7 +150,7 @@ def _compare(
     return [(trial.rate_scale, run) for trial, run in zip(trials, run_all(trials), strict=True)]
 
 
-def _rates(options: Options, trace: Trace, shape: FleetShape, run_all: Runner) -> list[FoundRate]:
+def _rates(options: SimulateOptions, trace: Trace, shape: FleetShape, run_all: Runner) -> list[FoundRate]:
     if options.find_rate_s is None:
         return []
     trials = [
@@ -159,7 +159,7 @@ def _rates(options: Options, trace: Trace, shape: FleetShape, run_all: Runner) -
     return highest_rates(trials, options.find_rate_s, options.precision, run_all)
 
 
-def _heading(options: Options, trace: Trace, shape: FleetShape) -> str:
+def _heading(options: SimulateOptions, trace: Trace, shape: FleetShape) -> str:
     pulls = "peers are pulled from" if options.peer_pulls else "no pulls from peers"
     routers = f"{shape.routers} router{'s' if shape.routers > 1 else ''}"
     return (
@@ -170,7 +170,7 @@ def _heading(options: Options, trace: Trace, shape: FleetShape) -> str:
     )
 
 
-def _facts(options: Options, shape: FleetShape, oracle_rate: float) -> dict[str, Any]:
+def _facts(options: SimulateOptions, shape: FleetShape, oracle_rate: float) -> dict[str, Any]:
     source = dataclasses.asdict(options.source)
     source["trace"] = None if options.source.trace is None else str(options.source.trace)
     return {
@@ -183,7 +183,11 @@ def _facts(options: Options, shape: FleetShape, oracle_rate: float) -> dict[str,
 
 
 def _print(
-    options: Options, summaries: Sequence[Summary], found: Sequence[FoundRate], oracle_rate: float, console: Console
+    options: SimulateOptions,
+    summaries: Sequence[Summary],
+    found: Sequence[FoundRate],
+    oracle_rate: float,
+    console: Console,
 ) -> None:
     print_summaries(summaries, console)
     if summaries:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cluster.scaling.capacity import Counts, Promise, counts_for, prefill_workers_busy
+from cluster.scaling.capacity import LatencyTargets, WorkerCounts, counts_for, prefill_workers_busy
 from tools.simulate.demand import ability_of, load_of
 from tools.simulate.fleet import results
-from tools.simulate.fleet.results import Run, Status
+from tools.simulate.fleet.results import SimulatedRun, Status
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.runs import Runner, Trial
 from tools.simulate.traces.trace import Trace
@@ -27,15 +27,15 @@ NEIGHBOURS = 3
 """Splits tried of each smaller total: those next to the last one that was enough."""
 
 
-Keeps = Callable[[Sequence[Counts]], Counts | None]
+Keeps = Callable[[Sequence[WorkerCounts]], WorkerCounts | None]
 """The first of them that keeps the promise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class TriedFleet:
     """One fleet that was simulated."""
 
-    counts: Counts
+    counts: WorkerCounts
     attainment: float
     """Share of all requests that got what was promised."""
     ttft_attainment: float
@@ -47,19 +47,19 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    formula: Counts
+    formula: WorkerCounts
     """The counts at which the search began."""
-    smallest: Counts
-    tried: tuple[Tried, ...]
+    smallest: WorkerCounts
+    tried: tuple[TriedFleet, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LoadPoint:
     """One load of the comparison of splits with workers that do both."""
 
     rate_scale: float
     requests_per_s: float
-    goodput: dict[Counts, float]
+    goodput: dict[WorkerCounts, float]
     """Goodput by split; without prefill workers, all workers do both phases."""
 
     @property
@@ -67,20 +67,20 @@ class Point:
         return next(good for counts, good in self.goodput.items() if not counts.prefill)
 
     @property
-    def best(self) -> tuple[Counts, float]:
+    def best(self) -> tuple[WorkerCounts, float]:
         split = {counts: good for counts, good in self.goodput.items() if counts.prefill}
         counts = max(split, key=lambda each: split[each])
         return counts, split[counts]
 
 
-def smallest_fleet(trace: Trace, shape: FleetShape, promise: Promise, run_all: Runner) -> Sizing:
+def smallest_fleet(trace: Trace, shape: FleetShape, promise: LatencyTargets, run_all: Runner) -> Sizing:
     """Raises ConfigError where no fleet would do."""
     load, ability = load_of(trace, shape.prefill_pages * max(1, shape.prefill)), ability_of(shape)
     formula = counts_for(load, ability, promise)
     _check_can_be_simulated(formula, prefill_workers_busy(load, ability))
-    tried: dict[Counts, Tried] = {}
+    tried: dict[WorkerCounts, TriedFleet] = {}
 
-    def keeps(candidates: Sequence[Counts]) -> Counts | None:
+    def keeps(candidates: Sequence[WorkerCounts]) -> WorkerCounts | None:
         new = [counts for counts in candidates if counts not in tried]
         for counts, run in zip(new, run_all([_trial(trace, shape, counts) for counts in new]), strict=True):
             tried[counts] = _tried(counts, run, promise)
@@ -91,11 +91,11 @@ def smallest_fleet(trace: Trace, shape: FleetShape, promise: Promise, run_all: R
 
 
 def crossover(
-    trace: Trace, shape: FleetShape, promise: Promise, scales: Iterable[float], run_all: Runner
-) -> list[Point]:
+    trace: Trace, shape: FleetShape, promise: LatencyTargets, scales: Iterable[float], run_all: Runner
+) -> list[LoadPoint]:
     """At each pace the goodput of splits of `shape`'s workers, and of as many workers that do both strokes."""
     whole = shape.prefill + shape.decode
-    splits = [Counts(0, whole), *splits_of(whole, Counts(shape.prefill, shape.decode))]
+    splits = [WorkerCounts(0, whole), *splits_of(whole, WorkerCounts(shape.prefill, shape.decode))]
     paces = list(scales)
     trials = [dataclasses.replace(_trial(trace, shape, split), rate_scale=scale) for scale in paces for split in splits]
     runs = iter(run_all(trials))
@@ -104,7 +104,7 @@ def crossover(
         here = {split: next(runs) for split in splits}
         any_run = here[splits[0]]
         points.append(
-            Point(
+            LoadPoint(
                 rate_scale=scale,
                 requests_per_s=len(any_run.outcomes) / any_run.span_s if any_run.span_s else 0.0,
                 goodput={split: results.goodput(run, promise.ttft_s, promise.itl_s) for split, run in here.items()},
@@ -113,7 +113,7 @@ def crossover(
     return points
 
 
-def crossing(points: Sequence[Point]) -> tuple[float, bool] | None:
+def crossing(points: Sequence[LoadPoint]) -> tuple[float, bool] | None:
     """Requests per second at which the better of split and colocated changes, for the last time, and whether splitting
     is the better one above; None where one of them is at least as good at every load."""
     leads = [(point.requests_per_s, point.best[1] - point.colocated) for point in points]
@@ -126,21 +126,23 @@ def crossing(points: Sequence[Point]) -> tuple[float, bool] | None:
     return changes[-1] if changes else None
 
 
-def splits_near(counts: Counts, total: int) -> list[Counts]:
+def splits_near(counts: WorkerCounts, total: int) -> list[WorkerCounts]:
     """Return splits of a smaller total: first one worker less of either role, then those beside."""
     wanted = counts.prefill * total / counts.total
-    able = [Counts(prefill, total - prefill) for prefill in range(1, total)]
+    able = [WorkerCounts(prefill, total - prefill) for prefill in range(1, total)]
     return sorted(able, key=lambda each: abs(each.prefill - wanted))[:NEIGHBOURS]
 
 
-def splits_of(total: int, around: Counts) -> list[Counts]:
+def splits_of(total: int, around: WorkerCounts) -> list[WorkerCounts]:
     """Return `around` and splits with more of either role, up to a spread of quarters of the whole."""
     step = max(1, total // 8)
     wanted = {around.prefill + step * number for number in (-2, -1, 0, 1, 2)}
-    return [Counts(prefill, total - prefill) for prefill in sorted(wanted) if 0 < prefill < total]
+    return [WorkerCounts(prefill, total - prefill) for prefill in sorted(wanted) if 0 < prefill < total]
 
 
-def _grown(counts: Counts, tried: dict[Counts, Tried], promise: Promise, keeps: Keeps) -> Counts:
+def _grown(
+    counts: WorkerCounts, tried: dict[WorkerCounts, TriedFleet], promise: LatencyTargets, keeps: Keeps
+) -> WorkerCounts:
     """More of the role that misses its promise more often, until there is enough."""
     for _ in range(MOST_GROWTHS):
         if keeps([counts]) is not None:
@@ -148,9 +150,9 @@ def _grown(counts: Counts, tried: dict[Counts, Tried], promise: Promise, keeps: 
         found = tried[counts]
         step = max(1, counts.total // 10)
         if found.ttft_attainment <= found.itl_attainment:
-            counts = Counts(counts.prefill + step, counts.decode)
+            counts = WorkerCounts(counts.prefill + step, counts.decode)
         else:
-            counts = Counts(counts.prefill, counts.decode + step)
+            counts = WorkerCounts(counts.prefill, counts.decode + step)
     raise ConfigError(
         f"{counts} workers still miss the promise: {found.ttft_attainment:.0%} of first tokens and "
         f"{found.itl_attainment:.0%} of answers are in time, {promise.attainment:.0%} must be",
@@ -158,7 +160,7 @@ def _grown(counts: Counts, tried: dict[Counts, Tried], promise: Promise, keeps: 
     )
 
 
-def _shrunk(counts: Counts, keeps: Keeps) -> Counts:
+def _shrunk(counts: WorkerCounts, keeps: Keeps) -> WorkerCounts:
     """Fewer while that is enough: steps double until one is too large, and are halved from then on."""
     step, was_too_large = 1, False
     while step:
@@ -170,7 +172,7 @@ def _shrunk(counts: Counts, keeps: Keeps) -> Counts:
     return counts
 
 
-def _check_can_be_simulated(formula: Counts, busy: float) -> None:
+def _check_can_be_simulated(formula: WorkerCounts, busy: float) -> None:
     """Raises ConfigError for a load whose fleet would take hours to simulate."""
     if formula.total > MOST_WORKERS:
         raise ConfigError(
@@ -186,7 +188,7 @@ def _check_can_be_simulated(formula: Counts, busy: float) -> None:
         )
 
 
-def _trial(trace: Trace, shape: FleetShape, counts: Counts) -> Trial:
+def _trial(trace: Trace, shape: FleetShape, counts: WorkerCounts) -> Trial:
     """Give each worker the pages that its role has in `shape`; without prefill workers, all of a worker's memory is its
     own prefix cache."""
     pages = shape.decode_pages if counts.prefill else max(shape.decode_pages, shape.prefill_pages)
@@ -194,10 +196,10 @@ def _trial(trace: Trace, shape: FleetShape, counts: Counts) -> Trial:
     return Trial(variant=OURS, trace=trace, shape=fleet)
 
 
-def _tried(counts: Counts, run: Run, promise: Promise) -> Tried:
+def _tried(counts: WorkerCounts, run: SimulatedRun, promise: LatencyTargets) -> TriedFleet:
     answered = [outcome for outcome in run.outcomes if outcome.status is Status.DONE]
     steady = sum(results.meets(outcome, None, promise.itl_s) for outcome in answered)
-    return Tried(
+    return TriedFleet(
         counts=counts,
         attainment=results.attainment(run, promise.ttft_s, promise.itl_s),
         ttft_attainment=results.attainment(run, promise.ttft_s, None),

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.scaling.capacity import Promise
+from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.fleet import results
-from tools.simulate.fleet.results import Run, Status, percentile
+from tools.simulate.fleet.results import SimulatedRun, Status, percentile
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.oracle import oracle
 from tools.simulate.traces.trace import Trace
@@ -59,7 +59,7 @@ class Summary:
     cpu_s: float
 
 
-def summarise(run: Run, rate_scale: float, promise: Promise, oracle_rate: float) -> Summary:
+def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, oracle_rate: float) -> Summary:
     """Without its ratio, which takes another run: see `with_ratios`."""
     ttfts = results.ttfts(run)
     errors = results.prediction_errors(run.outcomes)

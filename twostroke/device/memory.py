@@ -11,7 +11,7 @@ import torch
 from twostroke.device.staging import StagedWindow
 from twostroke.device.stream import copy_stream
 from twostroke.errors import ConfigError
-from twostroke.kv_cache.memory import SCRATCH_PAGES, Pages, Place, Window, available_memory_bytes
+from twostroke.kv_cache.memory import SCRATCH_PAGES, Pages, PoolLocation, Window, available_memory_bytes
 from twostroke.kv_cache.shared import GenerationTable
 
 
@@ -35,8 +35,8 @@ class DeviceMemory(Pages):
         return StagedWindow(self.tensor, batch_pages, copy_stream(self.device))
 
     @property
-    def place(self) -> Place:
-        return Place(self.tensor.data_ptr(), self.tensor.get_device() if self.tensor.is_cuda else None)
+    def place(self) -> PoolLocation:
+        return PoolLocation(self.tensor.data_ptr(), self.tensor.get_device() if self.tensor.is_cuda else None)
 
     def close(self) -> None:
         """Views that others still hold keep the memory alive until they go."""

@@ -36,7 +36,7 @@ class Accelerator(Protocol):
     def record(self, step: Step) -> Recording: ...
 
 
-class Host:
+class CpuAccelerator:
     """The CPU in a device's place: nothing is asynchronous, and a recording is the step itself."""
 
     def __init__(self) -> None:
@@ -95,4 +95,4 @@ class Cuda:
 
 
 def accelerator_for(device: torch.device) -> Accelerator:
-    return Cuda(device) if device.type == "cuda" else Host()
+    return Cuda(device) if device.type == "cuda" else CpuAccelerator()

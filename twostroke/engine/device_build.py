@@ -10,12 +10,12 @@ import torch
 from twostroke.config import CacheConfig, WorkerConfig
 from twostroke.engine.accelerator import Accelerator
 from twostroke.engine.decode_graphs import PageTable, graph_sizes
-from twostroke.engine.device_fit import Needs, device_pages, read_memory, working_bytes
+from twostroke.engine.device_fit import DeviceNeeds, device_pages, read_memory, working_bytes
 from twostroke.engine.device_runner import DeviceAttention, DeviceRunner, StepLimits
 from twostroke.kernels.choice import device_attention, device_elementwise
 from twostroke.kernels.elementwise import Elementwise
 from twostroke.models.device_model import DeviceModel
-from twostroke.models.device_weights import Source, take_weights
+from twostroke.models.device_weights import WeightSource, take_weights
 from twostroke.models.rope import rope_tables
 from twostroke.models.spec import ModelSpec
 
@@ -51,10 +51,10 @@ class DevicePlan:
         """Return how many pages fit. Raises ConfigError before anything is loaded if the device is too small."""
         return device_pages(read_memory(self.device), self.needs(), cache)
 
-    def needs(self) -> Needs:
+    def needs(self) -> DeviceNeeds:
         spec = self.spec
         samples = self.max_sequences if self.with_head else 0
-        return Needs(
+        return DeviceNeeds(
             weight_bytes=spec.weight_bytes(self.dtype, with_head=self.with_head),
             working_bytes=working_bytes(
                 spec.hidden_size,
@@ -97,7 +97,7 @@ class DeviceKernels:
 
 def make_device_runner(
     plan: DevicePlan,
-    source: Source,
+    source: WeightSource,
     pages: torch.Tensor,
     accelerator: Accelerator,
     kernels_over: Callable[[torch.Tensor, ModelSpec], DeviceKernels] = DeviceKernels.over,

@@ -30,7 +30,7 @@ class MemoryReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
+class DeviceNeeds:
     """What one worker puts on its device beside pages."""
 
     weight_bytes: int
@@ -70,7 +70,7 @@ def working_bytes(hidden: int, intermediate: int, vocab: int, *, tokens: int, sa
     return CONTEXT_BYTES + activations + vocab * (samples * DRAW_BYTES + recorded * KEPT_BYTES)
 
 
-def device_pages(memory: MemoryReading, needs: Needs, cache: CacheConfig) -> int:
+def device_pages(memory: MemoryReading, needs: DeviceNeeds, cache: CacheConfig) -> int:
     """How many pages a worker keeps on the device.
 
     Raises ConfigError, saying by how many bytes, where the device is too small for weights, working memory and pages.

@@ -22,7 +22,7 @@ from twostroke.engine.sampler import UNSOUND, is_plain_draw, is_plain_greedy, sa
 from twostroke.engine.staging import HostArray, Staging, packed_offsets
 from twostroke.errors import EngineLost
 from twostroke.kernels.attention import AttentionBackend, AttentionStep, RaggedBatch
-from twostroke.kernels.spans import Placement, Spans
+from twostroke.kernels.spans import Spans, TokenSlots
 from twostroke.models.device_model import EVERY_ROW, DeviceModel
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, SampleRow, StepResult
@@ -36,7 +36,7 @@ NOBODY = -1
 class DeviceAttention(AttentionBackend, Protocol):
     """Attention that can be recorded: everything a decode step depends on lies on the device."""
 
-    def begin_decode(self, spans: Spans, placement: Placement) -> AttentionStep: ...
+    def begin_decode(self, spans: Spans, placement: TokenSlots) -> AttentionStep: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Answers:
+class DeviceStepOutput:
     """What a step leaves on the device."""
 
     greatest: torch.Tensor
@@ -110,15 +110,15 @@ class DeviceRunner:
         """Let go of weights, recordings and the view of the pages, so that their memory can be given back."""
         del self._graphs, self._model, self._attention
 
-    def launch(self, batch: Batch) -> Answers | None:
+    def launch(self, batch: Batch) -> DeviceStepOutput | None:
         """Start a step; what it will leave on the device, None where nobody samples. The next waits for this one."""
         if self._graphs is not None and self._graphs.takes(batch):
             greatest, logits = self._graphs.run(batch)
-            return Answers(greatest, logits, [row.row for row in batch.samples])
+            return DeviceStepOutput(greatest, logits, [row.row for row in batch.samples])
         logits_or_none = self.logits(batch)
         if logits_or_none is None:
             return None
-        return Answers(_greatest(logits_or_none), logits_or_none, list(range(len(batch.samples))))
+        return DeviceStepOutput(_greatest(logits_or_none), logits_or_none, list(range(len(batch.samples))))
 
     def logits(self, batch: Batch) -> torch.Tensor | None:
         """Write the KV of all tokens; the logits behind `batch.samples`, or None where there are none."""
@@ -141,13 +141,13 @@ class DeviceRunner:
     def _decode(self, inputs: DecodeInputs) -> tuple[torch.Tensor, ...]:
         """What is recorded: (likeliest tokens, logits) of every row."""
         positions = inputs.positions
-        placement = Placement(inputs.write_slots, self._cosines[positions], self._sines[positions])
+        placement = TokenSlots(inputs.write_slots, self._cosines[positions], self._sines[positions])
         step = self._attention.begin_decode(inputs.spans, placement)
         logits = self._model.forward(inputs.tokens, step, EVERY_ROW)
         assert logits is not None
         return _greatest(logits), logits
 
-    def _sampled(self, answers: Answers, batch: Batch) -> tuple[SampledToken, ...]:
+    def _sampled(self, answers: DeviceStepOutput, batch: Batch) -> tuple[SampledToken, ...]:
         """One token per sample; waits for the device."""
         greatest = self._tokens[: len(answers.greatest)]
         greatest.copy_(answers.greatest, non_blocking=True)
@@ -185,7 +185,7 @@ def _greatest(logits: torch.Tensor) -> torch.Tensor:
 
 def _pick(
     sampler: Callable[[torch.Tensor, Sequence[SampleRow]], Sequence[Picked]],
-    answers: Answers,
+    answers: DeviceStepOutput,
     batch: Batch,
     indices: Sequence[int],
 ) -> Iterator[tuple[int, Picked]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.spans import Placement, Spans
+from twostroke.kernels.spans import Spans, TokenSlots
 
 
 def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
@@ -49,7 +49,7 @@ def paged_attention(q: torch.Tensor, pool: torch.Tensor, layer: int, batch: Ragg
 
 
 def rotate_and_store(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: Placement
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: TokenSlots
 ) -> torch.Tensor:
     """`rotate` and `write_kv` in one; the rotated q."""
     write_kv(rotate(k, placement.cosines, placement.sines), v, pool, layer, placement.write_slots)

@@ -36,7 +36,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Placement:
+class TokenSlots:
     """The write slot and the rotation of each of T tokens."""
 
     write_slots: torch.Tensor

@@ -30,7 +30,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Span:
+class QuerySpan:
     """The query rows of one sequence, and what they may see."""
 
     block_table: torch.Tensor
@@ -57,11 +57,11 @@ class TorchAttention:
         self.heads = heads
         self.scale = scale
 
-    def begin(self, batch: RaggedBatch) -> TorchAttentionStep[Span]:
+    def begin(self, batch: RaggedBatch) -> TorchAttentionStep[QuerySpan]:
         spans = [span_of(batch, sequence) for sequence in range(batch.sequences)]
         return TorchAttentionStep(self, batch, spans)
 
-    def attend_span(self, layer: int, span: Span, q: torch.Tensor, out: torch.Tensor) -> None:
+    def attend_span(self, layer: int, span: QuerySpan, q: torch.Tensor, out: torch.Tensor) -> None:
         """Write the attention of one span's rows of q [T, heads, D] into out [T, heads, D]."""
         k, v = reference.gather_kv(self.pool, layer, span.block_table, span.context_len)
         for tile in span.tiles:
@@ -98,7 +98,7 @@ class TorchAttentionStep(Generic[AnySpan]):
         return out.flatten(1)
 
 
-def span_of(batch: RaggedBatch, sequence: int) -> Span:
+def span_of(batch: RaggedBatch, sequence: int) -> QuerySpan:
     start, end = batch.query_starts[sequence], batch.query_starts[sequence + 1]
     context_len = batch.context_lens[sequence]
     tiles = []
@@ -109,4 +109,4 @@ def span_of(batch: RaggedBatch, sequence: int) -> Span:
         if rows.stop - rows.start > 1:
             mask = torch.arange(visible, dtype=torch.int32) <= batch.positions[rows, None]
         tiles.append(Tile(rows, visible, mask))
-    return Span(batch.block_tables[sequence], context_len, tuple(tiles))
+    return QuerySpan(batch.block_tables[sequence], context_len, tuple(tiles))

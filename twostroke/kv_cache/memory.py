@@ -47,7 +47,7 @@ class Window(abc.ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PoolLocation:
     """Location of the pages, one after the other."""
 
     address: int
@@ -69,7 +69,7 @@ class Pages(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def place(self) -> Place: ...
+    def place(self) -> PoolLocation: ...
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -121,8 +121,8 @@ class PageMemory(Pages):
         return _HostWindow(self.data)
 
     @property
-    def place(self) -> Place:
-        return Place(self.data.ctypes.data, None)
+    def place(self) -> PoolLocation:
+        return PoolLocation(self.data.ctypes.data, None)
 
     def page(self, page: PageId) -> npt.NDArray[np.uint8]:
         """Return a view of one page."""

@@ -11,7 +11,7 @@ import torch
 from twostroke.models.spec import ModelSpec
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """The source of tensors: a model's files, or a generator of random ones."""
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
@@ -48,7 +48,7 @@ class DeviceWeights:
     """None on a worker that never samples."""
 
 
-def take_weights(source: Source, spec: ModelSpec, *, with_head: bool) -> DeviceWeights:
+def take_weights(source: WeightSource, spec: ModelSpec, *, with_head: bool) -> DeviceWeights:
     """Raises what the source raises."""
     words = (spec.vocab_size, spec.hidden_size)
     embedding = source.take("model.embed_tokens.weight", *words)
@@ -60,7 +60,7 @@ def take_weights(source: Source, spec: ModelSpec, *, with_head: bool) -> DeviceW
     return DeviceWeights(embedding, layers, norm, head)
 
 
-def take_layer(source: Source, layer: int, spec: ModelSpec) -> DeviceLayer:
+def take_layer(source: WeightSource, layer: int, spec: ModelSpec) -> DeviceLayer:
     """Raises what the source raises."""
     prefix, hidden, inner = f"model.layers.{layer}", spec.hidden_size, spec.intermediate_size
     q_rows, kv_rows = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
@@ -80,7 +80,9 @@ def take_layer(source: Source, layer: int, spec: ModelSpec) -> DeviceLayer:
     )
 
 
-def _take_dense(source: Source, parts: Sequence[tuple[str, int]], columns: int, *, has_bias: bool) -> DenseWeights:
+def _take_dense(
+    source: WeightSource, parts: Sequence[tuple[str, int]], columns: int, *, has_bias: bool
+) -> DenseWeights:
     """Several projections of the same input, stacked in the order given."""
     weight = _stacked([source.take(f"{name}.weight", rows, columns) for name, rows in parts])
     bias = _stacked([source.take(f"{name}.bias", rows) for name, rows in parts]) if has_bias else None

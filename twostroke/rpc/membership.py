@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from twostroke.credentials import TlsConfig
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,4 +17,4 @@ class Membership:
     @classmethod
     def of(cls, token: str, tls: TlsConfig | None) -> Membership:
         """Raises ConfigError where the certificates cannot be used."""
-        return cls(token, None if tls is None else Certificates(tls, Use.CLUSTER))
+        return cls(token, None if tls is None else Certificates(tls, CertificateUse.CLUSTER))

@@ -31,7 +31,7 @@ ADMISSION_LOOKAHEAD = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """Limits of the model and the role, besides the configuration."""
 
     block_size: int
@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class AdmittedSequence:
     """A sequence that got its pages. The `missing` blocks have no writer: pull them now, or they are computed."""
 
     sequence: Sequence
@@ -60,7 +60,7 @@ class Emission:
 
 class Scheduler:
     def __init__(
-        self, pool: BlockPool, config: ScheduleConfig, limits: Limits, builder: StepBuilder | None = None
+        self, pool: BlockPool, config: ScheduleConfig, limits: SchedulerLimits, builder: StepBuilder | None = None
     ) -> None:
         self._pool = pool
         self._config = config
@@ -114,12 +114,12 @@ class Scheduler:
         self._wait(sequence)
         self._waiting.append(sequence)
 
-    def admit(self) -> list[Admission]:
+    def admit(self) -> list[AdmittedSequence]:
         """Claim pages for waiting sequences, in their order.
 
         A later one that fits may pass one that does not, at most `max_passes` times.
         """
-        admitted: list[Admission] = []
+        admitted: list[AdmittedSequence] = []
         passed: list[Sequence] = []
         for _ in range(min(ADMISSION_LOOKAHEAD, len(self._waiting))):
             if len(self._running) >= self._config.max_num_seqs:
@@ -207,7 +207,7 @@ class Scheduler:
     def _wait(self, sequence: Sequence) -> None:
         sequence.set_pending(self._pool.hits(sequence.block_hashes), self._limits.block_size)
 
-    def _claim(self, sequence: Sequence) -> Admission | None:
+    def _claim(self, sequence: Sequence) -> AdmittedSequence | None:
         block_size = self._limits.block_size
         sequence.extend_hashes(block_size)
         wanted_tokens = len(sequence.known) + (1 if sequence.sampling else 0)
@@ -219,7 +219,7 @@ class Scheduler:
         sequence.computed = claim.hits * block_size
         if not sequence.preemptions:
             sequence.hit_blocks = claim.hits
-        return Admission(sequence, claim.missing)
+        return AdmittedSequence(sequence, claim.missing)
 
     # Choosing
 

@@ -13,7 +13,7 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class SpanEvent:
     name: str
     at_s: float
     """Seconds since the Unix epoch, as all times of spans."""
@@ -31,7 +31,7 @@ class Span:
     start_s: float
     end_s: float
     attributes: Mapping[str, Value]
-    events: tuple[Event, ...]
+    events: tuple[SpanEvent, ...]
     error: str | None
 
 
@@ -56,7 +56,7 @@ class OpenSpan:
         self._parent_id = parent_id
         self._take = take
         self._attributes: dict[str, Value] = {}
-        self._events: list[Event] = []
+        self._events: list[SpanEvent] = []
 
     def begin(self, name: str) -> OpenSpan:
         """A part of it, in the same process."""
@@ -87,7 +87,7 @@ class OpenSpan:
                 self._attributes[name] = value
 
     def event(self, name: str, **attributes: Value) -> None:
-        self._events.append(Event(name, time.time(), attributes))
+        self._events.append(SpanEvent(name, time.time(), attributes))
 
     def end(self, error: str | None = None, at_s: float | None = None) -> None:
         if self.has_ended:

@@ -37,7 +37,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class PageEndpoint:
     """How to reach one worker's pages over one transport; travels inside rpc messages as bytes."""
 
     transport: str
@@ -67,7 +67,7 @@ class Endpoint:
         )
 
     @classmethod
-    def unpack(cls, data: bytes) -> Endpoint:
+    def unpack(cls, data: bytes) -> PageEndpoint:
         """Raises InvalidRequest."""
         try:
             fields = msgpack.unpackb(data)
@@ -90,7 +90,7 @@ class PageCopy:
     generation: int
 
 
-class Outcome(enum.Enum):
+class ReadOutcome(enum.Enum):
     DONE = "done"
     FAILED = "failed"
     EXPIRED = "expired"
@@ -98,7 +98,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransferResult:
-    outcome: Outcome
+    outcome: ReadOutcome
     copied_bytes: int
     seconds: float
     """Time from the first request to the last byte copied."""
@@ -109,7 +109,7 @@ class TransferResult:
 class Peer:
     """A connection to one epoch of one worker's pages."""
 
-    endpoint: Endpoint
+    endpoint: PageEndpoint
 
 
 class Transfer:
@@ -122,15 +122,15 @@ class PageTransport(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    async def open(self, memory: Pages, identity: Identity) -> Endpoint:
+    async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
         """Make `memory` readable by peers that show the token and name this epoch and fingerprint. Called once."""
 
     @abc.abstractmethod
-    def reaches(self, endpoint: Endpoint) -> bool:
+    def reaches(self, endpoint: PageEndpoint) -> bool:
         """Tell whether a peer's endpoint of this kind can be connected to from here."""
 
     @abc.abstractmethod
-    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+    async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:
         """Reach a peer within `deadline_s` seconds; idempotent per (address, epoch), a new epoch replaces the old.
 
         Raises PeerLost (no answer), StaleEpoch (another epoch answers), FingerprintMismatch (both values in the

@@ -8,7 +8,16 @@ from typing import Generic, TypeVar
 
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import Pages
-from twostroke.transfer.base import Endpoint, Identity, PageCopy, PageTransport, Peer, Transfer, TransferResult, host_id
+from twostroke.transfer.base import (
+    Identity,
+    PageCopy,
+    PageEndpoint,
+    PageTransport,
+    Peer,
+    Transfer,
+    TransferResult,
+    host_id,
+)
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.peers import AnyPeer, CopyThreadPeer, Peers, refuse_other_layouts
 from twostroke.transfer.pulls import Pull, check_copies, fence_off, wait_for
@@ -36,10 +45,10 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
         """Listen for readers of `memory`; return the address for peers and the listener."""
 
     @abc.abstractmethod
-    async def reach(self, endpoint: Endpoint, identity: Identity, memory: AnyPages, deadline_s: float) -> AnyPeer:
+    async def reach(self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages, deadline_s: float) -> AnyPeer:
         """Return a peer that answers; its pages will be copied into `memory`."""
 
-    async def open(self, memory: Pages, identity: Identity) -> Endpoint:
+    async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
         assert self._memory is None, "opened twice"
         if not isinstance(memory, self._moves):
             raise ConfigError(
@@ -50,7 +59,7 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
         self._validator = ReaderValidator(identity, memory.pages, memory.page_bytes)
         address, self._listener = await self.listen(self._validator, memory)
         self._memory, self._identity = memory, identity
-        return Endpoint(
+        return PageEndpoint(
             self.name, address, host_id(), identity.epoch, identity.fingerprint, memory.pages, memory.page_bytes
         )
 
@@ -58,7 +67,7 @@ class CopyThreadTransport(PageTransport, abc.ABC, Generic[AnyPeer, AnyPages]):
     def refused(self) -> Mapping[str, int]:
         return {} if self._validator is None else dict(self._validator.refused)
 
-    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+    async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:
         assert self._memory is not None, "connect before open"
         assert self._identity is not None
         refuse_other_layouts(endpoint, self._identity, self._memory.page_bytes)

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from twostroke.errors import FingerprintMismatch, PeerLost, StaleEpoch
 from twostroke.ids import Epoch
-from twostroke.transfer.base import Endpoint, Identity, PageCopy, Peer
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, Peer
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.pulls import Pull
 from twostroke.transfer.sockets.frames import Deadline
@@ -23,7 +23,7 @@ _GRACE_S = 0.02
 class CopyThreadPeer(Peer, abc.ABC):
     """A peer whose copies run on threads of its own."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: PageEndpoint) -> None:
         self.endpoint = endpoint
         self.worker_id = ""
         """The peer's own worker id; known after the handshake."""
@@ -62,7 +62,7 @@ class Peers(Generic[AnyPeer]):
         """Peers whose handshake is under way."""
         self._is_closed = False
 
-    def find(self, endpoint: Endpoint) -> AnyPeer | None:
+    def find(self, endpoint: PageEndpoint) -> AnyPeer | None:
         return self._peers.get((endpoint.address, endpoint.epoch))
 
     async def reach(self, peer: AnyPeer, deadline_s: float) -> AnyPeer:
@@ -118,7 +118,7 @@ class Peers(Generic[AnyPeer]):
         await off_loop(peer.close)
 
 
-def refuse_other_layouts(endpoint: Endpoint, identity: Identity, page_bytes: int) -> None:
+def refuse_other_layouts(endpoint: PageEndpoint, identity: Identity, page_bytes: int) -> None:
     """Raise FingerprintMismatch if the endpoint already shows another layout."""
     theirs, ours = (endpoint.fingerprint, endpoint.page_bytes), (identity.fingerprint, page_bytes)
     if theirs != ours:

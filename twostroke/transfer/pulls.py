@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from twostroke.errors import InvalidRequest
 from twostroke.kv_cache.memory import Pages
-from twostroke.transfer.base import Endpoint, Outcome, PageCopy, Transfer, TransferResult
+from twostroke.transfer.base import PageCopy, PageEndpoint, ReadOutcome, Transfer, TransferResult
 from twostroke.transfer.sockets.frames import Deadline
 
 _GRACE_S = 0.02
@@ -34,18 +34,18 @@ class Pull(Transfer):
     """Set once by the event loop: the copying thread starts no further page."""
 
 
-class Tally:
+class PullTally:
     """Bytes and seconds of a pull while it is copied."""
 
     def __init__(self) -> None:
         self.copied_bytes = 0
         self._started = time.monotonic()
 
-    def result(self, outcome: Outcome, reason: str = "") -> TransferResult:
+    def result(self, outcome: ReadOutcome, reason: str = "") -> TransferResult:
         return TransferResult(outcome, self.copied_bytes, time.monotonic() - self._started, reason)
 
 
-def check_copies(copies: Sequence[PageCopy], endpoint: Endpoint, memory: Pages) -> None:
+def check_copies(copies: Sequence[PageCopy], endpoint: PageEndpoint, memory: Pages) -> None:
     """Raise InvalidRequest unless every page lies in its pool and no local page is written twice."""
     for copy in copies:
         if not 0 <= copy.remote < endpoint.pages:
@@ -63,14 +63,14 @@ async def wait_for(pull: Pull) -> TransferResult:
     left_s = pull.deadline.at - time.monotonic()
     await asyncio.wait({ended}, timeout=max(0.0, left_s) + _GRACE_S)
     if ended.cancelled():
-        return TransferResult(Outcome.FAILED, 0, 0.0, "fenced while queued")
+        return TransferResult(ReadOutcome.FAILED, 0, 0.0, "fenced while queued")
     if ended.done():
         try:
             return ended.result()
         except ConnectionAbortedError as error:
-            return TransferResult(Outcome.FAILED, 0, 0.0, str(error))
+            return TransferResult(ReadOutcome.FAILED, 0, 0.0, str(error))
     pull.unwanted = True
-    return TransferResult(Outcome.EXPIRED, 0, 0.0, "the deadline passed while the pull waited or a page was copied")
+    return TransferResult(ReadOutcome.EXPIRED, 0, 0.0, "the deadline passed while the pull waited or a page was copied")
 
 
 async def fence_off(pull: Pull) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
-from twostroke.transfer.base import Endpoint, PageTransport, host_id
+from twostroke.transfer.base import PageEndpoint, PageTransport, host_id
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.same_host.shm import ShmTransport
 from twostroke.transfer.sockets.tls import PLAIN, SocketWrapper
@@ -59,7 +59,9 @@ def open_transports(
     return [_MAKERS[name](host, stall_s, wrapper, port) for name in names]
 
 
-def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]) -> list[str]:
+def outranked(
+    chosen: PageTransport, endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
+) -> list[str]:
     """Return better transports than the chosen that should reach the peer; between hosts, not those of one host."""
     is_here = any(endpoint.host_id == host_id() for endpoint in endpoints)
     better = [transport.name for transport in transports[: transports.index(chosen)]]
@@ -67,8 +69,8 @@ def outranked(chosen: PageTransport, endpoints: Sequence[Endpoint], transports: 
 
 
 def leading_to(
-    endpoints: Sequence[Endpoint], transports: Sequence[PageTransport]
-) -> list[tuple[PageTransport, Endpoint]]:
+    endpoints: Sequence[PageEndpoint], transports: Sequence[PageTransport]
+) -> list[tuple[PageTransport, PageEndpoint]]:
     """Return our transports that reach the peer, best first, each with its endpoint: at least one.
 
     Raises ConfigError if there is no common transport, and PeerLost if the common ones do not reach the peer.

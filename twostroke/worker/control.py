@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[object, object]
 
 
-class ControlService(control_pb2_grpc.ControlServicer):
+class WorkerControlService(control_pb2_grpc.ControlServicer):
     def __init__(
         self, host: WorkerHost, drain: Callable[[float, Sequence[control_pb2.Successor]], Awaitable[int]]
     ) -> None:

@@ -20,10 +20,10 @@ from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.server import RpcServer
 from twostroke.rpc.v1 import control_pb2
-from twostroke.scheduler.scheduler import Limits, Scheduler
+from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.telemetry import MetricsServer
 from twostroke.tracing.setup import recorder_of
-from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.registry import default_names, open_transports
 from twostroke.transfer.sockets.tls import wrapper_for
 from twostroke.worker.condition import Condition
@@ -33,7 +33,7 @@ from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps import calibration
-from twostroke.worker.steps.calibration import StepLimits, calibrate
+from twostroke.worker.steps.calibration import CalibrationLimits, calibrate
 from twostroke.worker.steps.engine_check import EngineCheck, probe_batch
 from twostroke.worker.steps.work_loop import WorkLoop
 
@@ -76,7 +76,7 @@ class WorkerHost:
         self.scheduler = Scheduler(
             self.pool,
             config.schedule,
-            Limits(
+            SchedulerLimits(
                 facts.block_size,
                 facts.max_model_len,
                 facts.eos_token_ids,
@@ -102,7 +102,7 @@ class WorkerHost:
         names = config.runtime.transports or default_names(engine_state.memory)
         wrapper = wrapper_for(config.cluster_tls)
         self.transports = open_transports(names, config.host, config.patience.dead_after_s, wrapper, config.ports.pages)
-        self.endpoints: list[Endpoint] = []
+        self.endpoints: list[PageEndpoint] = []
         self.digests = PageDigests(engine_state.memory)
         self.metrics.watch_pages(self.digests, self.transports)
         self.pulls = PullClient(
@@ -229,7 +229,7 @@ class WorkerHost:
         """Measure step costs before serving, unless an earlier epoch of this process has."""
         if self._engine_state.is_calibrated:
             return
-        step_limits = StepLimits(
+        step_limits = CalibrationLimits(
             step_tokens=self.scheduler.step_tokens,
             max_model_len=self.facts.max_model_len,
             max_sequences=self.config.schedule.max_num_seqs,

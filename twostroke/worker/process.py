@@ -14,7 +14,7 @@ from twostroke import collector
 from twostroke.config import WorkerConfig
 from twostroke.errors import EngineLost, ServeError
 from twostroke.telemetry import configure_logging
-from twostroke.worker.worker import Worker
+from twostroke.worker.worker import BaseWorker
 
 ENGINE_LOST = 3
 """Exit status of a process whose engine or device has failed: start another one."""
@@ -22,7 +22,7 @@ DRAIN_S = 30.0
 """How long SIGTERM waits for open requests; a second signal does not wait."""
 
 
-def main(worker_class: type[Worker]) -> int:
+def main(worker_class: type[BaseWorker]) -> int:
     """Read a WorkerConfig as JSON from stdin (it holds secrets), serve, and print ReadyInfo as JSON once ready."""
     try:
         config = WorkerConfig.from_json(sys.stdin.read())
@@ -38,7 +38,7 @@ def main(worker_class: type[Worker]) -> int:
     return 0
 
 
-async def _serve(worker: Worker) -> None:
+async def _serve(worker: BaseWorker) -> None:
     stopping = asyncio.Event()
     hurry = asyncio.Event()
     loop = asyncio.get_running_loop()

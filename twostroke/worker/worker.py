@@ -16,12 +16,12 @@ from twostroke.errors import EngineLost, PeerLost
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2_grpc
-from twostroke.worker.control import ControlService
+from twostroke.worker.control import WorkerControlService
 from twostroke.worker.engine_state import EngineState
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.pulls.cache_handoff import hand_off_cache
 from twostroke.worker.pulls.pages_service import PageJobs, PagesService
-from twostroke.worker.steps.work_loop import Role
+from twostroke.worker.steps.work_loop import RoleHandlers
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ CLOSE_LOST_S = 5.0
 """Time for closing after the engine is lost: a thread that reads pages of a hung device never returns."""
 
 
-class RoleServices(Role, PageJobs, abc.ABC):
+class RoleServices(RoleHandlers, PageJobs, abc.ABC):
     """A role handles events of the work loop, serves pulls, and has rpc services of its own."""
 
     @abc.abstractmethod
@@ -46,7 +46,7 @@ class RoleServices(Role, PageJobs, abc.ABC):
         """End what the role has running; called when the rpc server no longer takes calls."""
 
 
-class Worker(abc.ABC):
+class BaseWorker(abc.ABC):
     def __init__(self, config: WorkerConfig, engine_state: EngineState | None = None) -> None:
         """`engine_state` comes from an earlier epoch in this process."""
         self._config = config
@@ -172,7 +172,7 @@ class Worker(abc.ABC):
     def _mount_services(self, host: WorkerHost, role: RoleServices, tasks: asyncio.TaskGroup) -> PagesService:
         pages = PagesService(host, role, tasks)
         worker_pb2_grpc.add_PagesServicer_to_server(pages, host.rpc.server)
-        control_pb2_grpc.add_ControlServicer_to_server(ControlService(host, self.drain), host.rpc.server)
+        control_pb2_grpc.add_ControlServicer_to_server(WorkerControlService(host, self.drain), host.rpc.server)
         host.rpc.offer("twostroke.v1.Pages")
         host.rpc.offer("twostroke.v1.Control", waits_for_ready=False)
         role.register(host)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from router.frontend.auth.api_keys import MOST_PRIORITY, KeyFile, find_key, parse_keys
-from router.frontend.auth.limits import Limits, OpenCall
+from router.frontend.auth.limits import KeyLimits, OpenCall
 from router.frontend.resume import Mark, unmarked
 from router.metrics import ROLE, RouterMetrics
 from twostroke.errors import ConfigError, InvalidApiKey, InvalidRequest, RateLimitExceeded
@@ -104,7 +104,7 @@ class KeyAuthenticator:
         self._refusals = metrics.labelled_counter("api_key_refusals", "Calls refused for their API key.", "reason")
         for reason in REASONS:
             self._refusals.labels(ROLE, reason)
-        self._limits = Limits()
+        self._limits = KeyLimits()
         self._marks = stream_marks(cluster_token)
         self._seen = self._look()
         self._file = read_keys(str(self._path))

@@ -35,7 +35,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class Use:
+class KeyUse:
     """What one key uses."""
 
     requests: Bucket
@@ -47,7 +47,7 @@ class Use:
 class OpenCall:
     """One call of a client, from its headers to its end."""
 
-    def __init__(self, use: Use, entry: KeyEntry) -> None:
+    def __init__(self, use: KeyUse, entry: KeyEntry) -> None:
         self._use = use
         self._most = entry.concurrency
         self._answers = 1
@@ -81,13 +81,13 @@ class OpenCall:
 
 
 @dataclass(slots=True)
-class Limits:
-    _uses: dict[str, Use] = field(default_factory=dict)
+class KeyLimits:
+    _uses: dict[str, KeyUse] = field(default_factory=dict)
     """Uses by id of the key."""
 
     def enter(self, key_id: str, entry: KeyEntry, now_s: float) -> OpenCall:
         """Counts one more call, until it leaves. Raises RateLimitExceeded."""
-        use = self._uses.setdefault(key_id, Use(Bucket(now_s), Bucket(now_s)))
+        use = self._uses.setdefault(key_id, KeyUse(Bucket(now_s), Bucket(now_s)))
         if entry.concurrency is not None and use.answers >= entry.concurrency:
             raise _too_many(entry.concurrency)
         per_minute = entry.requests_per_minute

@@ -19,7 +19,7 @@ from router.frontend.grpc.schema import options_of
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id, check_salt, priority_class
 from router.frontend.preparation.prepare import PreparedGenerate
 from router.frontend.request_handler import RequestHandler, TextEvent
-from router.frontend.resume import Progress, Pulse, StreamPoint
+from router.frontend.resume import Pulse, SentProgress, StreamPoint
 from router.frontend.text.tokenizer import token_text
 from twostroke.errors import UnsupportedFeature
 from twostroke.request import SampledToken
@@ -31,7 +31,7 @@ from twostroke.tracing.context import HEADER as TRACE_HEADER
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
-class OpenCalls:
+class AuthenticatedCalls:
     """Authenticated calls, until they end: a call is authenticated before its message is read."""
 
     def __init__(self, authenticator: Authenticator) -> None:
@@ -56,7 +56,7 @@ class OpenCalls:
 class InferenceService:
     """Serves authenticated calls. Messages with prompts arrive as bytes: parsing a large one takes long."""
 
-    def __init__(self, handler: RequestHandler, calls: OpenCalls) -> None:
+    def __init__(self, handler: RequestHandler, calls: AuthenticatedCalls) -> None:
         self._handler = handler
         self._calls = calls
 
@@ -68,7 +68,7 @@ class InferenceService:
         asked = _client_request(
             request, prepared.prompt, context.time_remaining(), auth, received_s, _traceparent(context)
         )
-        progress, has_begun = Progress(asked.point), asked.point.resumptions > 0
+        progress, has_begun = SentProgress(asked.point), asked.point.resumptions > 0
 
         async def beat() -> None:
             if has_begun:

@@ -25,7 +25,7 @@ from router.frontend.openai.reply import Reply
 from router.frontend.openai.schema import OpenAIRequest, check_timeout
 from router.frontend.params import ClientRequest, TokenPrompt, check_request_id
 from router.frontend.request_handler import RequestHandler
-from router.frontend.resume import Mark, Progress, StreamPoint
+from router.frontend.resume import Mark, SentProgress, StreamPoint
 from twostroke import client_text
 from twostroke.errors import (
     Cancelled,
@@ -63,7 +63,7 @@ def build_http_app(
     outer: Sequence[Middleware] = (),
 ) -> Starlette:
     """`outer` sees every request first."""
-    endpoints = Endpoints(handler, max_body_bytes)
+    endpoints = HttpEndpoints(handler, max_body_bytes)
     routes = [
         Route("/v1/chat/completions", _funnel(partial(endpoints.answer, "chat")), methods=["POST"]),
         Route("/v1/completions", _funnel(partial(endpoints.answer, "completion")), methods=["POST"]),
@@ -84,7 +84,7 @@ def build_http_app(
     )
 
 
-class Endpoints:
+class HttpEndpoints:
     def __init__(self, handler: RequestHandler, max_body_bytes: int) -> None:
         self._handler = handler
         self._max_body_bytes = max_body_bytes
@@ -128,7 +128,7 @@ class Endpoints:
             traceparent=request.headers.get(TRACE_HEADER, ""),
             received_s=received_s,
         )
-        progress = Progress(client_request.point, is_told=client_request.is_resumable)
+        progress = SentProgress(client_request.point, is_told=client_request.is_resumable)
         reply = Reply(wanted, client_request.point, self._handler.model, self._handler.text, progress)
         return AnswerResponse(self._handler, client_request, reply, stream=wanted.stream)
 

@@ -26,7 +26,7 @@ _NO_BODY = (204, 304)
 Headers = list[tuple[bytes, bytes]]
 
 
-class Wire(Protocol):
+class ExchangeConnection(Protocol):
     """What an exchange needs of its connection."""
 
     def write(self, data: bytes) -> None: ...
@@ -47,7 +47,7 @@ def status_line(status: int) -> bytes:
 
 
 class Exchange:
-    def __init__(self, wire: Wire, scope: Scope, state: ServerState, *, keep_alive: bool) -> None:
+    def __init__(self, wire: ExchangeConnection, scope: Scope, state: ServerState, *, keep_alive: bool) -> None:
         self.scope = scope
         self.keep_alive = keep_alive
         """The connection stays open after the response."""

@@ -50,17 +50,17 @@ _REFUSAL = b'{"error":{"message":"%s","type":"invalid_request_error","param":nul
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HttpRefusal:
     """The answer to what cannot become a request."""
 
     status: int
     message: str
 
 
-NOT_HTTP = Refusal(400, "this is not a valid HTTP request")
-TOO_MUCH_FRAMING = Refusal(400, "the chunks of the body are too small, or have too much beside their content")
-TOO_MANY_HEADERS = Refusal(431, f"the headers are more than {MOST_HEADERS} lines or {MOST_HEADER_BYTES} bytes")
-OTHER_VERSION = Refusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
+NOT_HTTP = HttpRefusal(400, "this is not a valid HTTP request")
+TOO_MUCH_FRAMING = HttpRefusal(400, "the chunks of the body are too small, or have too much beside their content")
+TOO_MANY_HEADERS = HttpRefusal(431, f"the headers are more than {MOST_HEADERS} lines or {MOST_HEADER_BYTES} bytes")
+OTHER_VERSION = HttpRefusal(505, "only HTTP/1.0 and HTTP/1.1 are spoken here")
 
 
 class TimedProtocol(asyncio.Protocol):
@@ -359,7 +359,7 @@ class TimedProtocol(asyncio.Protocol):
         elif not self._lingers:
             self._transport.resume_reading()
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: HttpRefusal) -> None:
         """Answers what is no request."""
         self._is_last = True
         self._unparsed = _NOTHING
@@ -465,12 +465,12 @@ class _BodyOnly:
 
 
 class _Refused(Exception):
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: HttpRefusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
 
 
-def _refusal_of(error: httptools.HttpParserError) -> Refusal:
+def _refusal_of(error: httptools.HttpParserError) -> HttpRefusal:
     return error.__context__.refusal if isinstance(error.__context__, _Refused) else NOT_HTTP
 
 

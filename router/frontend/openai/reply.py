@@ -9,7 +9,7 @@ from typing import Any
 
 from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.request_handler import TextEvent, Usage
-from router.frontend.resume import Progress, StreamPoint
+from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import Text, token_text
 from twostroke.errors import ServeError
 from twostroke.request import SampledToken
@@ -51,13 +51,15 @@ def _counts(prompt_tokens: int, completion_tokens: int) -> Json:
 class Reply:
     """Builds the bodies of one response from its text events."""
 
-    def __init__(self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: Progress) -> None:
+    def __init__(
+        self, request: OpenAIRequest, point: StreamPoint, model: str, text: Text, progress: SentProgress
+    ) -> None:
         self._request = request
         self._text = text
         kind, prefix = ("chat.completion", "chatcmpl") if request.is_chat else ("text_completion", "cmpl")
         self._object = kind
         self._head: Json = {"id": f"{prefix}-{point.request_id}", "created": int(time.time()), "model": model}
-        self._choices = [_Choice(is_opened=sent.tokens is not None) for sent in point.sent]
+        self._choices = [_ChoiceReply(is_opened=sent.tokens is not None) for sent in point.sent]
         self._progress = progress
         self._usage: Usage | None = None
 
@@ -126,7 +128,7 @@ class Reply:
     def _stream_head(self) -> Json:
         return {**self._head, "object": "chat.completion.chunk" if self._request.is_chat else self._object}
 
-    def _whole(self, index: int, choice: _Choice) -> Json:
+    def _whole(self, index: int, choice: _ChoiceReply) -> Json:
         text = "".join(choice.texts)
         whole: Json = {"index": index, "logprobs": None, "finish_reason": choice.finish_reason}
         if self._request.is_chat:
@@ -173,7 +175,7 @@ class Reply:
         }
 
 
-class _Choice:
+class _ChoiceReply:
     """What one choice has got so far."""
 
     def __init__(self, *, is_opened: bool) -> None:

@@ -53,7 +53,7 @@ class Work:
 
 
 @dataclass(slots=True)
-class Outcome:
+class PreparationOutcome:
     value: Any = None
     error: ServeError | None = None
     tokens: int = 0
@@ -68,9 +68,9 @@ class PreparedGenerate:
     prompt: TokenPrompt
 
 
-def prepare(work: Work, text: Text) -> Outcome:
+def prepare(work: Work, text: Text) -> PreparationOutcome:
     """Prepares one request. It never raises ServeError: the outcome holds it."""
-    outcome = Outcome()
+    outcome = PreparationOutcome()
     try:
         outcome.value = KINDS[work.kind](_Preparation(work, text, outcome))
     except ServeError as error:
@@ -86,7 +86,7 @@ def check_model(model: str | None, served: str) -> None:
 
 
 class _Preparation:
-    def __init__(self, work: Work, text: Text, outcome: Outcome) -> None:
+    def __init__(self, work: Work, text: Text, outcome: PreparationOutcome) -> None:
         self._work = work
         self._facts = work.facts
         self._text = text

@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
 from router.frontend.text.tokenizer import Text
 from twostroke.errors import Draining, InternalError, Overloaded, RequestTooLarge
 
@@ -50,7 +50,7 @@ class Preparer(Protocol):
     @property
     def text(self) -> Text: ...
 
-    async def prepare(self, work: Work, tenant: str) -> Outcome:
+    async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         """Raises Overloaded where too much waits already."""
 
     async def run(self) -> None:
@@ -65,7 +65,7 @@ class ProcessPreparer:
         self._small = _Process(model_dir, nice=0, idle_s=None)
         self._large = _Process(model_dir, nice=LARGE_NICE, idle_s=IDLE_S)
 
-    async def prepare(self, work: Work, tenant: str) -> Outcome:
+    async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         if len(work.body) <= INLINE_BYTES:
             return prepare(work, self.text)
         process = self._small if len(work.body) <= SMALL_BYTES else self._large
@@ -80,13 +80,13 @@ class ProcessPreparer:
 @dataclass(slots=True, eq=False)  # compared by identity: their bodies may be megabytes, and alike
 class _Waiting:
     work: Work
-    done: asyncio.Future[Outcome]
+    done: asyncio.Future[PreparationOutcome]
 
 
-_UNREAD = Outcome(error=Draining("this router takes no new requests: it is shutting down"))
+_UNREAD = PreparationOutcome(error=Draining("this router takes no new requests: it is shutting down"))
 
 
-def _answer(waiting: _Waiting, outcome: Outcome) -> None:
+def _answer(waiting: _Waiting, outcome: PreparationOutcome) -> None:
     if not waiting.done.done():
         waiting.done.set_result(outcome)
 
@@ -111,7 +111,7 @@ class _Process:
         self._child: _Child | None = None
         self._has_ended = False
 
-    async def prepare(self, work: Work, tenant: str) -> Outcome:
+    async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         if self._has_ended:
             return _UNREAD
         queue = self._queues.setdefault(tenant, _TenantQueue())
@@ -148,7 +148,9 @@ class _Process:
             outcome = await self._tried(waiting.work)
         except OSError as error:
             log.error("no process to read requests in error=%s", error)
-            outcome = Outcome(error=InternalError("the request could not be read: a process could not be started"))
+            outcome = PreparationOutcome(
+                error=InternalError("the request could not be read: a process could not be started")
+            )
         finally:
             _answer(waiting, outcome)
 
@@ -176,7 +178,7 @@ class _Process:
             if not queue.waiting and self._queues.get(tenant) is queue:
                 del self._queues[tenant]
 
-    async def _tried(self, work: Work) -> Outcome:
+    async def _tried(self, work: Work) -> PreparationOutcome:
         """Tries twice where the process ends for a reason of its own."""
         for _ in range(2):
             if self._child is None:
@@ -186,13 +188,15 @@ class _Process:
                     return await self._child.exchange(work)
             except TimeoutError:
                 await self._end_child()
-                return Outcome(error=RequestTooLarge(f"to read the request takes more than {WORK_S:g} s"))
+                return PreparationOutcome(error=RequestTooLarge(f"to read the request takes more than {WORK_S:g} s"))
             except (EOFError, ConnectionError):
                 status = await self._end_child(has_ended=True)
                 log.warning("a process that reads requests ended kind=%s bytes=%d", work.kind, len(work.body))
                 if status == -signal.SIGABRT:  # as libraries end where they get no memory
-                    return Outcome(error=RequestTooLarge("to read the request takes more memory than one may have"))
-        return Outcome(error=InternalError("the request could not be read: the process for it ended twice"))
+                    return PreparationOutcome(
+                        error=RequestTooLarge("to read the request takes more memory than one may have")
+                    )
+        return PreparationOutcome(error=InternalError("the request could not be read: the process for it ended twice"))
 
     async def _end_child(self, *, has_ended: bool = False) -> int | None:
         child, self._child = self._child, None
@@ -223,7 +227,7 @@ class _Child:
         )
         return cls(process)
 
-    async def exchange(self, work: Work) -> Outcome:
+    async def exchange(self, work: Work) -> PreparationOutcome:
         """Raises EOFError (IncompleteReadError is one) or ConnectionError where the process has ended."""
         said = pickle.dumps(dataclasses.replace(work, body=b""))
         self._stdin.write(HEADER.pack(len(said), len(work.body)) + said)
@@ -233,7 +237,7 @@ class _Child:
             await self._stdin.drain()
         (length, _) = HEADER.unpack(await self._stdout.readexactly(HEADER.size))
         outcome = pickle.loads(await self._stdout.readexactly(length))
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, PreparationOutcome)
         return outcome
 
     async def end(self, *, has_ended: bool = False) -> int:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
 from router.frontend.preparation.preparer import HEADER
 from router.frontend.text.tokenizer import load_text
 from twostroke.allocator import give_large_buffers_back
@@ -42,7 +42,7 @@ def main() -> None:
         try:
             outcome = prepare(work, text)
         except Exception as error:
-            outcome = Outcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
+            outcome = PreparationOutcome(error=InternalError(f"internal error: {type(error).__name__}: {error}"))
         said = pickle.dumps(outcome)
         sys.stdout.buffer.write(HEADER.pack(len(said), 0))
         sys.stdout.buffer.write(said)

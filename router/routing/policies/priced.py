@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from router.routing.forecast import Computing, Forecaster, Peer
+from router.routing.forecast import Computing, Forecaster, PrefixHolder
 from router.routing.policy import Breakdown, Decision, Forecast, Snapshot, WorkerView
 
 Item = TypeVar("Item")
@@ -161,10 +161,10 @@ class _Pricing:
         if peer is not None and peer.blocks > worker.cached_blocks:
             yield at(worker, peer)
 
-    def _best_holders(self) -> list[Peer]:
+    def _best_holders(self) -> list[PrefixHolder]:
         """Returns the two workers that hold most, the least asked first: no worker is its own peer."""
         views = (*self._snapshot.prefill, *self._snapshot.decode)
-        holding = [Peer(view, view.resident_blocks) for view in views if view.resident_blocks]
+        holding = [PrefixHolder(view, view.resident_blocks) for view in views if view.resident_blocks]
         return sorted(holding, key=lambda peer: (-peer.blocks, peer.view.serve_wait_s))[:2]
 
     def _missing(self, decode: WorkerView) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.routing.forecast import Computing, Forecaster, Peer, decide
+from router.routing.forecast import Computing, Forecaster, PrefixHolder, decide
 from router.routing.policies.baselines import least
 from router.routing.policy import Decision, Snapshot, WorkerView
 
@@ -39,7 +39,7 @@ class MooncakeConductor:
 
     def _way(self, forecaster: Forecaster, view: WorkerView, best: WorkerView) -> Computing:
         if best.resident_blocks > self._balancing * view.cached_blocks:
-            return forecaster.at_source(view, Peer(best, best.resident_blocks))
+            return forecaster.at_source(view, PrefixHolder(best, best.resident_blocks))
         return forecaster.at_source(view)
 
 

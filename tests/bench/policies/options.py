@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cluster.flags.checks import file_can_be_made, positive
 from router.routing.policies import POLICIES
-from tools.simulate.options import Source, add_source, source_from
+from tools.simulate.options import RequestSource, add_source, source_from
 from tools.simulate.variants import BASELINE, variants_from
 from twostroke.errors import ConfigError
 
@@ -48,7 +48,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoliciesOptions:
-    source: Source
+    source: RequestSource
     served: Served
     policies: tuple[str, ...]
     """The baseline is one of them."""

@@ -10,7 +10,7 @@ from tests.bench.policies.options import Served
 from tests.bench.policies.trial import Trial
 from tools.simulate.fitting import SHARES, Likeness, fitted
 from tools.simulate.fleet import results
-from tools.simulate.fleet.results import Run, percentile
+from tools.simulate.fleet.results import SimulatedRun, percentile
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.runs import Runner
 from tools.simulate.runs import Trial as Simulated
@@ -25,12 +25,12 @@ def fleet_of(trials: Sequence[Trial], served: Served) -> FleetShape:
     return replace(shape, seed=served.seed, local_prefill=shape.local_prefill and NO_LOCAL_PREFILL not in served.flags)
 
 
-def replayed(policies: Sequence[str], trace: Trace, shape: FleetShape, run_all: Runner) -> list[Run]:
+def replayed(policies: Sequence[str], trace: Trace, shape: FleetShape, run_all: Runner) -> list[SimulatedRun]:
     """Requests wait in routers as they do in live ones."""
     return run_all([Simulated(variant=policy, trace=trace, shape=shape, holds=True) for policy in policies])
 
 
-def likeness(trials: Sequence[Trial], run: Run) -> Likeness:
+def likeness(trials: Sequence[Trial], run: SimulatedRun) -> Likeness:
     """Times to first token of all rounds of one policy at one pace, as clients saw them."""
     own = [trial.report.ttft_s for trial in trials if trial.policy == run.policy]
     known = [found for found in own if found is not None]

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError, Message
 
 from router.frontend.http.app import build_http_app
 from router.frontend.request_handler import RequestHandler
-from router.frontend.resume import Progress, StreamPoint
+from router.frontend.resume import SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from tests.chaos.fuzz.mutate import frame, mutate_bytes, mutate_frames, mutate_json, mutate_message, mutate_msgpack
@@ -25,15 +25,15 @@ from tests.unit.router.conftest import ScriptedDispatcher
 from twostroke.errors import ServeError
 from twostroke.ids import Epoch, PageId, RequestId
 from twostroke.kv_cache.block import block_hashes_of
-from twostroke.kv_cache.memory import PageMemory, Place
+from twostroke.kv_cache.memory import PageMemory, PoolLocation
 from twostroke.request import Request, SampledToken, SamplingParams
 from twostroke.rpc import convert, events
 from twostroke.rpc.v1 import control_pb2, worker_pb2
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.network.nixl import NixlConnection, serve_writes
 from twostroke.transfer.network.nixl_agent import Agent, RemotePages
 from twostroke.transfer.network.tcp import TcpConnection, serve_pages
-from twostroke.transfer.pulls import Tally, check_copies
+from twostroke.transfer.pulls import PullTally, check_copies
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import PROTOCOL, ReaderValidator, introduce
 from twostroke.transfer.sockets.tls import PLAIN
@@ -43,7 +43,7 @@ RESUMED = "r-1~0123456789abcdef:0:3"
 """A resume token."""
 OWNER = Identity("owner", Epoch(1, 7), "fingerprint", "secret")
 READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
-ENDPOINT = Endpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
+ENDPOINT = PageEndpoint("tcp", "127.0.0.1:9", "boot/1", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
 CONTENT = 0xEE
 """Value of every byte of the owner's pages: no welcome or refusal has a page full of it."""
 HANDSHAKE = frame([PROTOCOL, "secret", "reader", str(READER.epoch), "fingerprint", str(OWNER.epoch)])
@@ -72,7 +72,7 @@ class NoAgent:
     def __init__(self) -> None:
         self.open = 0
 
-    def add(self, metadata: bytes, place: Place, pages: int, page_bytes: int) -> RemotePages:
+    def add(self, metadata: bytes, place: PoolLocation, pages: int, page_bytes: int) -> RemotePages:
         assert isinstance(metadata, bytes)
         assert 0 <= place.address < 1 << 64
         self.open += 1
@@ -132,7 +132,7 @@ def page_reader() -> Iterator[Try]:
         wire = Wire(data[1:])
         with contextlib.suppress(*HARMLESS):
             introduce(wire.sock, READER, ENDPOINT, Deadline.after(9))
-            connection.copy_part(wire.sock, copies, Deadline.after(9), Tally())
+            connection.copy_part(wire.sock, copies, Deadline.after(9), PullTally())
         assert not memory.data[[0, 2, PAGES]].any(), "bytes in a page that was not pulled into"
 
     yield attempt
@@ -146,8 +146,8 @@ def endpoint() -> Iterator[Try]:
 
     def attempt(data: bytes) -> None:
         with contextlib.suppress(ServeError):
-            read = Endpoint.unpack(data)
-            assert Endpoint.unpack(read.pack()) == read
+            read = PageEndpoint.unpack(data)
+            assert PageEndpoint.unpack(read.pack()) == read
             assert all(type(text) is str for text in (read.transport, read.address, read.host_id, read.fingerprint))
             assert min(read.pages, read.page_bytes) >= 0
             check_copies([PageCopy(PageId(3), PageId(0), 0)], read, memory)
@@ -180,7 +180,7 @@ def resume_token() -> Iterator[Try]:
             with contextlib.suppress(ServeError):
                 point = StreamPoint.after(data.decode(errors="replace"), choices, "resume_from")
                 assert len(point.sent) == choices
-                assert StreamPoint.after(Progress(point).ended(), choices, "resume_from").is_complete
+                assert StreamPoint.after(SentProgress(point).ended(), choices, "resume_from").is_complete
 
     yield attempt
 

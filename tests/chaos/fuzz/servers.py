@@ -43,7 +43,7 @@ from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.rpc.server import TOKEN_KEY, RpcServer
 from twostroke.rpc.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, inference_pb2, worker_pb2
-from twostroke.transfer.base import Outcome, PageCopy
+from twostroke.transfer.base import PageCopy, ReadOutcome
 from twostroke.transfer.copy_thread_transport import CopyThreadTransport
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.same_host.shm import ShmTransport
@@ -83,7 +83,7 @@ def page_ports() -> Iterator[Try]:
         async def pull(which: int) -> None:
             peer = await readers[which].connect(endpoints[which], 5.0)
             transfer = readers[which].pull(peer, [PageCopy(PageId(3), PageId(0), 5)], 5.0)
-            assert (await readers[which].wait(transfer)).outcome is Outcome.DONE
+            assert (await readers[which].wait(transfer)).outcome is ReadOutcome.DONE
 
         def look() -> None:
             pages.check()

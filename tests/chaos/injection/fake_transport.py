@@ -17,12 +17,12 @@ import numpy.typing as npt
 from twostroke.errors import PeerLost
 from twostroke.kv_cache.memory import PageMemory, Pages
 from twostroke.transfer.base import (
-    Endpoint,
     Identity,
-    Outcome,
     PageCopy,
+    PageEndpoint,
     PageTransport,
     Peer,
+    ReadOutcome,
     Transfer,
     TransferResult,
 )
@@ -110,7 +110,7 @@ class FakeTransport(PageTransport):
         self._memory: PageMemory | None = None
         self._late_writers: set[_FakeTransfer] = set()
 
-    async def open(self, memory: Pages, identity: Identity) -> Endpoint:
+    async def open(self, memory: Pages, identity: Identity) -> PageEndpoint:
         assert isinstance(memory, PageMemory), "faults are injected into host memory"
         self._memory = memory
         return await self._inner.open(memory, identity)
@@ -119,10 +119,10 @@ class FakeTransport(PageTransport):
     def refused(self) -> Mapping[str, int]:
         return self._inner.refused
 
-    def reaches(self, endpoint: Endpoint) -> bool:
+    def reaches(self, endpoint: PageEndpoint) -> bool:
         return self._inner.reaches(endpoint)
 
-    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+    async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:
         if self.plan.next_connect_is_lost():
             raise PeerLost(f"{endpoint.address}: injected")
         return await self._inner.connect(endpoint, deadline_s)
@@ -143,12 +143,12 @@ class FakeTransport(PageTransport):
         assert isinstance(transfer, _FakeTransfer)
         match transfer.fault:
             case Fail(reason):
-                return TransferResult(Outcome.FAILED, 0, 0.0, reason)
+                return TransferResult(ReadOutcome.FAILED, 0, 0.0, reason)
             case Expire() | WriteLate():
                 return await _hang(transfer, _NEVER_S)
             case Delay(seconds):
                 hung = await _hang(transfer, seconds)
-                return await self._wait_inner(transfer) if hung.outcome is Outcome.DONE else hung
+                return await self._wait_inner(transfer) if hung.outcome is ReadOutcome.DONE else hung
             case FlipByte(copy, offset):
                 result = await self._wait_inner(transfer)
                 self._page(transfer.copies[copy])[offset] ^= 0xFF
@@ -190,6 +190,6 @@ async def _hang(transfer: _FakeTransfer, seconds: float) -> TransferResult:
     try:
         await asyncio.wait_for(transfer.fenced.wait(), max(0.0, min(seconds, left_s)))
     except TimeoutError:
-        outcome = Outcome.DONE if seconds < left_s else Outcome.EXPIRED
+        outcome = ReadOutcome.DONE if seconds < left_s else ReadOutcome.EXPIRED
         return TransferResult(outcome, 0, time.monotonic() - started, "injected")
-    return TransferResult(Outcome.FAILED, 0, time.monotonic() - started, "fenced")
+    return TransferResult(ReadOutcome.FAILED, 0, time.monotonic() - started, "fenced")

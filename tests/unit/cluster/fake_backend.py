@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cluster.ray.backend import AfterDrain, Nodes
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import DesiredState
 from cluster.spec import FleetSpec, fleet_spec
-from cluster.supervisor.actors import Place, Serving
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.actors import ActorLocation, Serving
+from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
-from cluster.supervisor.view import Snapshot, Worker
+from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from twostroke.config import ClusterConfig, Role, WorkerConfig
 from twostroke.errors import PeerLost, ServeError
 from twostroke.rpc.server import RpcServer
@@ -66,10 +66,10 @@ class FakeWorker:
         self.is_shut_down = False
         self._end: asyncio.Future[None] | None = None
 
-    async def place(self) -> Place:
+    async def place(self) -> ActorLocation:
         if self.recycled:
             await self.room.wait()
-        return Place(pid=1, node_id=self.node_id, log_path="")
+        return ActorLocation(pid=1, node_id=self.node_id, log_path="")
 
     async def run(self, incarnation: int, role: Role) -> None:
         self.incarnations.append(incarnation)
@@ -117,7 +117,7 @@ class FakeBackend:
         self.silent_looks = 0
         """At nodes, that nobody answers from now on."""
         self.written: DesiredState | None = None
-        self.asked: Counts | None = None
+        self.asked: WorkerCounts | None = None
         """For room."""
         self._incarnations: dict[str, int] = {}
 
@@ -149,7 +149,7 @@ class FakeBackend:
     def set_desired(self, desired: DesiredState) -> None:
         self.written = desired
 
-    def request_nodes(self, placed: Counts) -> None:
+    def request_nodes(self, placed: WorkerCounts) -> None:
         self.asked = placed
 
     async def nodes(self) -> Nodes:
@@ -177,16 +177,18 @@ async def running(backend: FakeBackend) -> AsyncIterator[Supervisor]:
         await asyncio.gather(run_task, return_exceptions=True)
 
 
-async def until(supervisor: Supervisor, is_so: str, worker_id: str = "decode-0", epoch: str | None = None) -> Worker:
+async def until(
+    supervisor: Supervisor, is_so: str, worker_id: str = "decode-0", epoch: str | None = None
+) -> SupervisedWorker:
     """The worker, once it is in the named stage (of the life with that epoch)."""
     version = -1
     async with asyncio.timeout(10):
         while True:
-            snapshot: Snapshot = await supervisor.snapshot(version)
+            snapshot: FleetSnapshot = await supervisor.snapshot(version)
             version = snapshot.version
             worker = next(worker for worker in snapshot.workers if worker.config.worker_id == worker_id)
             epoch_now = worker.serving.epoch if worker.serving else None
-            if worker.observed.stage is Stage(is_so) and epoch in (None, epoch_now):
+            if worker.observed.stage is WorkerStage(is_so) and epoch in (None, epoch_now):
                 return worker
 
 

@@ -14,10 +14,10 @@ from twostroke.config import ScheduleConfig
 from twostroke.ids import RequestId, SessionId
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler import local_prefill as choice
-from twostroke.scheduler.local_prefill import ANSWER_S, Pace, choose
+from twostroke.scheduler.local_prefill import ANSWER_S, PrefillSpeeds, choose
 from twostroke.worker.pulls.pull_client import OpenPull, PullSpec
 
-SAME_PACE = Pace(chunk_blocks=32, source_s=0.01, local_s=0.01)
+SAME_PACE = PrefillSpeeds(chunk_blocks=32, source_s=0.01, local_s=0.01)
 
 
 def pull(number: int, missing_blocks: int = 64, *, source: str = "prefill-0", **changes: object) -> OpenPull:
@@ -28,7 +28,7 @@ def pull(number: int, missing_blocks: int = 64, *, source: str = "prefill-0", **
     return replace(opened, **changes)  # type: ignore[arg-type]
 
 
-def chosen(*pulls: OpenPull, pace: Pace = SAME_PACE, now_s: float = 1.0) -> int | None:
+def chosen(*pulls: OpenPull, pace: PrefillSpeeds = SAME_PACE, now_s: float = 1.0) -> int | None:
     taken = choose(pulls, pace, now_s)
     return None if taken is None else taken.spec.session
 
@@ -73,7 +73,7 @@ def test_a_source_is_not_left_without_work_while_streams_are_slowed_down_here() 
 
 
 def test_while_nothing_is_known_of_costs_an_idle_worker_does_not_wait() -> None:
-    assert chosen(pull(1), pull(2), pace=Pace(32, 0.0, 0.0)) == 2
+    assert chosen(pull(1), pull(2), pace=PrefillSpeeds(32, 0.0, 0.0)) == 2
 
 
 # Workers

@@ -10,7 +10,7 @@ from twostroke.engine.device_build import DeviceKernels
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.elementwise import TorchElementwise
-from twostroke.kernels.spans import Placement, Spans, span_fields, spans_of
+from twostroke.kernels.spans import Spans, TokenSlots, span_fields, spans_of
 from twostroke.models.spec import ModelSpec
 
 
@@ -27,9 +27,9 @@ class ReferenceAttention:
         spans = spans_of(batch)
         fields = span_fields(spans, self.pool.device)
         whole = Spans(fields, batch.block_tables, max(span[2] for span in spans), max(span[3] for span in spans))
-        return ReferenceStep(self, whole, Placement(batch.write_slots, batch.cosines, batch.sines))
+        return ReferenceStep(self, whole, TokenSlots(batch.write_slots, batch.cosines, batch.sines))
 
-    def begin_decode(self, spans: Spans, placement: Placement) -> ReferenceStep:
+    def begin_decode(self, spans: Spans, placement: TokenSlots) -> ReferenceStep:
         assert spans.most_rows == 1
         return ReferenceStep(self, spans, placement)
 
@@ -38,7 +38,7 @@ class ReferenceAttention:
 class ReferenceStep:
     backend: ReferenceAttention
     spans: Spans
-    placement: Placement
+    placement: TokenSlots
 
     def store(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return reference.rotate_and_store(q, k, v, self.backend.pool, layer, self.placement)

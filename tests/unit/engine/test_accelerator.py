@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from twostroke.engine.accelerator import WARM_UPS, Cuda, Host, accelerator_for
+from twostroke.engine.accelerator import WARM_UPS, CpuAccelerator, Cuda, accelerator_for
 
 
 def test_a_recording_on_the_cpu_is_the_step_on_what_its_inputs_hold_now() -> None:
     numbers = torch.tensor([1, 2])
-    recording = Host().record(lambda: (numbers * 10, numbers.sum()))
+    recording = CpuAccelerator().record(lambda: (numbers * 10, numbers.sum()))
     tens, total = recording.outputs
     assert (tens.tolist(), total.item()) == ([10, 20], 3)
     numbers[:] = torch.tensor([5, 6])
@@ -25,7 +25,7 @@ def test_a_recording_on_the_cpu_is_the_step_on_what_its_inputs_hold_now() -> Non
 
 def test_each_device_is_driven_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch)
-    assert isinstance(accelerator_for(torch.device("cpu")), Host)
+    assert isinstance(accelerator_for(torch.device("cpu")), CpuAccelerator)
     cuda = accelerator_for(torch.device("cuda:1"))
     assert isinstance(cuda, Cuda)
     assert cuda.device == torch.device("cuda:1")

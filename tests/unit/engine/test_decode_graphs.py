@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.engine.batches import Stream, step
-from twostroke.engine.accelerator import Host
+from twostroke.engine.accelerator import CpuAccelerator
 from twostroke.engine.decode_graphs import (
     DecodeGraphs,
     DecodeInputs,
@@ -83,7 +83,7 @@ class Spy:
 
 
 def graphs(spy: Spy, most: int = 8, **kwargs: Any) -> DecodeGraphs:
-    return DecodeGraphs(spy, Host(), graph_sizes(most), PAGES, **kwargs)
+    return DecodeGraphs(spy, CpuAccelerator(), graph_sizes(most), PAGES, **kwargs)
 
 
 def test_each_row_of_a_replay_sees_its_own_sequence() -> None:

@@ -12,12 +12,12 @@ import torch
 from twostroke.config import CacheConfig, ModelConfig, Role, WorkerConfig
 from twostroke.engine.decode_graphs import graph_sizes
 from twostroke.engine.device_build import DevicePlan
-from twostroke.engine.device_fit import DRAW_BYTES, KEPT_BYTES, MemoryReading, Needs, device_pages, resolve_device
+from twostroke.engine.device_fit import DRAW_BYTES, KEPT_BYTES, DeviceNeeds, MemoryReading, device_pages, resolve_device
 from twostroke.errors import ConfigError
 from twostroke.models.spec import ModelSpec, RopeSpec
 
 GIB = 1 << 30
-NEEDS = Needs(weight_bytes=16 * GIB, working_bytes=2 * GIB, page_bytes=GIB)
+NEEDS = DeviceNeeds(weight_bytes=16 * GIB, working_bytes=2 * GIB, page_bytes=GIB)
 
 LLAMA_8B = ModelSpec(
     architecture="LlamaForCausalLM",

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qw
 from tests.unit.engine.batches import Stream, step
 from tests.unit.engine.reference_attention import reference_kernels
 from twostroke.config import ModelConfig
-from twostroke.engine.accelerator import Host
+from twostroke.engine.accelerator import CpuAccelerator
 from twostroke.engine.cores import Cores
 from twostroke.engine.device_build import DevicePlan, make_device_runner
 from twostroke.engine.device_runner import DeviceRunner
@@ -27,7 +27,7 @@ from twostroke.models.registry import read_spec
 from twostroke.models.spec import ModelSpec
 from twostroke.request import SampledToken, SamplingParams
 from twostroke.scheduler.batch import Runner
-from twostroke.worker.steps.calibration import StepLimits, sweep
+from twostroke.worker.steps.calibration import CalibrationLimits, sweep
 
 SIZES = {
     "hidden_size": 64,
@@ -74,7 +74,7 @@ def plan_for(spec: ModelSpec, *, with_head: bool = True) -> DevicePlan:
 def on_device(directory: Path, plan: DevicePlan) -> DeviceRunner:
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        return make_device_runner(plan, files, pages, Host(), reference_kernels)
+        return make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_a_prefill_worker_has_no_head_and_fills_the_same_pages(directory: Path) 
         pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
         pool = pages.view(torch.float32).view(-1, *spec.page_shape(16))
         with TensorFiles(directory, torch.float32, plan.device) as files:
-            runner = make_device_runner(plan, files, pages, Host(), reference_kernels)
+            runner = make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
         assert runner.run(chunk).tokens == ()
         pools.append(pool[:PAGES])
     assert torch.equal(*pools)
@@ -234,7 +234,7 @@ def test_warming_up_packs_no_step_before_the_last_one_is_done(directory: Path, m
     said: list[str] = []
     upload = Staging.upload
 
-    class Watched(Host):
+    class Watched(CpuAccelerator):
         def synchronize(self) -> None:
             said.append("wait")
 
@@ -256,8 +256,8 @@ def test_a_worker_on_a_device_can_be_calibrated_and_its_pages_stay_as_they_were(
     plan = plan_for(read_spec(directory), with_head=samples)
     pages = torch.zeros((PAGES + 1, plan.needs().page_bytes), dtype=torch.uint8)
     with TensorFiles(directory, torch.float32, plan.device) as files:
-        runner = make_device_runner(plan, files, pages, Host(), reference_kernels)
-    reach = StepLimits(
+        runner = make_device_runner(plan, files, pages, CpuAccelerator(), reference_kernels)
+    reach = CalibrationLimits(
         step_tokens=plan.max_tokens,
         max_model_len=plan.max_model_len,
         max_sequences=plan.max_sequences,

@@ -9,7 +9,7 @@ import pytest
 from tests.certificates import Authority
 from twostroke.rpc import tls
 from twostroke.rpc.tls import SESSIONS_S, Renewal
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 
 
 class Shown:
@@ -23,7 +23,7 @@ class Shown:
         if not asks_clients:
             config = type(config)(cert=config.cert, key=config.key)
         monkeypatch.setattr(tls.time, "sleep", self.pauses.append)
-        self.renewal = Renewal(Certificates(config, Use.CLIENTS), lambda: self.now_s)
+        self.renewal = Renewal(Certificates(config, CertificateUse.CLIENTS), lambda: self.now_s)
         assert self.renewal.first() is not None
 
 

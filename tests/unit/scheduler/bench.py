@@ -7,7 +7,7 @@ from twostroke.config import ScheduleConfig
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.scheduler import Admission, Emission, Limits, Scheduler
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler, SchedulerLimits
 from twostroke.scheduler.sequence import Sequence
 
 BLOCK = 4
@@ -17,7 +17,7 @@ FOREVER = SamplingParams(seed=0, max_tokens=1000, ignore_eos=True)
 class Bench:
     """A scheduler with a pool and the symbolic model."""
 
-    def __init__(self, pages: int = 64, *, of: Limits | None = None, **config: int) -> None:
+    def __init__(self, pages: int = 64, *, of: SchedulerLimits | None = None, **config: int) -> None:
         self.limits = of or limits(BLOCK)
         self.memory = SymbolicMemory(pages, self.limits.block_size)
         self.pool = BlockPool(pages, self.memory)
@@ -41,7 +41,7 @@ class Bench:
         self.scheduler.enqueue(sequence)
         return sequence
 
-    def admit(self) -> list[Admission]:
+    def admit(self) -> list[AdmittedSequence]:
         admissions = self.scheduler.admit()
         self.pool.check_integrity()
         return admissions

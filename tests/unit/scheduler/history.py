@@ -25,7 +25,7 @@ from twostroke.request import FinishReason, SamplingParams
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Step
 from twostroke.scheduler.cost import Budget, StepCost
-from twostroke.scheduler.scheduler import Admission, Scheduler
+from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler
 from twostroke.scheduler.sequence import Sequence
 
 MAX_MODEL_LEN = 30
@@ -167,7 +167,7 @@ class SchedulerHistory(RuleBasedStateMachine):
         for admission in self.scheduler.admit():
             self.begin_pull(admission, pull)
 
-    def begin_pull(self, admission: Admission, pull: list[bool]) -> None:
+    def begin_pull(self, admission: AdmittedSequence, pull: list[bool]) -> None:
         sequence = admission.sequence
         self.learn(sequence.known, sequence.block_hashes)
         assert all(self.pool.is_arriving(sequence.pages[index]) for index in admission.missing)

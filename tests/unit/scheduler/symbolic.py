@@ -14,7 +14,7 @@ from twostroke.kv_cache.pool import BlockPool
 from twostroke.request import FinishReason, SampledToken, SamplingParams
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Step
-from twostroke.scheduler.scheduler import Limits
+from twostroke.scheduler.scheduler import SchedulerLimits
 from twostroke.scheduler.sequence import Sequence, building
 
 VOCABULARY = 8
@@ -24,8 +24,8 @@ GARBAGE = (-1, -1)
 Fact = tuple[int, int]
 
 
-def limits(block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False) -> Limits:
-    return Limits(block_size, max_model_len, (EOS,), align_chunks)
+def limits(block_size: int = 4, *, max_model_len: int = 4096, align_chunks: bool = False) -> SchedulerLimits:
+    return SchedulerLimits(block_size, max_model_len, (EOS,), align_chunks)
 
 
 def next_token(context: ListOf[int], seed: int, banned: ListOf[int] = ()) -> int:

@@ -28,7 +28,7 @@ from tests.unit.transfer.makers import (
     make_transport,
 )
 from twostroke.ids import Epoch, PageId
-from twostroke.transfer.base import Endpoint, Identity, PageCopy, Peer, TransferResult
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, Peer, TransferResult
 
 PAGES, PAGE_BYTES = 64, 5000
 
@@ -86,7 +86,7 @@ class Owner(Process):
         } | options
         self.options["kinds"] = GROUPS[self.options["group"]]
         super().__init__(page_owner.run, self.options)
-        endpoints = [Endpoint.unpack(packed) for packed in self.commands.recv()]
+        endpoints = [PageEndpoint.unpack(packed) for packed in self.commands.recv()]
         self.endpoints = {endpoint.transport: endpoint for endpoint in endpoints}
 
     def content(self, page: int) -> npt.NDArray[np.uint8]:
@@ -101,7 +101,7 @@ class Owner(Process):
 class BusyReader(Process):
     """A process that pulls all pages of an owner again and again."""
 
-    def __init__(self, kind: str, endpoint: Endpoint, deadline_s: float) -> None:
+    def __init__(self, kind: str, endpoint: PageEndpoint, deadline_s: float) -> None:
         super().__init__(page_owner.run_reader, kind, endpoint.pack(), deadline_s)
         assert self.commands.recv() == "reading"
 
@@ -123,7 +123,7 @@ class Reader:
         content = np.full(self.memory.page_bytes, value, np.uint8)
         fill(self.memory, range(self.memory.pages + 1), lambda _: content)
 
-    async def open(self, **changes: Any) -> Endpoint:
+    async def open(self, **changes: Any) -> PageEndpoint:
         facts: dict[str, Any] = {
             "worker_id": "reader",
             "epoch": Epoch.begin(1),
@@ -198,7 +198,7 @@ def start_owner(group: str) -> Iterator[Callable[..., Owner]]:
 def start_busy_reader(kind: str) -> Iterator[Callable[..., BusyReader]]:
     readers: list[BusyReader] = []
 
-    def start(endpoint: Endpoint, deadline_s: float) -> BusyReader:
+    def start(endpoint: PageEndpoint, deadline_s: float) -> BusyReader:
         readers.append(BusyReader(kind, endpoint, deadline_s))
         return readers[-1]
 

@@ -19,7 +19,7 @@ from twostroke.kv_cache.block import HASH_BYTES, root_hash
 from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.sockets import handshake
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
@@ -88,7 +88,7 @@ class WorkerEpoch(Bytes):
         self.identity = Identity(worker_id, self.epoch, "f", "token")
         self.handshake = handshake.ReaderValidator(self.identity, SOURCE_PAGES, HASH_BYTES)
         self.progress = Condition()
-        self.endpoint = Endpoint("played", worker_id, "here", self.epoch, "f", SOURCE_PAGES, HASH_BYTES)
+        self.endpoint = PageEndpoint("played", worker_id, "here", self.epoch, "f", SOURCE_PAGES, HASH_BYTES)
         self.is_cut = False
         """Nothing that it says arrives, and it hears of nothing."""
         host = SimpleNamespace(

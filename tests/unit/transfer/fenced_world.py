@@ -26,7 +26,16 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.rpc.membership import Membership
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, PageTransport, Peer, Transfer, TransferResult
+from twostroke.transfer.base import (
+    Identity,
+    PageCopy,
+    PageEndpoint,
+    PageTransport,
+    Peer,
+    ReadOutcome,
+    Transfer,
+    TransferResult,
+)
 from twostroke.transfer.same_host import same_host_transport as same_host
 from twostroke.transfer.sockets import handshake
 from twostroke.transfer.sockets.frames import Deadline
@@ -54,7 +63,7 @@ class Copying(Transfer):
     is_fencing: bool = False
     is_terminal: bool = False
 
-    def end(self, outcome: Outcome, *, is_terminal: bool) -> None:
+    def end(self, outcome: ReadOutcome, *, is_terminal: bool) -> None:
         self.is_terminal = self.is_terminal or is_terminal
         if not self.ended.done():
             self.ended.set_result(TransferResult(outcome, 0, 0.0, "played"))
@@ -78,13 +87,13 @@ class PlayedTransport(PageTransport):
         self._halves = itertools.count()
         self._peers: dict[tuple[str, Epoch], _Peer] = {}
 
-    async def open(self, memory: Any, identity: Identity) -> Endpoint:
+    async def open(self, memory: Any, identity: Identity) -> PageEndpoint:
         raise NotImplementedError
 
-    def reaches(self, endpoint: Endpoint) -> bool:
+    def reaches(self, endpoint: PageEndpoint) -> bool:
         return True
 
-    async def connect(self, endpoint: Endpoint, deadline_s: float) -> Peer:
+    async def connect(self, endpoint: PageEndpoint, deadline_s: float) -> Peer:
         known = self._peers.get((endpoint.address, endpoint.epoch))
         if known is None:
             worker_epoch = self._world.page_ports.get(endpoint.address)
@@ -124,9 +133,9 @@ class PlayedTransport(PageTransport):
         try:
             next(transfer.steps)
         except StopIteration:
-            transfer.end(Outcome.DONE, is_terminal=True)
+            transfer.end(ReadOutcome.DONE, is_terminal=True)
         except TransferFailed:
-            transfer.end(Outcome.FAILED, is_terminal=True)
+            transfer.end(ReadOutcome.FAILED, is_terminal=True)
 
     def _copy(self, worker_epoch: WorkerEpoch, copies: Sequence[PageCopy]) -> Iterator[None]:
         theirs, mine = worker_epoch.memory, self._world.memory
@@ -156,7 +165,7 @@ class Line(Wire):
         return super().recvmsg_into(buffers)
 
 
-def greet(reader: Identity, owner: WorkerEpoch, endpoint: Endpoint) -> None:
+def greet(reader: Identity, owner: WorkerEpoch, endpoint: PageEndpoint) -> None:
     """The handshake of a page connection. Raises its refusal."""
     handshake.introduce(Line(owner.handshake).sock, reader, endpoint, Deadline.after(9.0))
 
@@ -299,7 +308,7 @@ class World(Bytes):
             worker_epoch.is_cut = False
         for _ in range(len(self.transport.transfers) + 2):
             for transfer in self.transport.transfers:
-                transfer.end(Outcome.EXPIRED, is_terminal=True)
+                transfer.end(ReadOutcome.EXPIRED, is_terminal=True)
                 transfer.fence.set()
             for call in self.calls:
                 call.pass_on()

@@ -12,7 +12,7 @@ import numpy as np
 from tests.unit.transfer.makers import fill, group_of, make_memory, make_transport
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import Pages
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 
 
 def content(page: int, page_bytes: int, seed: int) -> np.ndarray:
@@ -47,7 +47,7 @@ def run(commands: Connection, options: dict[str, Any]) -> None:
 
 
 async def read_forever(commands: Connection, kind: str, packed: bytes, deadline_s: float) -> None:
-    endpoint = Endpoint.unpack(packed)
+    endpoint = PageEndpoint.unpack(packed)
     memory = make_memory(group_of(kind), endpoint.pages, endpoint.page_bytes)
     transport = make_transport(kind)
     await transport.open(memory, Identity("doomed", Epoch.begin(1), endpoint.fingerprint, "secret"))

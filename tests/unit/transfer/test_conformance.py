@@ -18,7 +18,7 @@ import pytest
 from tests.unit.transfer.makers import ONE_SIDED, STAGED
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, StaleEpoch, Unauthenticated
 from twostroke.ids import Epoch, PageId
-from twostroke.transfer.base import Outcome, PageCopy, digest
+from twostroke.transfer.base import PageCopy, ReadOutcome, digest
 
 Make = Callable[..., Any]
 BIG_PAGES, BIG_PAGE_BYTES = 128, 512 << 10
@@ -35,7 +35,7 @@ async def test_scattered_pages_arrive_where_they_belong_and_nowhere_else(reader:
     peer = await reader.connect(steady_owner)
     pairs = pairs_of(40, seed=1)
     result = await reader.pull(peer, pairs)
-    assert (result.outcome, result.copied_bytes) == (Outcome.DONE, 40 * 5000)
+    assert (result.outcome, result.copied_bytes) == (ReadOutcome.DONE, 40 * 5000)
     for remote, local in pairs:
         assert np.array_equal(reader.page(local), steady_owner.content(remote))
         assert digest(reader.page(local)) == digest(steady_owner.content(remote))
@@ -45,7 +45,7 @@ async def test_scattered_pages_arrive_where_they_belong_and_nowhere_else(reader:
 
 async def test_a_pull_of_nothing_is_done(reader: Any, steady_owner: Any) -> None:
     result = await reader.pull(await reader.connect(steady_owner), [])
-    assert (result.outcome, result.copied_bytes) == (Outcome.DONE, 0)
+    assert (result.outcome, result.copied_bytes) == (ReadOutcome.DONE, 0)
 
 
 async def test_many_pulls_from_several_peers_at_once(reader: Any, steady_owner: Any, start_owner: Make) -> None:
@@ -53,7 +53,7 @@ async def test_many_pulls_from_several_peers_at_once(reader: Any, steady_owner: 
     peers = [await reader.connect(owner) for owner in owners]
     plan = [(local, local % 3, remote) for remote, local in pairs_of(60, seed=2)]
     results = await asyncio.gather(*(reader.pull(peers[who], [(remote, local)]) for local, who, remote in plan))
-    assert {result.outcome for result in results} == {Outcome.DONE}
+    assert {result.outcome for result in results} == {ReadOutcome.DONE}
     for local, who, remote in plan:
         assert np.array_equal(reader.page(local), owners[who].content(remote))
 
@@ -77,10 +77,10 @@ async def test_pages_out_of_bounds_are_refused_before_anything_moves(reader: Any
 async def test_a_page_of_another_generation_fails_the_pull_but_not_the_peer(reader: Any, steady_owner: Any) -> None:
     peer = await reader.connect(steady_owner)
     result = await reader.pull(peer, [(1, 1), (9, 2), (3, 3)])
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is ReadOutcome.FAILED
     assert "page 9 has generation 1, generation 0 was asked for" in result.reason
     fresh = reader.transport.pull(peer, [PageCopy(PageId(9), PageId(2), 1)], 5.0)
-    assert (await reader.transport.wait(fresh)).outcome is Outcome.DONE
+    assert (await reader.transport.wait(fresh)).outcome is ReadOutcome.DONE
     assert (reader.page(2) == 0xEE).all()
 
 
@@ -102,9 +102,9 @@ async def test_a_page_that_is_reused_while_it_is_copied_fails_the_pull(
             await asyncio.sleep(0)
         owner.memory.begin_new_generation(last)
         result = await reader.transport.wait(transfer)
-        if result.outcome is not Outcome.DONE:
+        if result.outcome is not ReadOutcome.DONE:
             break
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is ReadOutcome.FAILED
     assert f"generation {owner.memory.generation(last)}" in result.reason
 
 
@@ -138,7 +138,7 @@ async def test_an_owner_that_lives_another_epoch_is_refused(reader: Any, steady_
     stale = dataclasses.replace(endpoint, epoch=Epoch.begin(endpoint.epoch.incarnation))
     with pytest.raises(StaleEpoch, match=f"{stale.epoch}.*{endpoint.epoch}"):
         await reader.transport.connect(stale, 5.0)
-    assert (await reader.pull(await reader.connect(steady_owner), [(1, 1)])).outcome is Outcome.DONE
+    assert (await reader.pull(await reader.connect(steady_owner), [(1, 1)])).outcome is ReadOutcome.DONE
 
 
 async def test_an_earlier_life_of_a_reader_is_refused_after_a_later_one(
@@ -163,10 +163,10 @@ async def test_a_dead_peer_is_lost_at_connect_and_at_once(reader: Any, start_own
 async def test_pulls_begun_after_the_peers_death_fail(reader: Any, start_owner: Make) -> None:
     owner = start_owner()
     peer = await reader.connect(owner)
-    assert (await reader.pull(peer, [(1, 1)])).outcome is Outcome.DONE
+    assert (await reader.pull(peer, [(1, 1)])).outcome is ReadOutcome.DONE
     owner.kill()
     result = await reader.pull(peer, [(2, 2)])
-    assert result.outcome is Outcome.FAILED
+    assert result.outcome is ReadOutcome.FAILED
     assert result.reason
     assert not reader.page(2).any()
 
@@ -197,10 +197,10 @@ async def test_a_peer_that_dies_in_mid_transfer(kind: str, make_reader: Make, st
     owner.kill()
     result = await reader.transport.wait(transfer)
     if kind in ONE_SIDED:  # the dead write no more: what was announced is still there
-        assert result.outcome is Outcome.DONE
+        assert result.outcome is ReadOutcome.DONE
         assert np.array_equal(reader.page(0), owner.content(BIG_PAGES - 1))
     else:
-        assert result.outcome is Outcome.FAILED
+        assert result.outcome is ReadOutcome.FAILED
         assert result.copied_bytes < BIG_PAGES * BIG_PAGE_BYTES
     await reader.transport.fence(transfer)
 
@@ -212,12 +212,12 @@ async def test_a_frozen_peer_expires_and_after_the_fence_no_byte_changes(
     queued = [reader.transport.pull(peer, [PageCopy(PageId(1), PageId(0), 0)], 1.0) for _ in range(4)]
     result = await reader.transport.wait(transfer)
     if kind in ONE_SIDED:  # nothing of the owner runs during a pull
-        assert result.outcome is Outcome.DONE
+        assert result.outcome is ReadOutcome.DONE
         return
-    assert result.outcome is Outcome.EXPIRED
+    assert result.outcome is ReadOutcome.EXPIRED
     assert 1.0 <= time.monotonic() - started < 10.0
     for other in queued:
-        assert (await reader.transport.wait(other)).outcome is Outcome.EXPIRED
+        assert (await reader.transport.wait(other)).outcome is ReadOutcome.EXPIRED
     for each in (transfer, *queued):
         await reader.transport.fence(each)
     reader.fill(0xAB)  # the pages' next owner
@@ -225,7 +225,7 @@ async def test_a_frozen_peer_expires_and_after_the_fence_no_byte_changes(
     owner.tell("ping")
     await asyncio.sleep(0.2)
     assert (reader.data == 0xAB).all()
-    assert (await reader.pull(peer, [(5, 5)])).outcome is Outcome.DONE
+    assert (await reader.pull(peer, [(5, 5)])).outcome is ReadOutcome.DONE
     assert np.array_equal(reader.page(5), owner.content(5))
 
 
@@ -247,7 +247,7 @@ async def test_readers_that_die_in_mid_transfer_do_the_owner_no_harm(
         await asyncio.sleep(0.01 + 0.007 * attempt)
         doomed.kill()
     peer = await reader.connect(owner)
-    assert (await reader.pull(peer, [(page, page) for page in range(64)])).outcome is Outcome.DONE
+    assert (await reader.pull(peer, [(page, page) for page in range(64)])).outcome is ReadOutcome.DONE
     assert np.array_equal(reader.page(63), owner.content(63))
     assert owner.is_alive
 
@@ -262,13 +262,13 @@ async def test_a_reader_that_freezes_in_mid_transfer_does_the_owner_no_harm(
     frozen.freeze()
     peer = await reader.connect(owner)
     pairs = [(page, 63 - page) for page in range(64)]
-    assert (await reader.pull(peer, pairs)).outcome is Outcome.DONE
+    assert (await reader.pull(peer, pairs)).outcome is ReadOutcome.DONE
     await asyncio.sleep(0.5)  # past the deadline of the frozen one
-    assert (await reader.pull(peer, pairs)).outcome is Outcome.DONE
+    assert (await reader.pull(peer, pairs)).outcome is ReadOutcome.DONE
     frozen.thaw()
     await asyncio.sleep(0.1)
     assert frozen.is_alive
-    assert (await reader.pull(peer, pairs)).outcome is Outcome.DONE
+    assert (await reader.pull(peer, pairs)).outcome is ReadOutcome.DONE
     assert owner.is_alive
 
 
@@ -277,7 +277,7 @@ async def test_a_stuck_peer_does_not_hold_up_others(reader: Any, steady_owner: A
     stuck_peer, healthy = await reader.connect(stuck), await reader.connect(steady_owner)
     stuck.freeze()
     hanging = [reader.transport.pull(stuck_peer, [PageCopy(PageId(1), PageId(page), 0)], 30.0) for page in range(8)]
-    assert (await reader.pull(healthy, [(3, 33)], deadline_s=10.0)).outcome is Outcome.DONE
+    assert (await reader.pull(healthy, [(3, 33)], deadline_s=10.0)).outcome is ReadOutcome.DONE
     for transfer in hanging:
         await reader.transport.fence(transfer)
 
@@ -290,17 +290,17 @@ async def test_a_fence_ends_a_transfer_long_before_its_deadline(
     after = reader.data.copy()
     result = await reader.transport.wait(transfer)
     assert time.monotonic() - started < 30.0
-    assert kind in ONE_SIDED or result.outcome is Outcome.FAILED
+    assert kind in ONE_SIDED or result.outcome is ReadOutcome.FAILED
     assert np.array_equal(reader.data, after)
 
 
 async def test_a_deadline_that_has_passed_copies_nothing(reader: Any, steady_owner: Any) -> None:
     peer = await reader.connect(steady_owner)
     transfer = reader.transport.pull(peer, [PageCopy(PageId(1), PageId(1), 0)], 0.0)
-    assert (await reader.transport.wait(transfer)).outcome is Outcome.EXPIRED
+    assert (await reader.transport.wait(transfer)).outcome is ReadOutcome.EXPIRED
     await reader.transport.fence(transfer)
     assert not reader.page(1).any()
-    assert (await reader.pull(peer, [(2, 1)])).outcome is Outcome.DONE
+    assert (await reader.pull(peer, [(2, 1)])).outcome is ReadOutcome.DONE
     assert np.array_equal(reader.page(1), steady_owner.content(2))
 
 
@@ -311,9 +311,9 @@ async def test_a_restarted_peer_is_reached_under_its_new_epoch(reader: Any, star
     after = start_owner(incarnation=2, seed=60)
     new = await reader.connect(after)
     assert new is not old
-    assert (await reader.pull(new, [(1, 1)])).outcome is Outcome.DONE
+    assert (await reader.pull(new, [(1, 1)])).outcome is ReadOutcome.DONE
     assert np.array_equal(reader.page(1), after.content(1))
-    assert (await reader.pull(old, [(2, 2)])).outcome is Outcome.FAILED
+    assert (await reader.pull(old, [(2, 2)])).outcome is ReadOutcome.FAILED
 
 
 async def test_a_zombie_is_not_connected_to_after_its_successor(reader: Any, start_owner: Make) -> None:
@@ -350,11 +350,11 @@ async def test_close_fails_what_is_under_way_and_leaves_no_thread_or_descriptor(
     await reader.transport.close()
     results = await asyncio.gather(*waits)
     if kind not in ONE_SIDED:
-        assert {result.outcome for result in results} == {Outcome.FAILED}
+        assert {result.outcome for result in results} == {ReadOutcome.FAILED}
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("pages-")]
     assert open_descriptors() <= before
     late = reader.transport.pull(peer, [PageCopy(PageId(1), PageId(1), 0)], 60.0)
-    assert (await reader.transport.wait(late)).outcome is Outcome.FAILED
+    assert (await reader.transport.wait(late)).outcome is ReadOutcome.FAILED
 
 
 async def test_close_ends_a_connect_that_is_under_way(reader: Any, start_owner: Make) -> None:
@@ -375,7 +375,7 @@ async def test_a_cancelled_connect_leaves_a_known_peer_alone(reader: Any, steady
     await asyncio.sleep(0)
     connecting.cancel()
     await asyncio.wait({connecting})
-    assert (await reader.pull(peer, [(1, 1)])).outcome is Outcome.DONE
+    assert (await reader.pull(peer, [(1, 1)])).outcome is ReadOutcome.DONE
 
 
 async def test_an_owner_that_closes_lets_its_readers_go(make_reader: Make, two_in_one_process: None) -> None:
@@ -384,7 +384,7 @@ async def test_an_owner_that_closes_lets_its_readers_go(make_reader: Make, two_i
     await reader.open()
     peer = await reader.transport.connect(endpoint, 5.0)
     await owner.transport.close()
-    assert (await reader.pull(peer, [(1, 1)])).outcome is Outcome.FAILED
+    assert (await reader.pull(peer, [(1, 1)])).outcome is ReadOutcome.FAILED
     with pytest.raises(PeerLost):
         await reader.transport.connect(endpoint, 5.0)
 

@@ -22,7 +22,7 @@ from tests.chaos.injection.fake_transport import (
 from twostroke.errors import PeerLost
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Identity, Outcome, PageCopy, digest
+from twostroke.transfer.base import Identity, PageCopy, ReadOutcome, digest
 from twostroke.transfer.same_host.shm import ShmTransport
 
 COPIES = [PageCopy(PageId(1), PageId(2), 0), PageCopy(PageId(2), PageId(3), 0)]
@@ -62,32 +62,32 @@ async def pair(_no_thread_is_left: None) -> AsyncIterator[Pair]:
 
 async def test_without_a_plan_it_is_the_transport_that_it_wraps(pair: Pair) -> None:
     assert pair.fake.name == "shm"
-    assert (await pair.fake.wait(pair.begin(None))).outcome is Outcome.DONE
+    assert (await pair.fake.wait(pair.begin(None))).outcome is ReadOutcome.DONE
     assert (pair.local.data[2] == 2).all()
 
 
 async def test_the_kth_transfer_fails(pair: Pair) -> None:
     pair.fake.plan = FaultPlan({1: Fail("link down")})
     results = [await pair.fake.wait(pair.fake.pull(pair.peer, COPIES, 5.0)) for _ in range(3)]
-    assert [result.outcome for result in results] == [Outcome.DONE, Outcome.FAILED, Outcome.DONE]
+    assert [result.outcome for result in results] == [ReadOutcome.DONE, ReadOutcome.FAILED, ReadOutcome.DONE]
     assert results[1].reason == "link down"
 
 
 async def test_every_transfer_can_fail(pair: Pair) -> None:
     pair.fake.plan = FaultPlan(every_transfer=Fail())
     results = [await pair.fake.wait(pair.fake.pull(pair.peer, COPIES, 5.0)) for _ in range(3)]
-    assert {result.outcome for result in results} == {Outcome.FAILED}
+    assert {result.outcome for result in results} == {ReadOutcome.FAILED}
     assert not pair.local.data.any()
 
 
 async def test_a_delay_is_waited_for_and_a_long_one_expires(pair: Pair) -> None:
-    assert (await pair.fake.wait(pair.begin(Delay(0.01)))).outcome is Outcome.DONE
-    assert (await pair.fake.wait(pair.begin(Delay(30.0), deadline_s=0.05))).outcome is Outcome.EXPIRED
+    assert (await pair.fake.wait(pair.begin(Delay(0.01)))).outcome is ReadOutcome.DONE
+    assert (await pair.fake.wait(pair.begin(Delay(30.0), deadline_s=0.05))).outcome is ReadOutcome.EXPIRED
 
 
 async def test_an_expired_transfer_copied_nothing(pair: Pair) -> None:
     transfer = pair.begin(Expire(), deadline_s=0.05)
-    assert (await pair.fake.wait(transfer)).outcome is Outcome.EXPIRED
+    assert (await pair.fake.wait(transfer)).outcome is ReadOutcome.EXPIRED
     await pair.fake.fence(transfer)
     assert not pair.local.data.any()
 
@@ -97,11 +97,11 @@ async def test_a_fence_wakes_whoever_waits_for_a_hanging_transfer(pair: Pair) ->
     waiting = asyncio.create_task(pair.fake.wait(transfer))
     await asyncio.sleep(0)
     await pair.fake.fence(transfer)
-    assert (await waiting).outcome is Outcome.FAILED
+    assert (await waiting).outcome is ReadOutcome.FAILED
 
 
 async def test_a_flipped_byte_is_done_but_its_digest_does_not_match(pair: Pair) -> None:
-    assert (await pair.fake.wait(pair.begin(FlipByte(copy=1, offset=17)))).outcome is Outcome.DONE
+    assert (await pair.fake.wait(pair.begin(FlipByte(copy=1, offset=17)))).outcome is ReadOutcome.DONE
     assert digest(pair.local.page(PageId(2))) == digest(pair.remote.page(PageId(1)))
     assert digest(pair.local.page(PageId(3))) != digest(pair.remote.page(PageId(2)))
     assert np.flatnonzero(pair.local.data[3] != 3).tolist() == [17]
@@ -109,7 +109,7 @@ async def test_a_flipped_byte_is_done_but_its_digest_does_not_match(pair: Pair) 
 
 async def test_a_late_writer_writes_until_it_is_fenced(pair: Pair) -> None:
     transfer = pair.begin(WriteLate(), deadline_s=0.02)
-    assert (await pair.fake.wait(transfer)).outcome is Outcome.EXPIRED
+    assert (await pair.fake.wait(transfer)).outcome is ReadOutcome.EXPIRED
     seen = pair.local.data.copy()
     await asyncio.sleep(0.02)
     assert not np.array_equal(pair.local.data[[2, 3]], seen[[2, 3]])

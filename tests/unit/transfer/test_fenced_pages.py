@@ -17,7 +17,7 @@ from twostroke.errors import PeerLost, StaleEpoch
 from twostroke.ids import PageId
 from twostroke.kv_cache.block import block_hashes_of
 from twostroke.kv_cache.pool import BlockPool, PageState
-from twostroke.transfer.base import Outcome
+from twostroke.transfer.base import ReadOutcome
 from twostroke.transfer.same_host import same_host_transport as same_host
 from twostroke.transfer.sockets import handshake
 from twostroke.worker.pulls import pull_client
@@ -143,7 +143,7 @@ class Pages(RuleBasedStateMachine):
     @precondition(lambda self: self.is_copying)
     @rule(pick=picks)
     def expire(self, pick: int) -> None:
-        self.copying(pick).end(Outcome.EXPIRED, is_terminal=False)
+        self.copying(pick).end(ReadOutcome.EXPIRED, is_terminal=False)
         self.world.loop.synchronize()
 
     @precondition(lambda self: any(t.is_fencing and not t.is_terminal for t in self.world.transport.transfers))

@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.fuzz.mutate import frame
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
 from twostroke.transfer.copy_thread_transport import CopyThreadTransport
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.same_host.shm import ShmTransport
@@ -31,7 +31,7 @@ HANDSHAKE = frame([PROTOCOL, "secret", "other", str(READER.epoch), "f", str(OWNE
 class Listening:
     owner: CopyThreadTransport[Any, Any]
     reader: CopyThreadTransport[Any, Any]
-    endpoint: Endpoint
+    endpoint: PageEndpoint
 
     def knock(self, said: bytes = b"") -> socket.socket:
         if self.owner.name == "shm":
@@ -47,7 +47,7 @@ class Listening:
     async def pulls(self) -> bool:
         peer = await self.reader.connect(self.endpoint, 20.0)
         transfer = self.reader.pull(peer, [PageCopy(PageId(1), PageId(0), 0)], 20.0)
-        return (await self.reader.wait(transfer)).outcome is Outcome.DONE
+        return (await self.reader.wait(transfer)).outcome is ReadOutcome.DONE
 
     async def shows_out(self, reason: str, count: int = 1) -> None:
         async with asyncio.timeout(20.0):

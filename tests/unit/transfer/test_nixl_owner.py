@@ -13,8 +13,8 @@ import pytest
 
 from twostroke.errors import PeerLost
 from twostroke.ids import Epoch, PageId
-from twostroke.kv_cache.memory import PageMemory, Place
-from twostroke.transfer.base import Endpoint, Identity
+from twostroke.kv_cache.memory import PageMemory, PoolLocation
+from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.network.nixl import serve_writes
 from twostroke.transfer.network.nixl_agent import Agent, RemotePages
 from twostroke.transfer.sockets.frames import Deadline, receive_frame, send_frame
@@ -33,7 +33,7 @@ class RecordingAgent:
         self.removed: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
-    def add(self, metadata: bytes, place: Place, pages: int, page_bytes: int) -> RemotePages:
+    def add(self, metadata: bytes, place: PoolLocation, pages: int, page_bytes: int) -> RemotePages:
         self.added.append((metadata, place, pages, page_bytes))
         return RemotePages("reader's agent", 3)
 
@@ -57,7 +57,7 @@ class Served:
         self._thread.start()
 
     def enter(self, entry: list[Any]) -> None:
-        endpoint = Endpoint("nixl", "pair", "here", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
+        endpoint = PageEndpoint("nixl", "pair", "here", OWNER.epoch, "fingerprint", PAGES, PAGE_BYTES)
         introduce(self.sock, READER, endpoint, Deadline.after(5.0))
         send_frame(self.sock, entry, Deadline.after(5.0))
 
@@ -102,7 +102,7 @@ def test_pages_are_written_where_the_reader_wants_them(served: Served) -> None:
     served.enter(ENTRY)
     assert receive_frame(served.sock, 64, None) == []
     assert served.ask([7, 0], [1, 4]) == ""
-    assert served.agent.added == [(b"metadata", Place(4096, 1), READER_PAGES, PAGE_BYTES)]
+    assert served.agent.added == [(b"metadata", PoolLocation(4096, 1), READER_PAGES, PAGE_BYTES)]
     assert served.agent.written == [([7, 0], 3, [1, 4])]
     assert served.end() == "EOFError"
     assert served.agent.removed == ["reader's agent"]

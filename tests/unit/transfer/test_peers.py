@@ -15,7 +15,7 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.errors import PeerLost, ServeError
 from twostroke.ids import Epoch
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.peers import CopyThreadPeer, Peers
 from twostroke.transfer.pulls import Pull
 from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport
@@ -42,7 +42,7 @@ class BrokenPeer(CopyThreadPeer):
 
 
 async def test_a_peer_whose_hello_fails_for_any_reason_is_closed() -> None:
-    peer = BrokenPeer(Endpoint("tcp", "somewhere", "here", Epoch(1, 1), "fingerprint", 1, 1))
+    peer = BrokenPeer(PageEndpoint("tcp", "somewhere", "here", Epoch(1, 1), "fingerprint", 1, 1))
     with pytest.raises(ZeroDivisionError):
         await Peers[BrokenPeer]().reach(peer, 1.0)
     assert peer.ended

@@ -10,14 +10,14 @@ from twostroke.device.memory import DeviceMemory
 from twostroke.errors import ConfigError, PeerLost
 from twostroke.ids import Epoch
 from twostroke.kv_cache.memory import PageMemory, Pages
-from twostroke.transfer.base import Endpoint, Identity, host_id
+from twostroke.transfer.base import Identity, PageEndpoint, host_id
 from twostroke.transfer.network import nixl_agent
 from twostroke.transfer.registry import default_names, leading_to, open_transports
 from twostroke.transfer.same_host.cuda_ipc import CudaIpcTransport
 
 
-def endpoint(transport: str, address: str, host: str) -> Endpoint:
-    return Endpoint(transport, address, host, Epoch(1, 1), "fingerprint", 1, 1)
+def endpoint(transport: str, address: str, host: str) -> PageEndpoint:
+    return PageEndpoint(transport, address, host, Epoch(1, 1), "fingerprint", 1, 1)
 
 
 NEAR = [endpoint("tcp", "127.0.0.1:5", host_id()), endpoint("shm", "x", host_id())]
@@ -91,4 +91,4 @@ async def test_cuda_ipc_reaches_devices_of_this_host_that_ours_can_copy_from() -
 
 
 def test_an_endpoint_travels_as_bytes() -> None:
-    assert Endpoint.unpack(FAR[0].pack()) == FAR[0]
+    assert PageEndpoint.unpack(FAR[0].pack()) == FAR[0]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from twostroke.errors import ConfigError, FingerprintMismatch, PeerLost, ServeError, StaleEpoch, Unauthenticated
 from twostroke.ids import Epoch, PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome
 from twostroke.transfer.network.tcp import TcpTransport
 from twostroke.transfer.sockets.handshake import PROTOCOL
 
@@ -32,7 +32,7 @@ READER = Identity("reader", Epoch(1, 8), "fingerprint", "secret")
 class Served:
     transport: TcpTransport
     memory: PageMemory
-    endpoint: Endpoint
+    endpoint: PageEndpoint
 
     def dial(self) -> socket.socket:
         host, _, port = self.endpoint.address.rpartition(":")
@@ -228,7 +228,7 @@ def fuzzed() -> Any:
         async def still_serves() -> None:
             memory.data[:] = 0
             result = await reader.wait(reader.pull(peer, [PageCopy(PageId(3), PageId(0), 0)], 5.0))
-            assert result.outcome is Outcome.DONE, result
+            assert result.outcome is ReadOutcome.DONE, result
             assert (memory.page(PageId(0)) == 4).all()
             assert not memory.data[1:].any()
 
@@ -273,7 +273,7 @@ async def test_a_reader_hangs_up_at_its_deadline_without_being_fenced() -> None:
         port = server.sockets[0].getsockname()[1]
         peer = await served.transport.connect(replace(served.endpoint, address=f"127.0.0.1:{port}"), 5.0)
         transfer = served.transport.pull(peer, [PageCopy(PageId(0), PageId(0), 0)], 0.2)
-        assert (await served.transport.wait(transfer)).outcome is Outcome.EXPIRED
+        assert (await served.transport.wait(transfer)).outcome is ReadOutcome.EXPIRED
         async with asyncio.timeout(10.0):
             await hung_up.wait()
 
@@ -318,7 +318,7 @@ async def test_ipv6_addresses_work() -> None:
     finally:
         await reader.close()
         await owner.close()
-    assert result.outcome is Outcome.DONE
+    assert result.outcome is ReadOutcome.DONE
     assert (memories[1].page(PageId(2)) == 9).all()
     for memory in memories:
         memory.close()
@@ -326,7 +326,7 @@ async def test_ipv6_addresses_work() -> None:
 
 def test_loopback_is_reached_from_the_same_host_only() -> None:
     transport = TcpTransport("127.0.0.1")
-    endpoint = Endpoint("tcp", "127.0.0.1:5", "another boot/1", Epoch(1, 1), "fingerprint", 1, 1)
+    endpoint = PageEndpoint("tcp", "127.0.0.1:5", "another boot/1", Epoch(1, 1), "fingerprint", 1, 1)
     assert not transport.reaches(endpoint)
     assert transport.reaches(replace(endpoint, address="10.0.0.7:5"))
     assert transport.reaches(replace(endpoint, address="worker-7.pages:5"))
@@ -335,7 +335,7 @@ def test_loopback_is_reached_from_the_same_host_only() -> None:
 
 
 @contextlib.asynccontextmanager
-async def behind_a_link(served: Served, pause_s: float) -> AsyncIterator[tuple[Endpoint, asyncio.Event]]:
+async def behind_a_link(served: Served, pause_s: float) -> AsyncIterator[tuple[PageEndpoint, asyncio.Event]]:
     """What the owner sends comes 200 bytes at a time; while the event is clear, nothing comes."""
     flows = asyncio.Event()
     flows.set()
@@ -369,17 +369,17 @@ async def test_a_slow_link_is_waited_for_and_one_that_stands_still_fails_all_tha
         peer = await reader.connect(endpoint, 30.0)
         pulls = [PageCopy(PageId(page), PageId(page), 0) for page in range(PAGES)]
         slow = await reader.wait(reader.pull(peer, pulls, 30.0))
-        assert slow.outcome is Outcome.DONE, slow
+        assert slow.outcome is ReadOutcome.DONE, slow
         assert slow.seconds > stall_s
         flows.clear()
         begun = [reader.pull(peer, [PageCopy(PageId(0), PageId(page), 0)], 30.0) for page in range(8)]
         ended = await asyncio.gather(*map(reader.wait, begun))
-        assert [result.outcome for result in ended].count(Outcome.EXPIRED) == 2
+        assert [result.outcome for result in ended].count(ReadOutcome.EXPIRED) == 2
         assert sum("stood still while this pull waited" in result.reason for result in ended) == 6
         for each in begun:
             await reader.fence(each)
         flows.set()
         again = await reader.wait(reader.pull(await reader.connect(endpoint, 30.0), pulls[:1], 30.0))
-        assert again.outcome is Outcome.DONE, again
+        assert again.outcome is ReadOutcome.DONE, again
         await reader.close()
     memory.close()

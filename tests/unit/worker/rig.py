@@ -22,11 +22,11 @@ from twostroke.kv_cache.block import block_hashes_of, root_hash
 from twostroke.kv_cache.pool import BlockPool, PageState
 from twostroke.request import SamplingParams
 from twostroke.rpc.v1 import worker_pb2
-from twostroke.scheduler.scheduler import Limits, Scheduler
+from twostroke.scheduler.scheduler import Scheduler, SchedulerLimits
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.host import ReadyInfo, WorkerHost
 from twostroke.worker.pulls.pull_client import PullSpec
-from twostroke.worker.worker import RoleServices, Worker
+from twostroke.worker.worker import BaseWorker, RoleServices
 
 BLOCK = 16
 PAGE_BYTES = 16384
@@ -64,7 +64,7 @@ def worker_config(
 class Running:
     """A worker that serves."""
 
-    worker: Worker
+    worker: BaseWorker
     info: ReadyInfo
     plan: FaultPlan
     """The faults of the transfers that this worker starts."""
@@ -106,7 +106,7 @@ class Running:
         self.host.pool.check_integrity()
 
 
-def _with_faults(worker: Worker, plan: FaultPlan) -> None:
+def _with_faults(worker: BaseWorker, plan: FaultPlan) -> None:
     mount = worker.mount
 
     def mount_with_faults(host: WorkerHost, tasks: asyncio.TaskGroup) -> RoleServices:
@@ -123,7 +123,7 @@ async def serving(config: WorkerConfig, plan: FaultPlan | None = None) -> AsyncI
     """A worker that serves; at the end it must be idle (unless the test stopped it), then it is shut down."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level  # a worker's process has its own
-    worker: Worker = PrefillWorker(config) if config.role is Role.PREFILL else DecodeWorker(config)
+    worker: BaseWorker = PrefillWorker(config) if config.role is Role.PREFILL else DecodeWorker(config)
     plan = plan or FaultPlan()
     _with_faults(worker, plan)
     run_task = asyncio.create_task(worker.run())
@@ -171,7 +171,9 @@ def expected_tokens(prompt: Sequence[int], count: int, seed: int = 1) -> list[in
         def removed(self, name) -> None: ...
         def new_writer(self, page) -> None: ...
 
-    scheduler = Scheduler(BlockPool(built.model.pages, Silent()), config.schedule, Limits(BLOCK, 4096, (), False))
+    scheduler = Scheduler(
+        BlockPool(built.model.pages, Silent()), config.schedule, SchedulerLimits(BLOCK, 4096, (), False)
+    )
     params = SamplingParams(seed=seed, max_tokens=count)
     scheduler.enqueue(
         KnownSequence(

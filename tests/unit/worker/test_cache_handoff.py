@@ -15,7 +15,7 @@ from twostroke.kv_cache.chains import Chain, hottest_chains
 from twostroke.kv_cache.pool import CachedBlock
 from twostroke.rpc.v1 import control_pb2
 from twostroke.worker.pulls import cache_handoff
-from twostroke.worker.pulls.cache_handoff import Share, divide
+from twostroke.worker.pulls.cache_handoff import HandoffShare, divide
 
 
 def name(text: str) -> BlockHash:
@@ -59,7 +59,7 @@ def test_heirs_share_by_first_blocks_and_get_what_they_have_room_for() -> None:
         Chain(name("root"), (name("a"), name("a2"), name("a3")), 2),
         Chain(name("root"), (name("c"),), 1),
     ]
-    first, second = Share(control_pb2.Successor(), 3), Share(control_pb2.Successor(), 2)
+    first, second = HandoffShare(control_pb2.Successor(), 3), HandoffShare(control_pb2.Successor(), 2)
     divide(chains, [first, second])
     assert first.chains == [chains[0], Chain(name("root"), (name("a"), name("a2")), 1)]
     assert second.chains == [chains[1]]

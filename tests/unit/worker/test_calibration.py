@@ -21,7 +21,7 @@ from twostroke.kv_cache.memory import PageMemory
 from twostroke.kv_cache.pool import PageState
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.cost import StepCost, StepTerms
-from twostroke.worker.steps.calibration import COMPUTED, PACED, StepLimits, SweepBudget, calibrate, sweep
+from twostroke.worker.steps.calibration import COMPUTED, PACED, CalibrationLimits, SweepBudget, calibrate, sweep
 from twostroke.worker.steps.rates import Rates
 
 SPEC = PacedSpec(
@@ -43,12 +43,12 @@ class Priced:
     def close(self) -> None: ...
 
 
-def reach(**changes: int | bool) -> StepLimits:
+def reach(**changes: int | bool) -> CalibrationLimits:
     usual = {"step_tokens": 128, "max_model_len": 4096, "max_sequences": 64, "pages": 500, "block_size": 16}
-    return StepLimits(**(usual | {"samples": True} | changes))  # type: ignore[arg-type]  # of the test's own keys
+    return CalibrationLimits(**(usual | {"samples": True} | changes))  # type: ignore[arg-type]  # of the test's own keys
 
 
-def calibrated(runner: Priced, of: StepLimits, effort: SweepBudget = PACED) -> Rates:
+def calibrated(runner: Priced, of: CalibrationLimits, effort: SweepBudget = PACED) -> Rates:
     rates, engine = Rates(), EngineThread(runner)
     asyncio.run(calibrate(engine, rates, of, effort))
     engine.close()

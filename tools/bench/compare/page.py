@@ -11,9 +11,9 @@ from markupsafe import Markup
 
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.report import METRICS, explanation, notes_of
-from tools.bench.compare.rounds import Run
+from tools.bench.compare.rounds import CompareRun
 from tools.bench.measure import Record, Report
-from tools.bench.ratios import LoadOutcome, Metric, Outcome, shown_range, shown_ratio, shown_value
+from tools.bench.ratios import ContestantOutcome, LoadOutcome, Metric, shown_range, shown_ratio, shown_value
 from tools.figures.charts import (
     BOTTOM,
     COLOURS,
@@ -44,7 +44,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CompareRow:
     title: str
     colour: int | None
     cells: tuple[Cell, ...]
@@ -57,16 +57,16 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class CompareSection:
     load: str
-    rows: tuple[Row, ...]
+    rows: tuple[CompareRow, ...]
     first_token: Markup
     inter_token: Markup
     timelines: tuple[Timeline, ...]
     timeline_round: int
 
 
-def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[Run]) -> str:
+def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[CompareRun]) -> str:
     return rendered(
         "tools.bench.compare",
         endpoints=[(endpoint.name, endpoint.target.name) for endpoint in options.endpoints.all],
@@ -79,7 +79,7 @@ def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: 
     )
 
 
-def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[Run]) -> Section:
+def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[CompareRun]) -> CompareSection:
     names = options.endpoints.names
     of_load = [run for run in runs if run.load.name == outcome.load]
     last = {run.endpoint: run for run in of_load}
@@ -88,7 +88,7 @@ def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[Run])
     colour_of = {name: number % COLOURS for number, name in enumerate(names)}
     first = [Series(colour_of[name], first_token_samples(records_of[name])) for name in names]
     between = [Series(colour_of[name], inter_token_samples(records_of[name])) for name in names]
-    return Section(
+    return CompareSection(
         load=outcome.load,
         rows=tuple(_rows(outcome, options.endpoints.baseline, colour_of)),
         first_token=Markup(latency_figure(first)),
@@ -100,9 +100,9 @@ def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[Run])
     )
 
 
-def _rows(outcome: LoadOutcome, baseline: str, colour_of: dict[str, int]) -> list[Row]:
+def _rows(outcome: LoadOutcome, baseline: str, colour_of: dict[str, int]) -> list[CompareRow]:
     rows = [
-        Row(
+        CompareRow(
             each.name,
             colour_of[each.name],
             tuple(Cell(shown_value(metric, each.values.get(metric.key))) for metric in METRICS),
@@ -111,12 +111,12 @@ def _rows(outcome: LoadOutcome, baseline: str, colour_of: dict[str, int]) -> lis
     ]
     others = [each for each in outcome.outcomes if each.name != baseline]
     return rows + [
-        Row(f"{each.name} / {baseline}", None, tuple(_ratio_cell(metric, each) for metric in METRICS))
+        CompareRow(f"{each.name} / {baseline}", None, tuple(_ratio_cell(metric, each) for metric in METRICS))
         for each in others
     ]
 
 
-def _ratio_cell(metric: Metric[Report], outcome: Outcome) -> Cell:
+def _ratio_cell(metric: Metric[Report], outcome: ContestantOutcome) -> Cell:
     spread = outcome.ratios.get(metric.key)
     if spread is None:
         return Cell("")

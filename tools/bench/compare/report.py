@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from tools.bench.compare.options import CompareOptions
-from tools.bench.compare.rounds import Run, runs_of
+from tools.bench.compare.rounds import CompareRun, runs_of
 from tools.bench.endpoints import Endpoint
 from tools.bench.measure import Distribution, Report
 from tools.bench.ratios import LoadOutcome, Metric, Sample, loads_json, outcomes_of, ratio_table
@@ -21,7 +21,7 @@ COLUMNS = 130
 
 
 def print_outcomes(
-    outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[Run], console: Console
+    outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[CompareRun], console: Console
 ) -> None:
     for outcome in outcomes:
         console.print(ratio_table(outcome, options.endpoints.baseline, METRICS))
@@ -30,7 +30,7 @@ def print_outcomes(
         console.print(f"note: {note}", highlight=False, markup=False)
 
 
-def explanation(options: CompareOptions, runs: Sequence[Run]) -> str:
+def explanation(options: CompareOptions, runs: Sequence[CompareRun]) -> str:
     begun = 1 + max(run.round for run in runs)
     rounds = "one round" if begun == 1 else f"{begun} rounds"
     missing = runs_of(options) - len(runs)
@@ -40,7 +40,7 @@ def explanation(options: CompareOptions, runs: Sequence[Run]) -> str:
     )
 
 
-def as_json(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[Run]) -> dict[str, Any]:
+def as_json(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[CompareRun]) -> dict[str, Any]:
     """All ratios, and every run's report. No keys of servers."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -88,13 +88,13 @@ METRICS: tuple[Metric[Report], ...] = (
 )
 
 
-def compared(runs: Sequence[Run], names: Sequence[str], baseline: str) -> list[LoadOutcome]:
+def compared(runs: Sequence[CompareRun], names: Sequence[str], baseline: str) -> list[LoadOutcome]:
     """Return the outcome of each load, with every endpoint in the order of the names."""
     samples = [Sample(run.round, run.load.name, run.endpoint, run.report) for run in runs]
     return outcomes_of(samples, names, baseline, METRICS)
 
 
-def notes_of(runs: Sequence[Run]) -> list[str]:
+def notes_of(runs: Sequence[CompareRun]) -> list[str]:
     """What the runs themselves had to say, and their failures, each once per endpoint and load."""
     said = [(f"{run.endpoint}: {note}", run.load.name) for run in runs for note in run.report.notes]
     said += [

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tools.bench.client import fixed_concurrency, run_plan
 from tools.bench.compare.options import CompareOptions
-from tools.bench.compare.scenario import Load, Scenario
+from tools.bench.compare.scenario import Scenario, ScenarioLoad
 from tools.bench.connect import connect
 from tools.bench.endpoints import Endpoint
 from tools.bench.load import PlannedRequest, Segment, Stream, poisson_arrivals
@@ -28,22 +28,22 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CompareRun:
     round: int
-    load: Load
+    load: ScenarioLoad
     endpoint: str
     records: tuple[Record, ...]
     report: Report
 
 
-OnRun = Callable[[Run], None]
+OnRun = Callable[[CompareRun], None]
 
 
 def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[Turn]:
     return [Turn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
 
 
-def plan_of(load: Load, seed: int) -> list[PlannedRequest]:
+def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
     arrivals: Sequence[float | None] = [None] * load.requests
     if load.rate is not None:
         arrivals = poisson_arrivals(load.rate, load.requests, seed)
@@ -57,7 +57,7 @@ def plan_of(load: Load, seed: int) -> list[PlannedRequest]:
     ]
 
 
-def warmup_of(load: Load, count: int) -> list[PlannedRequest]:
+def warmup_of(load: ScenarioLoad, count: int) -> list[PlannedRequest]:
     """Return requests as long as the load's, with short answers; none of their tokens is in a cache later."""
     return [
         PlannedRequest(
@@ -80,7 +80,7 @@ async def take_turns(options: CompareOptions, on_run: OnRun) -> None:
             on_run(await _run(options, turn, load))
 
 
-async def _run(options: CompareOptions, turn: Turn, load: Load) -> Run:
+async def _run(options: CompareOptions, turn: Turn, load: ScenarioLoad) -> CompareRun:
     endpoints, endpoint = options.endpoints, turn.endpoint
     client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, turn.number), endpoints.vocab_size)
     try:
@@ -89,7 +89,9 @@ async def _run(options: CompareOptions, turn: Turn, load: Load) -> Run:
         measured = await run_plan(client, plan_of(load, turn.number), load.concurrency, lambda record: None)
     finally:
         await client.close()
-    return Run(turn.round, load, endpoint.name, measured.records, summarise(measured.records, measured.client_cpu_s))
+    return CompareRun(
+        turn.round, load, endpoint.name, measured.records, summarise(measured.records, measured.client_cpu_s)
+    )
 
 
 LoadT = TypeVar("LoadT")

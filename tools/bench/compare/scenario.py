@@ -22,7 +22,7 @@ _FORMS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ScenarioLoad:
     """One run's requests: all alike in length."""
 
     name: str
@@ -42,7 +42,7 @@ class Scenario:
     """What one endpoint is put through in one turn."""
 
     name: str
-    loads: tuple[Load, ...]
+    loads: tuple[ScenarioLoad, ...]
 
 
 def parse_scenario(text: str) -> Scenario:
@@ -67,12 +67,12 @@ def parse_scenario(text: str) -> Scenario:
     return Scenario(text, tuple(_stage(load, number, stage) for number, stage in enumerate(("cold", "warm"))))
 
 
-def _load(name: str, parts: dict[str, float]) -> Load:
+def _load(name: str, parts: dict[str, float]) -> ScenarioLoad:
     rate, lanes, requests = parts.get("rate"), parts.get("lanes"), parts.get("requests")
     if requests is None:
         requests = max(FEWEST, PER_LANE * lanes if lanes else (rate or 0.0) * PER_RATE_S)
     at_once = None if rate else int(lanes or requests)
-    return Load(
+    return ScenarioLoad(
         name=name,
         prompt_tokens=int(parts["prompt"]),
         output_tokens=int(parts["output"]),
@@ -83,8 +83,8 @@ def _load(name: str, parts: dict[str, float]) -> Load:
     )
 
 
-def _stage(load: Load, number: int, stage: str) -> Load:
-    return Load(
+def _stage(load: ScenarioLoad, number: int, stage: str) -> ScenarioLoad:
+    return ScenarioLoad(
         name=f"{load.name} {stage}",
         prompt_tokens=load.prompt_tokens,
         output_tokens=load.output_tokens,

@@ -12,14 +12,14 @@ from cluster.flags.checks import STDOUT
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.page import render_page
 from tools.bench.compare.report import COLUMNS, as_json, compared, print_outcomes
-from tools.bench.compare.rounds import OnRun, Run, runs_of, take_turns
+from tools.bench.compare.rounds import CompareRun, OnRun, runs_of, take_turns
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 from tools.output import write_json, write_text
 
 
 def run_session(options: CompareOptions) -> int:
     """Exit code: 1 if some run completed no request. Who interrupts it gets what has been measured until then."""
-    runs: list[Run] = []
+    runs: list[CompareRun] = []
     try:
         asyncio.run(measure(options, runs.append))
     except KeyboardInterrupt:
@@ -31,7 +31,7 @@ def run_session(options: CompareOptions) -> int:
     return 0 if all(run.report.completed for run in runs) else 1
 
 
-def _report(options: CompareOptions, runs: Sequence[Run]) -> None:
+def _report(options: CompareOptions, runs: Sequence[CompareRun]) -> None:
     outcomes = compared(runs, options.endpoints.names, options.endpoints.baseline)
     console = Console(stderr=options.json_path == STDOUT)
     if not console.is_terminal:
@@ -49,7 +49,7 @@ async def measure(options: CompareOptions, on_run: OnRun) -> None:
         await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
     tell = _narrator(options)
 
-    def ended(run: Run) -> None:
+    def ended(run: CompareRun) -> None:
         on_run(run)
         tell(run)
 
@@ -60,7 +60,7 @@ def _narrator(options: CompareOptions) -> OnRun:
     """A line per run on standard error: a comparison takes minutes."""
     ended = 0
 
-    def say(run: Run) -> None:
+    def say(run: CompareRun) -> None:
         nonlocal ended
         ended += 1
         report = run.report

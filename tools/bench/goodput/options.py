@@ -8,13 +8,13 @@ from typing import Any
 
 from cluster.flags.checks import file_can_be_made
 from tools.bench.endpoints import Endpoints, add_endpoint_arguments, endpoints_from
-from tools.rate_search import Limits
+from tools.rate_search import SearchLimits
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 
-class Promise(Settings):
+class Slo(Settings):
     """What a request must meet to count."""
 
     ttft_s: float = setting(3.0, above=0, flag="--slo-ttft", help="time to the first token")
@@ -69,7 +69,7 @@ class Search(Settings):
 
 
 class _Flags(Settings):
-    promise: Promise = group(Promise, "promise", "the promise")
+    promise: Slo = group(Slo, "promise", "the promise")
     requests: Requests = group(Requests, "requests")
     search: Search = group(Search, "search")
 
@@ -77,10 +77,10 @@ class _Flags(Settings):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputOptions:
     endpoints: Endpoints
-    promise: Promise
+    promise: Slo
     requests: Requests
     search: Search
-    limits: Limits
+    limits: SearchLimits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def options_from(args: argparse.Namespace) -> GoodputOptions:
     """Raises ConfigError."""
     said = flags.read(_Flags, args)
     search = said.search
-    limits = Limits(
+    limits = SearchLimits(
         start=search.start_rate, lowest=search.min_rate, highest=search.max_rate, precision=search.precision
     )
     return GoodputOptions(endpoints=endpoints_from(args), **dict(said), limits=limits)

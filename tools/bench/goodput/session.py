@@ -15,14 +15,14 @@ from cluster.flags.checks import STDOUT
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 from tools.bench.endpoints import Endpoint
 from tools.bench.goodput.options import GoodputOptions
-from tools.bench.goodput.trial import Trial, try_rate
+from tools.bench.goodput.trial import RateTrial, try_rate
 from tools.output import write_json
 from tools.rate_search import Bracket, Tried, bracket_of, decided, next_rate
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
 
-Trials = dict[str, list[Trial]]
+Trials = dict[str, list[RateTrial]]
 """The trials of each endpoint, in the order in which they were made."""
 
 
@@ -60,7 +60,7 @@ async def find(options: GoodputOptions) -> Trials:
     return trials
 
 
-def found(trials: list[Trial], votes: int) -> Bracket:
+def found(trials: list[RateTrial], votes: int) -> Bracket:
     return bracket_of(_tried(trials, votes))
 
 
@@ -101,11 +101,11 @@ def as_json(trials: Trials, options: GoodputOptions) -> dict[str, Any]:
     }
 
 
-def _tried(trials: list[Trial], votes: int) -> list[Tried]:
+def _tried(trials: list[RateTrial], votes: int) -> list[Tried]:
     return decided([Tried(trial.rate, trial.passed) for trial in trials], votes)
 
 
-def _say(endpoint: Endpoint, trial: Trial) -> None:
+def _say(endpoint: Endpoint, trial: RateTrial) -> None:
     print(
         f"bench: {trial.rate:.3g} requests/s, {endpoint.name}: {'passes' if trial.passed else 'fails'} "
         f"({trial.ended} of {trial.requests} ended: {trial.met} met, {trial.missed_ttft} missed by first token, "

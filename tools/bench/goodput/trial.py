@@ -13,7 +13,7 @@ import numpy as np
 from tools.bench.client import Client, run_plan
 from tools.bench.connect import connect, wait_until_ready
 from tools.bench.endpoints import Endpoint
-from tools.bench.goodput.options import GoodputOptions, Promise
+from tools.bench.goodput.options import GoodputOptions, Slo
 from tools.bench.load import PlannedRequest, Segment, Stream, constant_arrivals
 from tools.bench.measure import Answer, Record, percentile
 
@@ -22,7 +22,7 @@ QUIET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class RateTrial:
     rate: float
     passed: bool
     requests: int
@@ -44,7 +44,7 @@ def arrivals_at(rate: float, count: int, kind: str, seed: int) -> list[float]:
     return arrivals
 
 
-async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> Trial:
+async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, number: int, vote: int) -> RateTrial:
     """`number` keeps the prompts of this trial apart from all others of the session; `vote` draws the arrivals."""
     endpoints = options.endpoints
     count = options.search.requests_at(rate)
@@ -58,7 +58,7 @@ async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, num
         )
         for index in range(count)
     ]
-    verdict = Verdict(options.promise, count)
+    verdict = SloVerdict(options.promise, count)
     seed = endpoints.prompt_seed(endpoint, number)
     client = await connect(endpoint.target, seed, endpoints.vocab_size)
     try:
@@ -68,7 +68,7 @@ async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, num
     if ended < count:
         # What was cut off must not burden the next trial.
         await wait_until_ready(endpoint.target, seed, endpoints.vocab_size, QUIET_S)
-    return Trial(
+    return RateTrial(
         rate=rate,
         passed=bool(verdict.passed),
         requests=count,
@@ -80,7 +80,7 @@ async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, num
     )
 
 
-async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], verdict: Verdict) -> int:
+async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], verdict: SloVerdict) -> int:
     """How many requests have ended."""
     certain = asyncio.Event()
     ended = 0
@@ -107,10 +107,10 @@ async def _run_until_certain(client: Client, plan: Sequence[PlannedRequest], ver
     return ended
 
 
-class Verdict:
+class SloVerdict:
     """Counts as requests end. A run passes or fails as soon as the rest of it cannot change that."""
 
-    def __init__(self, promise: Promise, requests: int) -> None:
+    def __init__(self, promise: Slo, requests: int) -> None:
         self._promise = promise
         self._requests = requests
         self._needed = math.ceil(promise.share * requests - 1e-9)

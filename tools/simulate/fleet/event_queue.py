@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class QueuedEvent:
     """Cancelled by taking its action away."""
 
     action: Action | None
@@ -40,17 +40,17 @@ class Entry:
 class EventQueue:
     def __init__(self) -> None:
         self.now_s = 0.0
-        self._entries: list[tuple[float, int, Entry]] = []
+        self._entries: list[tuple[float, int, QueuedEvent]] = []
         self._numbers = itertools.count()
         self._is_over = False
 
-    def at(self, when_s: float, action: Action) -> Entry:
+    def at(self, when_s: float, action: Action) -> QueuedEvent:
         """Not before now."""
-        entry = Entry(action)
+        entry = QueuedEvent(action)
         heapq.heappush(self._entries, (max(when_s, self.now_s), next(self._numbers), entry))
         return entry
 
-    def after(self, delay_s: float, action: Action) -> Entry:
+    def after(self, delay_s: float, action: Action) -> QueuedEvent:
         return self.at(self.now_s + delay_s, action)
 
     def stop(self) -> None:

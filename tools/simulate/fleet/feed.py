@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tools.simulate.fleet.host import Host
+from tools.simulate.fleet.host import SimulatedHost
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import Load
 
@@ -19,7 +19,7 @@ REPLAY_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class EventListener:
     """The router's end."""
 
     hear: Callable[[EventBatch, Load], bool]
@@ -28,12 +28,12 @@ class Listener:
 
 
 @dataclass(slots=True)
-class Counts:
+class EventCounts:
     batches: int = 0
 
 
-class Feed:
-    def __init__(self, host: Host, listener: Listener, draws: random.Random, counts: Counts) -> None:
+class SimulatedFeed:
+    def __init__(self, host: SimulatedHost, listener: EventListener, draws: random.Random, counts: EventCounts) -> None:
         self._host = host
         self._listener = listener
         self._draws = draws

@@ -18,10 +18,10 @@ from decode_worker.request_manager import RequestManager
 from prefill_worker.jobs import BuildJobs
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.host_memory import HostMemory
-from tools.simulate.fleet.pulls import Pull, SimulatedPulls, Wire
+from tools.simulate.fleet.pulls import SimulatedPull, SimulatedPulls, Wire
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
-from tools.simulate.fleet.steps import ChunksOnly, Flight, Pace, SimulatedLoop, Watch
+from tools.simulate.fleet.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
 from tools.simulate.fleet.tokens import Hear, TokenTimes, read_tokens
 from twostroke.config import Role, ScheduleConfig, WorkerConfig
 from twostroke.engine.build import LoadedModel
@@ -32,13 +32,13 @@ from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import control_pb2, worker_pb2
 from twostroke.scheduler.batching import StepBuilder
 from twostroke.scheduler.cost import Budget
-from twostroke.scheduler.scheduler import Admission, Limits, Scheduler
+from twostroke.scheduler.scheduler import AdmittedSequence, Scheduler, SchedulerLimits
 from twostroke.tracing.recorder import Recorder
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pages_service import CachedOnlyJob, PageJob, RequestedBlocks
 from twostroke.worker.role_host import Loop, Pulls
-from twostroke.worker.steps.work_loop import Role as RoleActions
+from twostroke.worker.steps.work_loop import RoleHandlers as RoleActions
 
 MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length alone."""
@@ -47,7 +47,7 @@ Follower = Callable[[EventBatch, control_pb2.Load], None]
 
 
 @dataclass(slots=True)
-class Tally:
+class WorkerTally:
     """What a worker has done, over all of its epochs."""
 
     busy_s: float = 0.0
@@ -78,7 +78,7 @@ class HostPulls(Pulls, Protocol):
 
 
 class HostLoop(Loop, Protocol):
-    def run(self, role: RoleActions, watch: Watch) -> None:
+    def run(self, role: RoleActions, watch: StepWatch) -> None:
         """Work for the role from now on."""
 
     def stop(self) -> Flight | None:
@@ -88,33 +88,33 @@ class HostLoop(Loop, Protocol):
 class Parts(Protocol):
     """What runs the steps and the pulls of a simulated worker."""
 
-    def step_builder(self, host: Host) -> StepBuilder: ...
-    def loop(self, host: Host) -> HostLoop: ...
-    def pulls(self, host: Host) -> HostPulls: ...
+    def step_builder(self, host: SimulatedHost) -> StepBuilder: ...
+    def loop(self, host: SimulatedHost) -> HostLoop: ...
+    def pulls(self, host: SimulatedHost) -> HostPulls: ...
 
 
 class FastParts:
     """Many equal steps at once, and pulls without messages."""
 
-    def step_builder(self, host: Host) -> StepBuilder:
+    def step_builder(self, host: SimulatedHost) -> StepBuilder:
         return ChunksOnly()
 
-    def loop(self, host: Host) -> HostLoop:
+    def loop(self, host: SimulatedHost) -> HostLoop:
         return SimulatedLoop(host.queue, host.scheduler, host.pace, host.budget, host.shape.block_size, host.notify)
 
-    def pulls(self, host: Host) -> HostPulls:
+    def pulls(self, host: SimulatedHost) -> HostPulls:
         return SimulatedPulls(host)
 
 
 @dataclass(slots=True)
-class Fleet:
+class SharedFleet:
     """What all simulated workers share."""
 
     queue: EventQueue
     shape: FleetShape
     parts: Parts = field(default_factory=FastParts)
     requests: dict[RequestId, SimulatedRequest] = field(default_factory=dict)
-    hosts: dict[WorkerId, Host] = field(default_factory=dict)
+    hosts: dict[WorkerId, SimulatedHost] = field(default_factory=dict)
     """The latest epoch of each worker that there has been."""
     gaps: Counter[int] = field(default_factory=Counter)
     loop: VirtualLoop = field(init=False)
@@ -123,8 +123,8 @@ class Fleet:
         self.loop = VirtualLoop(self.queue)  # type: ignore[abstract]  # nobody calls the rest
 
 
-class Host:
-    def __init__(self, fleet: Fleet, worker: WorkerId, role: Role, epoch: Epoch, tally: Tally) -> None:
+class SimulatedHost:
+    def __init__(self, fleet: SharedFleet, worker: WorkerId, role: Role, epoch: Epoch, tally: WorkerTally) -> None:
         shape, queue = fleet.shape, fleet.queue
         self._fleet = fleet
         self.queue = queue
@@ -141,12 +141,12 @@ class Host:
         pages = shape.prefill_pages if role is Role.PREFILL else shape.decode_pages
         self.facts = _facts(shape, pages)
         self.pool = BlockPool(pages, self)
-        limits = Limits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
+        limits = SchedulerLimits(shape.block_size, MAX_MODEL_LEN, (), align_chunks=role is Role.PREFILL)
         self.scheduler = Scheduler(self.pool, self.config.schedule, limits, fleet.parts.step_builder(self))
         self.wire = Wire(shape.link_bytes_per_s)
-        self.pace = Pace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
+        self.pace = StepPace(shape.cost, shape.noise, f"{shape.seed} {worker} {epoch.incarnation}")
         self.budget = Budget(shape.step_target_s, shape.cost, self.config.schedule.step_tokens())
-        self.served: dict[Pull, None] = {}
+        self.served: dict[SimulatedPull, None] = {}
         self.pulls = fleet.parts.pulls(self)
         self.loop = fleet.parts.loop(self)
         self.prefill_busy_s = 0.0
@@ -178,11 +178,11 @@ class Host:
     # What a role uses besides
 
     @property
-    def progress(self) -> Host:
+    def progress(self) -> SimulatedHost:
         return self
 
     @property
-    def feed(self) -> Host:
+    def feed(self) -> SimulatedHost:
         return self
 
     def new_session(self) -> SessionId:
@@ -211,7 +211,9 @@ class Host:
     def leave(self, follower: Follower) -> None:
         self._followers.remove(follower)
 
-    def open(self, request: SimulatedRequest, router_id: str, source: Host | None, peer: Host | None) -> None:
+    def open(
+        self, request: SimulatedRequest, router_id: str, source: SimulatedHost | None, peer: SimulatedHost | None
+    ) -> None:
         """Raises Overloaded."""
         assert self.request_manager is not None
         placement = request.placement
@@ -265,7 +267,7 @@ class Host:
 
     # What pulls use
 
-    def party(self, worker: WorkerId) -> Host:
+    def party(self, worker: WorkerId) -> SimulatedHost:
         return self._fleet.hosts[worker]
 
     def wake(self) -> None:
@@ -304,11 +306,11 @@ class Host:
 
     # What the loop tells
 
-    def admitting(self, admission: Admission) -> Admission:
+    def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
         if self.host_memory is None:
             return admission
         coming = self.host_memory.bring_up(admission.sequence, admission.missing)
-        return Admission(admission.sequence, [block for block in admission.missing if block not in coming])
+        return AdmittedSequence(admission.sequence, [block for block in admission.missing if block not in coming])
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""

@@ -64,7 +64,7 @@ class Party(Protocol):
     @property
     def wire(self) -> Wire: ...
     @property
-    def served(self) -> dict[Pull, None]:
+    def served(self) -> dict[SimulatedPull, None]:
         """Pulls of others from here."""
 
     @property
@@ -85,7 +85,7 @@ class Party(Protocol):
 class SimulatedPulls:
     def __init__(self, host: Party) -> None:
         self._host = host
-        self._open: dict[Pull, None] = {}
+        self._open: dict[SimulatedPull, None] = {}
         self.links = LinkRates()
 
     def __len__(self) -> int:
@@ -93,7 +93,7 @@ class SimulatedPulls:
 
     def start(self, spec: PullSpec, tasks: asyncio.TaskGroup) -> asyncio.Future[PullReport]:
         """Become the writer of the pages and pull them, as the live pull client does."""
-        pull = Pull(self._host, spec, self.links, self._open.pop)
+        pull = SimulatedPull(self._host, spec, self.links, self._open.pop)
         self._open[pull] = None
         pull.start()
         return pull.report_ready
@@ -140,10 +140,10 @@ class SimulatedPulls:
             pull.release_source()
 
 
-class Pull:
+class SimulatedPull:
     """Owned by the host that pulls."""
 
-    def __init__(self, host: Party, spec: PullSpec, links: LinkRates, ended: Callable[[Pull], object]) -> None:
+    def __init__(self, host: Party, spec: PullSpec, links: LinkRates, ended: Callable[[SimulatedPull], object]) -> None:
         self._host = host
         self.spec = spec
         self.report_ready: asyncio.Future[PullReport] = host.virtual_loop.create_future()

@@ -24,7 +24,7 @@ class Status(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RequestOutcome:
     """How one request fared. Instants are seconds of virtual time since the run began."""
 
     index: int
@@ -133,9 +133,9 @@ class EventUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SimulatedRun:
     policy: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     workers: tuple[WorkerUse, ...]
     events: EventUse
     gaps: Gaps
@@ -158,7 +158,7 @@ class Run:
     scalings: int = 0
     """Times that their number changed."""
 
-    def of_status(self, status: Status) -> tuple[Outcome, ...]:
+    def of_status(self, status: Status) -> tuple[RequestOutcome, ...]:
         return tuple(outcome for outcome in self.outcomes if outcome.status is status)
 
 
@@ -178,24 +178,24 @@ def mean(values: Iterable[float]) -> float | None:
     return sum(listed) / len(listed) if listed else None
 
 
-def ttfts(run: Run) -> list[float]:
+def ttfts(run: SimulatedRun) -> list[float]:
     return [outcome.ttft_s for outcome in run.outcomes if outcome.ttft_s is not None]
 
 
-def utilisation(run: Run, role: Role = Role.PREFILL) -> float:
+def utilisation(run: SimulatedRun, role: Role = Role.PREFILL) -> float:
     """Share of the time between first and last arrival that workers of a role spent on prompt tokens."""
     uses = [use for use in run.workers if use.role is role]
     return sum(use.prefill_span_s for use in uses) / (len(uses) * run.span_s) if uses and run.span_s else 0.0
 
 
-def token_hit_rate(run: Run) -> float:
+def token_hit_rate(run: SimulatedRun) -> float:
     """Prompt tokens that were not computed, of those of answered requests."""
     answered = [outcome for outcome in run.outcomes if outcome.ttft_s is not None]
     asked = sum(outcome.prompt_tokens for outcome in answered)
     return sum(outcome.cached_tokens for outcome in answered) / asked if asked else 0.0
 
 
-def meets(outcome: Outcome, slo_ttft_s: float | None, slo_itl_s: float | None) -> bool:
+def meets(outcome: RequestOutcome, slo_ttft_s: float | None, slo_itl_s: float | None) -> bool:
     """Answered in full, the first token in time and the others often enough on average; None asks for nothing."""
     if outcome.status is not Status.DONE or outcome.ttft_s is None:
         return False
@@ -204,19 +204,19 @@ def meets(outcome: Outcome, slo_ttft_s: float | None, slo_itl_s: float | None) -
     return slo_itl_s is None or outcome.itl_mean_s is None or outcome.itl_mean_s <= slo_itl_s
 
 
-def goodput(run: Run, slo_ttft_s: float | None, slo_itl_s: float | None) -> float:
+def goodput(run: SimulatedRun, slo_ttft_s: float | None, slo_itl_s: float | None) -> float:
     """Requests per second that met their objectives (as DistServe counts them, OSDI '24), over the run's duration."""
     good = sum(meets(outcome, slo_ttft_s, slo_itl_s) for outcome in run.outcomes)
     return good / run.duration_s if run.duration_s else 0.0
 
 
-def attainment(run: Run, slo_ttft_s: float | None, slo_itl_s: float | None) -> float:
+def attainment(run: SimulatedRun, slo_ttft_s: float | None, slo_itl_s: float | None) -> float:
     """Share of all requests, refused ones included, that met their objectives."""
     good = sum(meets(outcome, slo_ttft_s, slo_itl_s) for outcome in run.outcomes)
     return good / len(run.outcomes) if run.outcomes else 0.0
 
 
-def prediction_errors(outcomes: Sequence[Outcome]) -> list[float]:
+def prediction_errors(outcomes: Sequence[RequestOutcome]) -> list[float]:
     """Signed and relative, of the time to first token: above 0 where the router expected too much."""
     return [
         outcome.predicted_ttft_s / outcome.since_decision_s - 1

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.feed import Counts, Feed, Listener
-from tools.simulate.fleet.host import Host
-from tools.simulate.fleet.results import Outcome, Status
-from tools.simulate.fleet.routing_adapter import Ask, Placement, RoutingAdapter
+from tools.simulate.fleet.feed import EventCounts, EventListener, SimulatedFeed
+from tools.simulate.fleet.host import SimulatedHost
+from tools.simulate.fleet.results import RequestOutcome, Status
+from tools.simulate.fleet.routing_adapter import Ask, RoutingAdapter, SimulatedPlacement
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import TOKEN
@@ -31,18 +31,18 @@ COALESCE_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
-class Dependencies:
+class RouterDependencies:
     """What all routers share."""
 
     queue: EventQueue
     shape: FleetShape
     workers: WorkerLifecycle
-    counts: Counts
-    over: Callable[[Outcome], None]
+    counts: EventCounts
+    over: Callable[[RequestOutcome], None]
 
 
 class SimulatedRouter:
-    def __init__(self, number: int, adapter: RoutingAdapter, dependencies: Dependencies) -> None:
+    def __init__(self, number: int, adapter: RoutingAdapter, dependencies: RouterDependencies) -> None:
         self.name = f"router-{number}"
         self.adapter = adapter
         self.others: list[SimulatedRouter] = []
@@ -50,7 +50,7 @@ class SimulatedRouter:
         self._queue = dependencies.queue
         self._shape = dependencies.shape
         self._draws = random.Random(f"{dependencies.shape.seed} {self.name} events")
-        self._feeds: dict[WorkerId, Feed] = {}
+        self._feeds: dict[WorkerId, SimulatedFeed] = {}
         self._open: dict[SimulatedRequest, frozenset[WorkerId]] = {}
         """With the workers that have refused each."""
         self._by_id: dict[str, SimulatedRequest] = {}
@@ -59,7 +59,7 @@ class SimulatedRouter:
 
     # Workers
 
-    def join(self, host: Host) -> None:
+    def join(self, host: SimulatedHost) -> None:
         """The supervisor lists this life of a worker."""
         adapter, worker, epoch = self.adapter, host.worker, host.epoch
         self._close_feed(worker)
@@ -70,11 +70,11 @@ class SimulatedRouter:
             self._drain()
             return follows_on
 
-        listener = Listener(hear, lambda: adapter.next_sequence(worker, epoch))
+        listener = EventListener(hear, lambda: adapter.next_sequence(worker, epoch))
         host.stream(self.name, lambda entry: self._hear_tokens(host, entry))
-        self._feeds[worker] = Feed(host, listener, self._draws, self._dependencies.counts)
+        self._feeds[worker] = SimulatedFeed(host, listener, self._draws, self._dependencies.counts)
 
-    def leave(self, host: Host) -> None:
+    def leave(self, host: SimulatedHost) -> None:
         """This life of a worker is over; one that has begun since is not."""
         if self._dependencies.workers.host(host.worker) is not host:
             return
@@ -116,7 +116,7 @@ class SimulatedRouter:
             other.adapter.left_router(self.name, self._queue.now_s)
         return lost
 
-    def _hear_tokens(self, host: Host, entry: TokenEntry) -> None:
+    def _hear_tokens(self, host: SimulatedHost, entry: TokenEntry) -> None:
         """Tokens take a while to get here."""
         request = self._by_id.get(entry.request_id)
         if request is None or entry.attempt != request.attempts:
@@ -158,7 +158,7 @@ class SimulatedRouter:
         adapter, now_s = self.adapter, self._queue.now_s
         for decided in adapter.due(now_s):
             request = self._by_id[decided.request_id]
-            if isinstance(decided, Placement):
+            if isinstance(decided, SimulatedPlacement):
                 self._send(request, decided)
             else:
                 self._end(request, Status.REFUSED, decided.retry_after_s)
@@ -172,7 +172,7 @@ class SimulatedRouter:
         self._wake_s = None
         self._drain()
 
-    def _send(self, request: SimulatedRequest, placement: Placement) -> None:
+    def _send(self, request: SimulatedRequest, placement: SimulatedPlacement) -> None:
         request.placement = placement
         request.attempts += 1
         if request.predicted_cached_tokens is None:
@@ -185,7 +185,7 @@ class SimulatedRouter:
 
         self._queue.after(open_s, reach)
 
-    def _reach(self, request: SimulatedRequest, placement: Placement, attempt: int) -> None:
+    def _reach(self, request: SimulatedRequest, placement: SimulatedPlacement, attempt: int) -> None:
         workers, delays = self._dependencies.workers, self._shape.delays
 
         def later(delay_s: float, action: Callable[[], None]) -> None:

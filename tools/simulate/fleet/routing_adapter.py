@@ -20,7 +20,7 @@ from router.fleet.worker import Worker, WorkerStatus
 from router.routing.policies import RECONSIDERING
 from router.routing.policy import Policy
 from router.routing.prefix_index import Applied, PrefixIndex
-from router.routing.reservations import Batch, Reservations, Watch
+from router.routing.reservations import ReservationChanges, Reservations, ReservationWatch
 from router.routing.selector import Selector, Shape, Workers
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.config import Role
@@ -49,7 +49,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class SimulatedPlacement:
     request_id: RequestId
     decode: WorkerId
     source: WorkerId | None
@@ -63,7 +63,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class SimulatedRefusal:
     request_id: RequestId
     retry_after_s: float | None
 
@@ -100,7 +100,7 @@ class RoutingAdapters:
 class _ReservationUpdate:
     """From one router to another."""
 
-    batch: Batch
+    batch: ReservationChanges
     is_whole: bool
     """The first of a stream: nothing else is open."""
 
@@ -112,7 +112,7 @@ class RoutingAdapter:
         self._selector = Selector(policy, self._index, self._reservations, seed=seed)
         self._admission = Admission(rules, self._selector, self._reservations)
         self._shape = Shape(block_size=shape.block_size, page_bytes=shape.page_bytes)
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, ReservationWatch] = {}
         """What other routers have been told."""
         self._known: dict[WorkerId, Worker] = {}
         self._asks: dict[RequestId, Ask] = {}
@@ -125,7 +125,7 @@ class RoutingAdapter:
         """When those were last looked at."""
         self._sent_s: dict[RequestId, float] = {}
         """When requests were given to a worker that has not confirmed them yet."""
-        self._due: list[Placement | Refusal] = []
+        self._due: list[SimulatedPlacement | SimulatedRefusal] = []
         self._decisions = self._gaps = self._snapshots = self._divergences = 0
         self._decision_cpu_s = 0.0
 
@@ -168,7 +168,7 @@ class RoutingAdapter:
         if not workers.decode:
             self._waiting[ask.request_id] = ask
         elif not free:
-            self._due.append(Refusal(request_id=ask.request_id, retry_after_s=None))
+            self._due.append(SimulatedRefusal(request_id=ask.request_id, retry_after_s=None))
         else:
             self._asks[ask.request_id] = ask
             begun_s = time.thread_time()
@@ -178,7 +178,7 @@ class RoutingAdapter:
             if verdict is not None:
                 self._take(verdict, now_s)
 
-    def due(self, now_s: float) -> Sequence[Placement | Refusal]:
+    def due(self, now_s: float) -> Sequence[SimulatedPlacement | SimulatedRefusal]:
         """What has been decided and not been fetched yet."""
         wake_s = self.wake_s()
         if wake_s is not None and wake_s <= now_s:
@@ -273,7 +273,7 @@ class RoutingAdapter:
                 self._sent_s[request_id] = now_s
                 self._due.append(_placement(verdict))
             case Refused():
-                self._due.append(Refusal(request_id=request_id, retry_after_s=verdict.late_s))
+                self._due.append(SimulatedRefusal(request_id=request_id, retry_after_s=verdict.late_s))
             case Stranded():
                 self._waiting[request_id] = self._asks[request_id]
 
@@ -291,9 +291,9 @@ def _queued(ask: Ask) -> QueuedRequest:
     )
 
 
-def _placement(placed: queued_request.Placement) -> Placement:
+def _placement(placed: queued_request.Placement) -> SimulatedPlacement:
     decision = placed.decision
-    return Placement(
+    return SimulatedPlacement(
         request_id=placed.request_id,
         decode=decision.decode,
         source=decision.source,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import Host
-from tools.simulate.fleet.results import Outcome
+from tools.simulate.fleet.host import SimulatedHost
+from tools.simulate.fleet.results import RequestOutcome
 from tools.simulate.fleet.worker_lifecycle import WorkerLifecycle
 from twostroke.config import Role
 from twostroke.ids import WorkerId
@@ -26,7 +26,7 @@ class Look:
 
     at_s: float
     arrived: int
-    ended: Sequence[Outcome]
+    ended: Sequence[RequestOutcome]
     """Since the look before."""
     loads: dict[str, tuple[Role, Load]]
     serving: dict[Role, int]
@@ -60,8 +60,8 @@ class ScaledWorkers:
         queue: EventQueue,
         workers: WorkerLifecycle,
         scaler: Scaler,
-        join: Callable[[Host], None],
-        leave: Callable[[Host], None],
+        join: Callable[[SimulatedHost], None],
+        leave: Callable[[SimulatedHost], None],
     ) -> None:
         self._queue = queue
         self._workers = workers
@@ -75,7 +75,7 @@ class ScaledWorkers:
         """Workers that will have been of the other role."""
         self._worker_s = 0.0
         """Worker seconds of workers that are gone."""
-        self._ended: list[Outcome] = []
+        self._ended: list[RequestOutcome] = []
         self.arrived = 0
         self.changes = 0
         queue.after(scaler.tick_s, self._tick)
@@ -83,7 +83,7 @@ class ScaledWorkers:
     def worker_seconds(self, until_s: float) -> float:
         return self._worker_s + sum(max(0.0, until_s - begun_s) for begun_s in self._begun_s.values())
 
-    def over(self, outcome: Outcome) -> None:
+    def over(self, outcome: RequestOutcome) -> None:
         self._ended.append(outcome)
 
     def _tick(self) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tools.simulate.fleet.results import Outcome, Status
-from tools.simulate.fleet.routing_adapter import Placement
+from tools.simulate.fleet.results import RequestOutcome, Status
+from tools.simulate.fleet.routing_adapter import SimulatedPlacement
 from tools.simulate.fleet.steps import SAMPLED, TOKEN
 from twostroke.ids import BlockHash, RequestId
 from twostroke.request import Request, SamplingParams
@@ -22,7 +22,7 @@ class SimulatedRequest:
     """Hashes of the full blocks of prompt and answer so far."""
     tenant: str = ""
     priority: int = 0
-    placement: Placement | None = None
+    placement: SimulatedPlacement | None = None
     attempts: int = 0
     emitted: int = 0
     first_token_s: float | None = None
@@ -75,12 +75,14 @@ class SimulatedRequest:
         self.cached_tokens = self.pulled_tokens = 0
         self.heard_attempt = 0
 
-    def outcome(self, status: Status, token_s: float, ended_s: float, retry_after_s: float | None = None) -> Outcome:
+    def outcome(
+        self, status: Status, token_s: float, ended_s: float, retry_after_s: float | None = None
+    ) -> RequestOutcome:
         """`token_s`: from the decode worker to the client."""
         first_s, last_s, placement = self.first_token_s, self.last_token_s, self.placement
         gaps = self.emitted - 1
         is_timed = gaps > 0 and first_s is not None and last_s is not None
-        return Outcome(
+        return RequestOutcome(
             index=self.index,
             status=status,
             arrived_s=self.arrived_s,

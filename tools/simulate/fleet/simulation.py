@@ -8,10 +8,10 @@ import time
 from functools import lru_cache, partial
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.feed import Counts
-from tools.simulate.fleet.host import FastParts, Fleet, Host, Parts
-from tools.simulate.fleet.results import EventUse, Gaps, Outcome, Run, WorkerUse
-from tools.simulate.fleet.router import Dependencies, SimulatedRouter
+from tools.simulate.fleet.feed import EventCounts
+from tools.simulate.fleet.host import FastParts, Parts, SharedFleet, SimulatedHost
+from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
+from tools.simulate.fleet.router import RouterDependencies, SimulatedRouter
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import ScaledWorkers, Scaler
 from tools.simulate.fleet.shape import Death, FleetShape, RouterRestart
@@ -41,7 +41,7 @@ def simulate(
     adapters: RoutingAdapters,
     scaler: Scaler | None = None,
     parts: Parts | None = None,
-) -> Run:
+) -> SimulatedRun:
     """`trace` must be in order (see tools.simulate.traces.trace.replayed), its blocks of the fleet's size. `scaler`
     says how many of the shape's workers there are; without one, all."""
     if trace.block_tokens != shape.block_size:
@@ -86,13 +86,13 @@ class _Simulation:
         self._shape = shape
         self._adapters = adapters
         self._queue = EventQueue()
-        self._fleet = Fleet(self._queue, shape, parts)
+        self._fleet = SharedFleet(self._queue, shape, parts)
         self._workers = WorkerLifecycle(self._fleet, None if scaler is None else scaler.begin)
-        self._counts = Counts()
-        self._outcomes: list[Outcome] = []
+        self._counts = EventCounts()
+        self._outcomes: list[RequestOutcome] = []
         self._last_end_s = 0.0
         self._draws = random.Random(f"{shape.seed} routers")
-        dependencies = Dependencies(self._queue, shape, self._workers, self._counts, self._over)
+        dependencies = RouterDependencies(self._queue, shape, self._workers, self._counts, self._over)
         self._routers = [
             SimulatedRouter(number, adapters(shape, number), dependencies) for number in range(shape.routers)
         ]
@@ -121,10 +121,10 @@ class _Simulation:
             held = router.adapter.counts().reservations
             assert not held, f"{router.name} still holds {held} reservations"
 
-    def result(self, cpu_s: float) -> Run:
+    def result(self, cpu_s: float) -> SimulatedRun:
         adapters = [router.adapter.counts() for router in self._routers]
         first_s = self._trace.rows[0].timestamp_s
-        return Run(
+        return SimulatedRun(
             policy=self._adapters.policy,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
             workers=tuple(self._use(host) for host in self._workers.latest),
@@ -151,11 +151,11 @@ class _Simulation:
             return (self._shape.prefill + self._shape.decode) * self._last_end_s
         return self._scaled.worker_seconds(self._last_end_s)
 
-    def _join(self, host: Host) -> None:
+    def _join(self, host: SimulatedHost) -> None:
         for router in self._routers:
             router.join(host)
 
-    def _leave(self, host: Host) -> None:
+    def _leave(self, host: SimulatedHost) -> None:
         for router in self._routers:
             router.leave(host)
 
@@ -180,7 +180,7 @@ class _Simulation:
     def _ask(self, request: SimulatedRequest, router: SimulatedRouter) -> None:
         self._queue.after(self._shape.delays.frontend_s, lambda: router.take(request))
 
-    def _over(self, outcome: Outcome) -> None:
+    def _over(self, outcome: RequestOutcome) -> None:
         self._outcomes.append(outcome)
         del self._fleet.requests[RequestId(f"{outcome.index}#0")]
         if self._scaled is not None:
@@ -210,7 +210,7 @@ class _Simulation:
         if death.back_at_s is not None:
             self._queue.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
 
-    def _notice(self, host: Host, lost: list[tuple[SimulatedRequest, int]]) -> None:
+    def _notice(self, host: SimulatedHost, lost: list[tuple[SimulatedRequest, int]]) -> None:
         for router in self._routers:
             router.leave(host)
         for request, attempt in lost:
@@ -225,7 +225,7 @@ class _Simulation:
         for request in router.restart(self._adapters(self._shape, restart.router)):
             self._ask(request, router)
 
-    def _use(self, host: Host) -> WorkerUse:
+    def _use(self, host: SimulatedHost) -> WorkerUse:
         tally = self._workers.tallies[host.worker]
         return WorkerUse(
             worker=host.worker,

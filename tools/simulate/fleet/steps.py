@@ -16,13 +16,13 @@ from typing import Protocol
 
 import numpy as np
 
-from tools.simulate.fleet.event_queue import Entry, EventQueue
+from tools.simulate.fleet.event_queue import EventQueue, QueuedEvent
 from twostroke.request import SampledToken
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, StepCost, StepTerms
-from twostroke.scheduler.scheduler import Admission, Emission, Scheduler
-from twostroke.worker.steps.work_loop import Role
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
+from twostroke.worker.steps.work_loop import RoleHandlers
 
 TOKEN = 0
 """Whatever is sampled: nobody looks at it."""
@@ -62,7 +62,7 @@ def terms_of(chunks: ListOf[Chunk]) -> StepTerms:
     return StepTerms(streams, context_tokens, prompt_tokens, pairs)
 
 
-class Pace:
+class StepPace:
     """A worker's: lengths of its steps."""
 
     def __init__(self, cost: StepCost, noise: float, seed: str) -> None:
@@ -165,10 +165,10 @@ def run_ahead(step: Step, times: int) -> tuple[Step, list[Emission]]:
     return Step(moved, step.batch), emitted * times
 
 
-class Watch(Protocol):
+class StepWatch(Protocol):
     """What a simulated worker is told of its steps, besides its role."""
 
-    def admitting(self, admission: Admission) -> Admission:
+    def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
         """The admission as the role is told of it."""
 
     def most_steps(self, flight: Flight) -> int:
@@ -184,7 +184,7 @@ class SimulatedLoop:
         self,
         queue: EventQueue,
         scheduler: Scheduler,
-        pace: Pace,
+        pace: StepPace,
         budget: Budget,
         block_size: int,
         progressed: Callable[[], None],
@@ -195,14 +195,14 @@ class SimulatedLoop:
         self.budget = budget
         self._block_size = block_size
         self._progressed = progressed
-        self._role: Role | None = None
-        self._watch: Watch | None = None
+        self._role: RoleHandlers | None = None
+        self._watch: StepWatch | None = None
         self._flight: Flight | None = None
-        self._end: Entry | None = None
+        self._end: QueuedEvent | None = None
         self._is_woken = False
         self._is_over = False
 
-    def run(self, role: Role, watch: Watch) -> None:
+    def run(self, role: RoleHandlers, watch: StepWatch) -> None:
         """Work for the role from now on."""
         self._role, self._watch = role, watch
 

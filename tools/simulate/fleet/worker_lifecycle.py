@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 
-from tools.simulate.fleet.host import Fleet, Host, Tally
+from tools.simulate.fleet.host import SharedFleet, SimulatedHost, WorkerTally
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
 
 
 class WorkerLifecycle:
-    def __init__(self, fleet: Fleet, begin: dict[Role, int] | None = None) -> None:
+    def __init__(self, fleet: SharedFleet, begin: dict[Role, int] | None = None) -> None:
         """`begin`: so many of each role at first (None: all of them)."""
         self._fleet = fleet
         self._shape = shape = fleet.shape
-        self.tallies = {worker: Tally() for worker in shape.workers}
+        self.tallies = {worker: WorkerTally() for worker in shape.workers}
         self._hosts = fleet.hosts
         self.leaving: dict[WorkerId, Role | None] = {}
         """They end what they have; with the role in which another one follows at once."""
@@ -30,29 +30,29 @@ class WorkerLifecycle:
         return self._shape.workers
 
     @property
-    def listed(self) -> list[Host]:
+    def listed(self) -> list[SimulatedHost]:
         """Alive, and may be given work."""
         return [host for host in self.alive if host.worker not in self.leaving]
 
     @property
-    def alive(self) -> list[Host]:
+    def alive(self) -> list[SimulatedHost]:
         return [host for host in self._hosts.values() if not host.is_dead]
 
     @property
-    def latest(self) -> list[Host]:
+    def latest(self) -> list[SimulatedHost]:
         """The latest life of each that has lived."""
         return [self._hosts[worker] for worker in self._shape.workers if worker in self._hosts]
 
-    def host(self, worker: WorkerId) -> Host:
+    def host(self, worker: WorkerId) -> SimulatedHost:
         """Its latest life."""
         return self._hosts[worker]
 
-    def begin(self, worker: WorkerId) -> Host:
+    def begin(self, worker: WorkerId) -> SimulatedHost:
         """A new life, with nothing."""
         tally = self.tallies[worker]
         role = Role.PREFILL if worker.startswith(Role.PREFILL.value) else Role.DECODE
         epoch = Epoch(tally.epochs + 1, _nonce(f"{self._shape.seed} {worker} {tally.epochs + 1}"))
-        host = self._hosts[worker] = Host(self._fleet, worker, role, epoch, tally)
+        host = self._hosts[worker] = SimulatedHost(self._fleet, worker, role, epoch, tally)
         return host
 
     def end(self, worker: WorkerId) -> list[SimulatedRequest]:

@@ -71,7 +71,7 @@ def format_of(first_line: str, where: str) -> Format:
     first = _json_object(first_line, where)
     if not is_record(first):
         return Mooncake()
-    return RequestLog()
+    return RequestLogFormat()
 
 
 class Mooncake:
@@ -129,7 +129,7 @@ class Azure:
 
 
 @dataclass(slots=True)
-class RequestLog:
+class RequestLogFormat:
     """Ours: answers are rows, in the order of their ends; what it says of workers is for others."""
 
     block_tokens: int = 0

@@ -22,7 +22,7 @@ _SPAN = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class LogNormal:
     """A log-normal draw, cut at both ends."""
 
     median: float
@@ -41,17 +41,17 @@ class Habit:
     """Every prompt begins with the same ones."""
     prefixes: int = 1
     """Shared ones that follow; which one a session has, Zipf's law draws."""
-    prefix_tokens: Spread = Spread(0.0)
+    prefix_tokens: LogNormal = LogNormal(0.0)
     popularity: float = 1.0
     """Zipf's exponent; 0: all prefixes alike."""
-    opening_tokens: Spread
+    opening_tokens: LogNormal
     """Tokens of a session's first prompt behind its prefix."""
-    turn_tokens: Spread = Spread(0.0)
+    turn_tokens: LogNormal = LogNormal(0.0)
     """What every further prompt adds to the answer before it."""
-    answer_tokens: Spread
+    answer_tokens: LogNormal
     turns: float = 1.0
     """On average; geometric."""
-    pause_s: Spread = Spread(1.0)
+    pause_s: LogNormal = LogNormal(1.0)
     """From one request of a session to the next."""
     most_input_tokens: int = 128_000
 
@@ -60,29 +60,29 @@ WORKLOADS = {
     "conversation": Habit(
         common_tokens=512,
         prefixes=40,
-        prefix_tokens=Spread(400, 0.8, 8_000),
-        opening_tokens=Spread(5_000, 1.2, 120_000),
-        turn_tokens=Spread(900, 1.2, 60_000),
-        answer_tokens=Spread(290, 0.6, 2_000),
+        prefix_tokens=LogNormal(400, 0.8, 8_000),
+        opening_tokens=LogNormal(5_000, 1.2, 120_000),
+        turn_tokens=LogNormal(900, 1.2, 60_000),
+        answer_tokens=LogNormal(290, 0.6, 2_000),
         turns=1.6,
-        pause_s=Spread(110, 1.1, 1_800),
+        pause_s=LogNormal(110, 1.1, 1_800),
     ),
     "prefix-groups": Habit(
         prefixes=150,
-        prefix_tokens=Spread(6_000),
+        prefix_tokens=LogNormal(6_000),
         popularity=0.0,
-        opening_tokens=Spread(1_200),
-        answer_tokens=Spread(1_000),
+        opening_tokens=LogNormal(1_200),
+        answer_tokens=LogNormal(1_000),
     ),
     "code-agent": Habit(
         common_tokens=3_072,
         prefixes=25,
-        prefix_tokens=Spread(9_000, 0.9, 60_000),
-        opening_tokens=Spread(500, 0.8, 8_000),
-        turn_tokens=Spread(600, 1.3, 20_000),
-        answer_tokens=Spread(150, 0.9, 2_000),
+        prefix_tokens=LogNormal(9_000, 0.9, 60_000),
+        opening_tokens=LogNormal(500, 0.8, 8_000),
+        turn_tokens=LogNormal(600, 1.3, 20_000),
+        answer_tokens=LogNormal(150, 0.9, 2_000),
         turns=10.0,
-        pause_s=Spread(6.0, 0.9, 300),
+        pause_s=LogNormal(6.0, 0.9, 300),
     ),
 }
 """conversation: lengths, pauses and reuse as in Mooncake's recorded conversations (mean input 12k, output 340 tokens, a

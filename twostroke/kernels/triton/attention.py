@@ -14,7 +14,7 @@ import torch
 
 from twostroke.errors import ConfigError
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.spans import FIELDS, Placement, Span, Spans, cut_into_tiles, span_fields, spans_of
+from twostroke.kernels.spans import FIELDS, Span, Spans, TokenSlots, cut_into_tiles, span_fields, spans_of
 from twostroke.kernels.triton.checks import DTYPES, WIDEST_HEAD
 from twostroke.kernels.triton.decode import (
     HOPPER_SHARED_BYTES,
@@ -79,9 +79,9 @@ class TritonAttention:
                 decodes.append(self.plan(spans))
             done += len(group)
         prefill = _spans(tiles, fields[done:], batch.block_tables) if tiles else None
-        return TritonStep(self, Placement(batch.write_slots, batch.cosines, batch.sines), tuple(decodes), prefill)
+        return TritonStep(self, TokenSlots(batch.write_slots, batch.cosines, batch.sines), tuple(decodes), prefill)
 
-    def begin_decode(self, spans: Spans, placement: Placement) -> TritonStep:
+    def begin_decode(self, spans: Spans, placement: TokenSlots) -> TritonStep:
         """A step of spans of at most `short_rows` rows over tensors that are rewritten in place before each replay.
 
         What a CUDA graph captures: keep the step as long as the graph, which uses its workspace. A span that pads the
@@ -104,7 +104,7 @@ class TritonAttention:
         angles = torch.empty(0, dim // 2, device=pool.device)
         slots = torch.empty(0, dtype=torch.int64, device=pool.device)
         with torch.cuda.device_of(pool):
-            rotate_and_store(q, q[:, :kv_heads], q[:, :kv_heads], pool, 0, Placement(slots, angles, angles))
+            rotate_and_store(q, q[:, :kv_heads], q[:, :kv_heads], pool, 0, TokenSlots(slots, angles, angles))
             for rows in {self.short_rows, *(1 << power for power in range(self.short_rows.bit_length()))}:
                 for longest in (self.decode.least_share, 2 * self.decode.least_share):  # whole, split
                     spans = Spans(nothing, tables, rows, longest)
@@ -132,7 +132,7 @@ class TritonStep:
     """Attention of one step, layer by layer."""
 
     def __init__(
-        self, backend: TritonAttention, placement: Placement, decodes: tuple[Decode, ...], prefill: Spans | None
+        self, backend: TritonAttention, placement: TokenSlots, decodes: tuple[Decode, ...], prefill: Spans | None
     ) -> None:
         self._backend = backend
         self._placement = placement

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from twostroke.kernels.spans import FIELDS, Placement, Spans
+from twostroke.kernels.spans import FIELDS, Spans, TokenSlots
 
 DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST_HEAD: Final = 256
@@ -51,7 +51,7 @@ def check_spans(spans: Spans, pool: torch.Tensor) -> None:
     assert spans.longest_context <= most, f"a context of {spans.longest_context} does not fit {most} tokens of pages"
 
 
-def check_placement(placement: Placement, tokens: int, pool: torch.Tensor) -> None:
+def check_placement(placement: TokenSlots, tokens: int, pool: torch.Tensor) -> None:
     half = pool.shape[5] // 2
     wanted = (
         ("write_slots", placement.write_slots, (tokens,), torch.int64),

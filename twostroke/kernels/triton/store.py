@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from twostroke.kernels.spans import Placement
+from twostroke.kernels.spans import TokenSlots
 from twostroke.kernels.triton.checks import check_heads, check_placement, check_pool
 
 TOKENS: Final = 4
@@ -16,7 +16,7 @@ TOKENS: Final = 4
 
 
 def rotate_and_store(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: Placement
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, pool: torch.Tensor, layer: int, placement: TokenSlots
 ) -> torch.Tensor:
     """The rotated q [T, heads, D], contiguous; k, rotated, and v [T, kv_heads, D] are in their slots."""
     check_pool(pool, layer)

@@ -13,10 +13,10 @@ from typing import Any
 
 from twostroke.errors import ServeError, TransferFailed
 from twostroke.fault_points import Point, reach
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult
 from twostroke.transfer.copy_threads import CopyThreads, hang_up, has_hung_up
 from twostroke.transfer.peers import CopyThreadPeer
-from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.pulls import Pull, PullTally
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import Welcome, introduce
 from twostroke.transfer.sockets.tls import PLAIN, SocketWrapper
@@ -28,7 +28,7 @@ MAX_PAGES = 4096
 class Connection(abc.ABC):
     """A connection to an owner. Only its thread sends, receives and closes; others may hang up, under the lock."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, wrapper: SocketWrapper = PLAIN) -> None:
+    def __init__(self, endpoint: PageEndpoint, identity: Identity, wrapper: SocketWrapper = PLAIN) -> None:
         self._wrapper = wrapper
         self._endpoint = endpoint
         self._identity = identity
@@ -43,7 +43,9 @@ class Connection(abc.ABC):
         """Send what this kind of connection needs after the handshake. Raises PeerLost, OSError or EOFError."""
 
     @abc.abstractmethod
-    def copy_part(self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: Tally) -> None:
+    def copy_part(
+        self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
+    ) -> None:
         """Ask for these pages and wait until they are here.
 
         Raises TransferFailed if the connection stays usable, and ServeError, OSError or EOFError if not.
@@ -75,7 +77,7 @@ class Connection(abc.ABC):
         return self._welcome
 
     def copy(self, pull: Pull) -> TransferResult:
-        tally = Tally()
+        tally = PullTally()
         where = f"{self._endpoint.transport} {self._endpoint.address}"
         with self._lock:
             self._pull = pull
@@ -85,15 +87,15 @@ class Connection(abc.ABC):
                 reach(Point.TRANSPORT_ASKING)
                 self.copy_part(sock, pull.copies[start : start + MAX_PAGES], pull.deadline, tally)
             self.synchronize()
-            return tally.result(Outcome.DONE)
+            return tally.result(ReadOutcome.DONE)
         except TransferFailed as error:
-            return tally.result(Outcome.FAILED, error.message)
+            return tally.result(ReadOutcome.FAILED, error.message)
         except TimeoutError as error:
             self.drop()
-            return tally.result(Outcome.EXPIRED, f"{where}: {error}")
+            return tally.result(ReadOutcome.EXPIRED, f"{where}: {error}")
         except (OSError, EOFError, ServeError) as error:
             self.drop()
-            return tally.result(Outcome.FAILED, f"{where}: {error}")
+            return tally.result(ReadOutcome.FAILED, f"{where}: {error}")
         finally:
             self.synchronize()
             with self._lock:
@@ -178,7 +180,7 @@ class ConnectionPeer(CopyThreadPeer):
     of them that time once, not once for each pull before it.
     """
 
-    def __init__(self, endpoint: Endpoint, connections: Sequence[Connection], stall_s: float) -> None:
+    def __init__(self, endpoint: PageEndpoint, connections: Sequence[Connection], stall_s: float) -> None:
         super().__init__(endpoint)
         self._connections = connections
         self._stall_s = stall_s
@@ -209,9 +211,9 @@ class ConnectionPeer(CopyThreadPeer):
 
     def _copy(self, connection: Connection, pull: Pull, begun_at: float) -> TransferResult:
         if begun_at < self._stood_still_at:
-            return Tally().result(Outcome.FAILED, f"{self.endpoint.address} stood still while this pull waited")
+            return PullTally().result(ReadOutcome.FAILED, f"{self.endpoint.address} stood still while this pull waited")
         result = connection.copy(pull)
-        if result.outcome is Outcome.EXPIRED and pull.deadline.at > time.monotonic():
+        if result.outcome is ReadOutcome.EXPIRED and pull.deadline.at > time.monotonic():
             self._stood_still_at = time.monotonic()
         return result
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from twostroke.errors import ConfigError
 from twostroke.kv_cache.memory import Pages
-from twostroke.transfer.base import Endpoint, Identity, host_id
+from twostroke.transfer.base import Identity, PageEndpoint, host_id
 from twostroke.transfer.copy_thread_transport import BACKLOG, CopyThreadTransport
 from twostroke.transfer.copy_threads import off_loop
 from twostroke.transfer.network.connection import Connection, ConnectionPeer
@@ -42,10 +42,10 @@ class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
         """Serve one admitted connection on a thread of its own. Returns only by an exception."""
 
     @abc.abstractmethod
-    def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
+    def connections(self, endpoint: PageEndpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
         """Return the reader's connections to one peer; they connect when they are used."""
 
-    def reaches(self, endpoint: Endpoint) -> bool:
+    def reaches(self, endpoint: PageEndpoint) -> bool:
         if endpoint.transport != self.name:
             return False
         return endpoint.host_id == host_id() or not _is_loopback(endpoint.address)
@@ -59,7 +59,9 @@ class NetworkTransport(CopyThreadTransport[ConnectionPeer, Pages], abc.ABC):
         )
         return address, listener
 
-    async def reach(self, endpoint: Endpoint, identity: Identity, memory: Pages, deadline_s: float) -> ConnectionPeer:
+    async def reach(
+        self, endpoint: PageEndpoint, identity: Identity, memory: Pages, deadline_s: float
+    ) -> ConnectionPeer:
         known = self._peers.find(endpoint)
         if known is not None and known.is_busy:
             return known

@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from twostroke.errors import InvalidRequest, PeerLost, TransferFailed
-from twostroke.kv_cache.memory import Pages, Place
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.kv_cache.memory import Pages, PoolLocation
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.copy_threads import has_hung_up, off_loop
 from twostroke.transfer.network.connection import MAX_PAGES, Connection
 from twostroke.transfer.network.network_transport import NetworkTransport
 from twostroke.transfer.network.nixl_agent import Agent, RemotePages, load_bindings
 from twostroke.transfer.network.requests import read_pages, read_request
 from twostroke.transfer.network.tcp import keep_alive
-from twostroke.transfer.pulls import Tally
+from twostroke.transfer.pulls import PullTally
 from twostroke.transfer.sockets.frames import Deadline, check_fields, receive_frame, send_frame
 from twostroke.transfer.sockets.handshake import HANDSHAKE_S, ReaderValidator
 from twostroke.transfer.sockets.listener import Listener
@@ -59,7 +59,7 @@ class NixlTransport(NetworkTransport):
         assert self._agent is not None, "served before open"
         serve_writes(sock, memory, self._agent)
 
-    def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
+    def connections(self, endpoint: PageEndpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
         return [NixlConnection(endpoint, identity, memory, self.wrapper)]
 
     async def close(self) -> None:
@@ -72,7 +72,7 @@ class NixlTransport(NetworkTransport):
 class NixlConnection(Connection):
     """The reader's end: a socket, and an agent that lasts as long as it."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages, wrapper: SocketWrapper) -> None:
+    def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: Pages, wrapper: SocketWrapper) -> None:
         super().__init__(endpoint, identity, wrapper)
         self._memory = memory
         self._agent: Agent | None = None
@@ -86,7 +86,9 @@ class NixlConnection(Connection):
         if receive_frame(sock, _REASON_LIMIT_BYTES, deadline):
             raise PeerLost("the owner answered to the agent's metadata with something else")
 
-    def copy_part(self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: Tally) -> None:
+    def copy_part(
+        self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
+    ) -> None:
         remote = np.array([copy.remote for copy in copies], "<u4").tobytes()
         local = np.array([copy.local for copy in copies], "<u4").tobytes()
         generations = np.array([copy.generation for copy in copies], "<u8").tobytes()
@@ -123,7 +125,7 @@ def serve_writes(sock: socket.socket, memory: Pages, agent: Agent) -> None:
     metadata, address, gpu, pages = entry
     if not (0 <= address < 1 << 64 and -1 <= gpu < 1 << 16 and 0 < pages <= _MAX_READER_PAGES):
         raise InvalidRequest(f"a reader's {pages} pages at {address} on GPU {gpu} are none")
-    remote = agent.add(metadata, Place(address, None if gpu < 0 else gpu), pages, memory.page_bytes)
+    remote = agent.add(metadata, PoolLocation(address, None if gpu < 0 else gpu), pages, memory.page_bytes)
     try:
         send_frame(sock, [], Deadline.after(HANDSHAKE_S))
         while True:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twostroke.errors import ConfigError, PeerLost
-from twostroke.kv_cache.memory import Pages, Place
+from twostroke.kv_cache.memory import Pages, PoolLocation
 from twostroke.transfer.sockets.frames import Deadline
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
@@ -85,7 +85,7 @@ class Agent:
         except Exception as error:  # the bindings' classes have no base of their own
             raise ConfigError(f"page transport nixl cannot be used here: {error}", field="transports") from error
 
-    def add(self, metadata: bytes, place: Place, pages: int, page_bytes: int) -> RemotePages:
+    def add(self, metadata: bytes, place: PoolLocation, pages: int, page_bytes: int) -> RemotePages:
         """Prepare writes into a reader's pages. Raises PeerLost if its agent cannot be reached."""
         try:
             name = self._agent.loadRemoteMD(metadata).decode()
@@ -177,7 +177,7 @@ class Agent:
         except Exception as error:  # it ends with its remote agent
             log.debug("nixl request not released error=%s", error)
 
-    def _prepare(self, agent: str, place: Place, pages: int, page_bytes: int) -> int:
+    def _prepare(self, agent: str, place: PoolLocation, pages: int, page_bytes: int) -> int:
         rows = np.empty((pages, 3), np.uint64)
         rows[:, 0] = place.address + np.arange(pages, dtype=np.uint64) * np.uint64(page_bytes)
         rows[:, 1] = page_bytes
@@ -185,5 +185,5 @@ class Agent:
         descriptors = self._nixl.nixlXferDList(self._kind(place), rows)
         return int(self._agent.prepXferDlist(agent, descriptors, []))
 
-    def _kind(self, place: Place) -> Any:
+    def _kind(self, place: PoolLocation) -> Any:
         return self._nixl.DRAM_SEG if place.gpu is None else self._nixl.VRAM_SEG

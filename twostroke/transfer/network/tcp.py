@@ -24,11 +24,11 @@ import numpy as np
 from twostroke.errors import PeerLost, TransferFailed
 from twostroke.fault_points import Point, reach
 from twostroke.kv_cache.memory import Pages, Window
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.network.connection import MAX_PAGES, Connection
 from twostroke.transfer.network.network_transport import NetworkTransport
 from twostroke.transfer.network.requests import PageRequest, read_request
-from twostroke.transfer.pulls import Tally
+from twostroke.transfer.pulls import PullTally
 from twostroke.transfer.sockets.frames import (
     Deadline,
     check_fields,
@@ -50,7 +50,7 @@ class TcpTransport(NetworkTransport):
     def serve(self, sock: socket.socket, memory: Pages) -> None:
         serve_pages(sock, memory)
 
-    def connections(self, endpoint: Endpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
+    def connections(self, endpoint: PageEndpoint, identity: Identity, memory: Pages) -> Sequence[Connection]:
         return [TcpConnection(endpoint, identity, memory, self.wrapper) for _ in range(CONNECTIONS)]
 
 
@@ -111,7 +111,7 @@ REASON_LIMIT_BYTES = 4096
 
 
 class TcpConnection(Connection):
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: Pages, wrapper: SocketWrapper) -> None:
+    def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: Pages, wrapper: SocketWrapper) -> None:
         super().__init__(endpoint, identity, wrapper)
         self._size = memory.page_bytes
         self._window = memory.window(batch_pages(memory.page_bytes))
@@ -119,7 +119,9 @@ class TcpConnection(Connection):
     def enter(self, sock: socket.socket, deadline: Deadline) -> None:
         """Nothing to send after the handshake."""
 
-    def copy_part(self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: Tally) -> None:
+    def copy_part(
+        self, sock: socket.socket, copies: tuple[PageCopy, ...], deadline: Deadline, tally: PullTally
+    ) -> None:
         pages = np.array([copy.remote for copy in copies], "<u4").tobytes()
         generations = np.array([copy.generation for copy in copies], "<u8").tobytes()
         send_frame(sock, [deadline.remaining_s(), pages, generations], deadline)

@@ -18,7 +18,7 @@ from twostroke.device.sharing import CudaSharing, Sharing
 from twostroke.device.stream import copy_stream
 from twostroke.errors import PeerLost
 from twostroke.kv_cache.shared import GenerationTable
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.same_host.same_host_transport import (
     SameHostPeer,
     SameHostTransport,
@@ -45,7 +45,7 @@ class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
     def address(self, name: str, memory: DeviceMemory) -> str:
         return f"{name} {self._sharing.device_name(memory.device)}"
 
-    def reaches(self, endpoint: Endpoint) -> bool:
+    def reaches(self, endpoint: PageEndpoint) -> bool:
         if self._memory is None or not super().reaches(endpoint):
             return False
         return self._sharing.reachable(_device_name(endpoint), self._memory.device) is not None
@@ -54,14 +54,14 @@ class CudaIpcTransport(SameHostTransport["_DevicePeer", DeviceMemory]):
         socket.send_fds(sock, [b"\0"], [memory.table.fd])
         send_frame(sock, [self._sharing.share(memory.tensor)], Deadline.after(_HAND_OVER_S))
 
-    def peer(self, endpoint: Endpoint, identity: Identity, memory: DeviceMemory) -> _DevicePeer:
+    def peer(self, endpoint: PageEndpoint, identity: Identity, memory: DeviceMemory) -> _DevicePeer:
         return _DevicePeer(endpoint, identity, memory, self._sharing)
 
 
 class _DevicePeer(SameHostPeer):
     step = STEP_PAGES
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: DeviceMemory, sharing: Sharing) -> None:
+    def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: DeviceMemory, sharing: Sharing) -> None:
         self._sharing = sharing
         self._device = memory.device
         self._local: torch.Tensor | None = memory.tensor
@@ -112,5 +112,5 @@ class _DevicePeer(SameHostPeer):
             refuse_changed(copy, int(generations[copy.remote]), after=after)
 
 
-def _device_name(endpoint: Endpoint) -> str:
+def _device_name(endpoint: PageEndpoint) -> str:
     return endpoint.address.partition(" ")[2]

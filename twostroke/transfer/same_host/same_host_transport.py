@@ -21,11 +21,11 @@ from typing import TypeVar
 
 from twostroke.errors import InvalidRequest, PeerLost, ServeError, TransferFailed
 from twostroke.fault_points import Point, reach
-from twostroke.transfer.base import Endpoint, Identity, Outcome, PageCopy, TransferResult, host_id
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint, ReadOutcome, TransferResult, host_id
 from twostroke.transfer.copy_thread_transport import BACKLOG, AnyPages, CopyThreadTransport
 from twostroke.transfer.copy_threads import CopyThreads, hang_up, has_hung_up
 from twostroke.transfer.peers import CopyThreadPeer
-from twostroke.transfer.pulls import Pull, Tally
+from twostroke.transfer.pulls import Pull, PullTally
 from twostroke.transfer.sockets.frames import Deadline
 from twostroke.transfer.sockets.handshake import ReaderValidator, Welcome, introduce
 from twostroke.transfer.sockets.listener import Listener
@@ -37,7 +37,7 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
     step: int
     """Pages that are copied at once; a pull can be ended between two steps."""
 
-    def __init__(self, endpoint: Endpoint, identity: Identity) -> None:
+    def __init__(self, endpoint: PageEndpoint, identity: Identity) -> None:
         super().__init__(endpoint)
         self._identity = identity
         self._sock: socket.socket | None = None
@@ -99,21 +99,21 @@ class SameHostPeer(CopyThreadPeer, abc.ABC):
         return welcome
 
     def _copy_all(self, pull: Pull) -> TransferResult:
-        tally = Tally()
+        tally = PullTally()
         try:
             self._refuse_if_gone()
             for start in range(0, len(pull.copies), self.step):
                 if pull.unwanted or self._shut:
-                    return tally.result(Outcome.FAILED, "the transport was closed" if self._shut else "fenced")
+                    return tally.result(ReadOutcome.FAILED, "the transport was closed" if self._shut else "fenced")
                 if time.monotonic() >= pull.deadline.at:
-                    return tally.result(Outcome.EXPIRED, "the deadline has passed")
+                    return tally.result(ReadOutcome.EXPIRED, "the deadline has passed")
                 reach(Point.TRANSPORT_ASKING)
                 copies = pull.copies[start : start + self.step]
                 self.copy(copies)
                 tally.copied_bytes += len(copies) * self.endpoint.page_bytes
         except ServeError as error:
-            return tally.result(Outcome.FAILED, error.message)
-        return tally.result(Outcome.DONE)
+            return tally.result(ReadOutcome.FAILED, error.message)
+        return tally.result(ReadOutcome.DONE)
 
     def _refuse_if_gone(self) -> None:
         if self.is_gone:
@@ -131,9 +131,9 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
         """Send an admitted reader access to the pages."""
 
     @abc.abstractmethod
-    def peer(self, endpoint: Endpoint, identity: Identity, memory: AnyPages) -> AnySameHostPeer: ...
+    def peer(self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages) -> AnySameHostPeer: ...
 
-    def reaches(self, endpoint: Endpoint) -> bool:
+    def reaches(self, endpoint: PageEndpoint) -> bool:
         return endpoint.transport == self.name and endpoint.host_id == host_id()
 
     def address(self, name: str, memory: AnyPages) -> str:
@@ -149,7 +149,7 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
         return self.address(name, memory), listener
 
     async def reach(
-        self, endpoint: Endpoint, identity: Identity, memory: AnyPages, deadline_s: float
+        self, endpoint: PageEndpoint, identity: Identity, memory: AnyPages, deadline_s: float
     ) -> AnySameHostPeer:
         known = self._peers.find(endpoint)
         if known is not None and not known.is_gone:
@@ -164,11 +164,11 @@ class SameHostTransport(CopyThreadTransport[AnySameHostPeer, AnyPages], abc.ABC)
             raise InvalidRequest("a reader sent data after its handshake")
 
 
-def socket_name(endpoint: Endpoint) -> str:
+def socket_name(endpoint: PageEndpoint) -> str:
     return endpoint.address.partition(" ")[0]
 
 
-def receive_descriptor(sock: socket.socket, endpoint: Endpoint) -> int:
+def receive_descriptor(sock: socket.socket, endpoint: PageEndpoint) -> int:
     """Receive the one descriptor that the owner sends. Raises PeerLost if none comes."""
     _, descriptors, _, _ = socket.recv_fds(sock, 1, 1, socket.MSG_CMSG_CLOEXEC)
     if not descriptors:

@@ -10,7 +10,7 @@ import numpy as np
 
 from twostroke.ids import PageId
 from twostroke.kv_cache.memory import PageMemory
-from twostroke.transfer.base import Endpoint, Identity, PageCopy
+from twostroke.transfer.base import Identity, PageCopy, PageEndpoint
 from twostroke.transfer.same_host.same_host_transport import (
     SameHostPeer,
     SameHostTransport,
@@ -29,14 +29,14 @@ class ShmTransport(SameHostTransport["_ShmPeer", PageMemory]):
     def hand_over(self, sock: socket.socket, memory: PageMemory) -> None:
         socket.send_fds(sock, [b"\0"], [memory.fd])
 
-    def peer(self, endpoint: Endpoint, identity: Identity, memory: PageMemory) -> _ShmPeer:
+    def peer(self, endpoint: PageEndpoint, identity: Identity, memory: PageMemory) -> _ShmPeer:
         return _ShmPeer(endpoint, identity, memory)
 
 
 class _ShmPeer(SameHostPeer):
     step = 1
 
-    def __init__(self, endpoint: Endpoint, identity: Identity, memory: PageMemory) -> None:
+    def __init__(self, endpoint: PageEndpoint, identity: Identity, memory: PageMemory) -> None:
         self._local = memory
         self._remote: PageMemory | None = None
         super().__init__(endpoint, identity)

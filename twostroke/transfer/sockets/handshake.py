@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from twostroke.errors import FingerprintMismatch, InvalidRequest, PeerLost, ServeError, StaleEpoch, Unauthenticated
 from twostroke.fault_points import Point, reach
 from twostroke.ids import Epoch
-from twostroke.transfer.base import Endpoint, Identity
+from twostroke.transfer.base import Identity, PageEndpoint
 from twostroke.transfer.sockets.frames import Deadline, check_fields, receive_frame, send_frame
 
 PROTOCOL = "twostroke-pages/1"
@@ -99,7 +99,7 @@ class ReaderValidator:
             self._incarnations[worker_id] = epoch.incarnation
 
 
-def introduce(sock: socket.socket, identity: Identity, endpoint: Endpoint, deadline: Deadline) -> Welcome:
+def introduce(sock: socket.socket, identity: Identity, endpoint: PageEndpoint, deadline: Deadline) -> Welcome:
     """Shake hands as the reader. Raises the owner's refusal, PeerLost for garbage, OSError or EOFError."""
     handshake = [PROTOCOL, identity.token, identity.worker_id, str(identity.epoch), identity.fingerprint]
     send_frame(sock, [*handshake, str(endpoint.epoch)], deadline)
@@ -130,7 +130,7 @@ def _raise(kind: str, message: str) -> NoReturn:
     raise _REFUSALS[kind](message)
 
 
-def _compare(welcome: Welcome, endpoint: Endpoint, identity: Identity) -> None:
+def _compare(welcome: Welcome, endpoint: PageEndpoint, identity: Identity) -> None:
     if welcome.epoch != endpoint.epoch:
         raise StaleEpoch(f"epoch {endpoint.epoch} of {welcome.worker_id} was meant, epoch {welcome.epoch} answered")
     theirs = (welcome.fingerprint, welcome.pages, welcome.page_bytes)

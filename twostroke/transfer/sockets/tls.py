@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from twostroke.credentials import CLUSTER_NAME, TlsConfig
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 from twostroke.transfer.sockets.frames import Deadline
 
 RECORD_BYTES = 16 << 10
@@ -97,4 +97,4 @@ PLAIN = PlainWrapper()
 
 def wrapper_for(tls: TlsConfig | None) -> SocketWrapper:
     """Return the wrapper for these settings. Raises ConfigError if the certificates cannot be used."""
-    return PLAIN if tls is None else TlsWrapper(Certificates(tls, Use.CLUSTER, TlsSocket))
+    return PLAIN if tls is None else TlsWrapper(Certificates(tls, CertificateUse.CLUSTER, TlsSocket))

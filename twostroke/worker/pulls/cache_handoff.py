@@ -27,7 +27,7 @@ ANSWER_S = 2.0
 
 
 @dataclass(slots=True)
-class Share:
+class HandoffShare:
     """The chains that one successor gets."""
 
     successor: control_pb2.Successor
@@ -39,7 +39,7 @@ class Share:
 async def hand_off_cache(host: WorkerHost, successors: Sequence[control_pb2.Successor], until_s: float) -> int:
     """Let successors fetch blocks until `until_s` on the event loop's clock; return how many they got."""
     rooms = await asyncio.gather(*(_room(host, successor) for successor in successors))
-    shares = [Share(successor, room) for successor, room in zip(successors, rooms, strict=True)]
+    shares = [HandoffShare(successor, room) for successor, room in zip(successors, rooms, strict=True)]
     cached = host.pool.cached()
     # Not on the event loop: it takes a second if thousands of prompts share a prefix.
     await asyncio.to_thread(lambda: divide(hottest_chains(cached), shares))
@@ -48,9 +48,9 @@ async def hand_off_cache(host: WorkerHost, successors: Sequence[control_pb2.Succ
     return blocks
 
 
-def divide(chains: Iterable[Chain], shares: Sequence[Share]) -> None:
+def divide(chains: Iterable[Chain], shares: Sequence[HandoffShare]) -> None:
     """Give each chain to the successor that has its first block, else to the one with most room."""
-    taken: dict[BlockHash, Share] = {}
+    taken: dict[BlockHash, HandoffShare] = {}
     for chain in chains:
         share = taken.get(chain.block_hashes[0]) or max(shares, key=lambda share: share.room)
         if share.room > 0:
@@ -77,7 +77,7 @@ async def _room(host: WorkerHost, successor: control_pb2.Successor) -> int:
     return max(load.pages_free, load.pages_total // 2)
 
 
-async def _give(host: WorkerHost, share: Share, until_s: float) -> int:
+async def _give(host: WorkerHost, share: HandoffShare, until_s: float) -> int:
     successor, blocks, loop = share.successor, 0, asyncio.get_running_loop()
     own = worker_pb2.PageSource(worker_id=host.config.worker_id, address=host.address, epoch=str(host.epoch))
     peer = PeerChannel(successor.address, host.us)

@@ -24,7 +24,7 @@ from twostroke.rpc.membership import Membership
 from twostroke.rpc.peer import PeerPrefix
 from twostroke.rpc.v1 import worker_pb2, worker_pb2_grpc
 from twostroke.tracing.span import OpenSpan
-from twostroke.transfer.base import Endpoint, Outcome, PageCopy, PageTransport, Peer, fence_for_good
+from twostroke.transfer.base import PageCopy, PageEndpoint, PageTransport, Peer, ReadOutcome, fence_for_good
 from twostroke.transfer.registry import leading_to, outranked
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.digests import PageDigests
@@ -291,7 +291,7 @@ class PullClient:
         )
         async with hearing(call, spec.source.worker_id, self._limits.silence_s) as responses:
             accepted = (await responses.next()).accepted
-            transport, peer = await self._connect([Endpoint.unpack(packed) for packed in accepted.endpoints])
+            transport, peer = await self._connect([PageEndpoint.unpack(packed) for packed in accepted.endpoints])
             session.report.transport = transport.name
             while session.remaining:
                 ready = (await responses.next()).ready
@@ -301,7 +301,7 @@ class PullClient:
                 session.has_begun = True
                 await self._copy(session, transport, peer, ready)
 
-    async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[PageTransport, Peer]:
+    async def _connect(self, endpoints: Sequence[PageEndpoint]) -> tuple[PageTransport, Peer]:
         """Connect over the best transport that can, for instance not over CUDA IPC between containers.
 
         All attempts together take no longer than a source may be silent.
@@ -333,7 +333,7 @@ class PullClient:
         is_done = False
         try:
             result = await transport.wait(transfer)
-            is_done = result.outcome is Outcome.DONE
+            is_done = result.outcome is ReadOutcome.DONE
         finally:
             if not is_done:
                 await fence_for_good(transport, transfer)

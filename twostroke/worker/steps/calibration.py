@@ -38,7 +38,7 @@ PACED = SweepBudget(0.1, warms_up=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepLimits:
+class CalibrationLimits:
     """The largest steps that this worker can run."""
 
     step_tokens: int
@@ -54,7 +54,7 @@ class StepLimits:
         return min(self.max_model_len, self.pages * self.block_size)
 
 
-async def calibrate(engine: EngineThread, rates: Rates, limits: StepLimits, budget: SweepBudget) -> None:
+async def calibrate(engine: EngineThread, rates: Rates, limits: CalibrationLimits, budget: SweepBudget) -> None:
     """Let `rates` observe steps of all sizes."""
     end_s = time.monotonic() + budget.budget_s
     kinds_seen: set[bool] = set()
@@ -70,7 +70,7 @@ async def calibrate(engine: EngineThread, rates: Rates, limits: StepLimits, budg
         kinds_seen.add(is_prompt)
 
 
-def sweep(limits: StepLimits) -> Iterator[Batch]:
+def sweep(limits: CalibrationLimits) -> Iterator[Batch]:
     """Yield steps that tell all terms of a step's cost apart, the most informative first."""
     most = min(limits.step_tokens, limits.longest)
     few, some = min(most, limits.block_size), -(-most // 2)
@@ -86,7 +86,7 @@ def sweep(limits: StepLimits) -> Iterator[Batch]:
         yield from (batch for batch in pair if batch is not None)
 
 
-def _chunk(limits: StepLimits, tokens: int, context: int) -> Batch:
+def _chunk(limits: CalibrationLimits, tokens: int, context: int) -> Batch:
     """Return a step of one prompt chunk with `context` tokens before it."""
     positions = np.arange(context, context + tokens, dtype=np.int32)
     return Batch(
@@ -99,7 +99,7 @@ def _chunk(limits: StepLimits, tokens: int, context: int) -> Batch:
     )
 
 
-def _streams(limits: StepLimits, count: int, context: int) -> Batch:
+def _streams(limits: CalibrationLimits, count: int, context: int) -> Batch:
     positions = np.full(count, context - 1, np.int32)
     return Batch(
         tokens=np.zeros(count, np.int32),
@@ -112,13 +112,13 @@ def _streams(limits: StepLimits, count: int, context: int) -> Batch:
     )
 
 
-def _tables(limits: StepLimits, rows: int, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
+def _tables(limits: CalibrationLimits, rows: int, context: int) -> np.ndarray[tuple[int, int], np.dtype[np.int32]]:
     """Give every row pages of its own where possible, so that they are read from memory and not from a CPU cache."""
     blocks = -(-context // limits.block_size)
     return (np.arange(rows * blocks, dtype=np.int32) % limits.pages).reshape(rows, blocks)
 
 
 def _scratch_slots(
-    limits: StepLimits, positions: np.ndarray[tuple[int], np.dtype[np.int32]]
+    limits: CalibrationLimits, positions: np.ndarray[tuple[int], np.dtype[np.int32]]
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return limits.pages * limits.block_size + positions.astype(np.int64) % limits.block_size

@@ -18,7 +18,7 @@ from twostroke.fault_points import Point, reach
 from twostroke.scheduler.batch import StepResult
 from twostroke.scheduler.batching import Chunk, Step
 from twostroke.scheduler.cost import Budget, StepTerms
-from twostroke.scheduler.scheduler import Admission, Emission, Scheduler
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission, Scheduler
 from twostroke.scheduler.sequence import Sequence as KnownSequence
 from twostroke.worker.condition import Condition
 from twostroke.worker.metrics import WorkerMetrics
@@ -33,10 +33,10 @@ MOST_FAILED_PARTS = 32
 """Failed parts of one step, with no success before them, after which the engine is given up."""
 
 
-class Role(Protocol):
+class RoleHandlers(Protocol):
     """The role's handlers for events of the scheduler."""
 
-    def admitted(self, admission: Admission) -> None: ...
+    def admitted(self, admission: AdmittedSequence) -> None: ...
 
     def planning(self) -> None:
         """Called before each step is chosen: the moment to change what is computed here."""
@@ -92,7 +92,7 @@ class WorkLoop:
         """Predicted time until every queued prompt token is computed."""
         return self.budget.drain_s(self._scheduler.queued(), self._scheduler.step_tokens)
 
-    async def run(self, role: Role) -> None:
+    async def run(self, role: RoleHandlers) -> None:
         """Run steps until cancelled. Raises EngineLost if the engine cannot be trusted with another step."""
         emissions: list[Emission] = []
         while True:
@@ -112,7 +112,7 @@ class WorkLoop:
         reach(Point.WORKER_STEP)
         return self._engine.start(step.batch)
 
-    def _plan(self, role: Role) -> Step | None:
+    def _plan(self, role: RoleHandlers) -> Step | None:
         for admission in self._scheduler.admit():
             self._metrics.admitted(admission.sequence)
             role.admitted(admission)
@@ -125,7 +125,7 @@ class WorkLoop:
             self.wake()  # its pages may admit others
         return step
 
-    async def _update(self, step: Step, running: asyncio.Future[StepResult], role: Role) -> list[Emission]:
+    async def _update(self, step: Step, running: asyncio.Future[StepResult], role: RoleHandlers) -> list[Emission]:
         try:
             result = await running
         except Exception as error:
@@ -139,13 +139,13 @@ class WorkLoop:
         self._metrics.stepped(step, result.seconds, prompt_share)
         return self._take_in(step, result, role)
 
-    def _take_in(self, step: Step, result: StepResult, role: Role) -> list[Emission]:
+    def _take_in(self, step: Step, result: StepResult, role: RoleHandlers) -> list[Emission]:
         self._check.computed(len(step.batch.tokens))
         if len(step.batch.tokens) > step.batch.sequences:
             role.computed(step, result.seconds)
         return self._scheduler.update(step, result)
 
-    async def _recover(self, step: Step, error: Exception, role: Role) -> None:
+    async def _recover(self, step: Step, error: Exception, role: RoleHandlers) -> None:
         """Find the sequences that make a step fail, and go on with the others, which lose nothing.
 
         Raises EngineLost if the engine is at fault.
@@ -162,7 +162,7 @@ class WorkLoop:
         self._metrics.step_failed("request_failed" if failed else "repeated")
         log.warning("step repeated sequences=%d failed=%d", step.batch.sequences, len(failed))
 
-    async def _run_parts(self, step: Step, role: Role) -> list[tuple[Step, Exception]]:
+    async def _run_parts(self, step: Step, role: RoleHandlers) -> list[tuple[Step, Exception]]:
         """Run halves, quarters and so on of a failed step; return the sequences that fail alone, each with its error.
 
         Large parts come first, so that a few failing sequences do not look like a failing engine. Each part's tokens

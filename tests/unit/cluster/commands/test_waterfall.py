@@ -7,7 +7,7 @@ from cluster.commands.waterfall import lines_of, missing_of
 from twostroke.rpc.traces import attributes_of, span_to_message
 from twostroke.rpc.v1 import control_pb2
 from twostroke.tracing.context import TraceContext
-from twostroke.tracing.span import Event, Span, Value
+from twostroke.tracing.span import Span, SpanEvent, Value
 
 BEGIN_S = 1_800_000_000.0
 
@@ -24,7 +24,7 @@ def span(
             start_s=BEGIN_S + start_ms / 1e3,
             end_s=BEGIN_S + end_ms / 1e3,
             attributes=facts,
-            events=(Event("first token", BEGIN_S + 0.05, {}),) if name == "answer" else (),
+            events=(SpanEvent("first token", BEGIN_S + 0.05, {}),) if name == "answer" else (),
             error="PeerLost()" if name == "decode" else None,
         )
     )

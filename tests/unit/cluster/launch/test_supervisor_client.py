@@ -10,8 +10,8 @@ import pytest
 from cluster.launch.announce import Announcer
 from cluster.launch.supervisor_client import SupervisorClient
 from cluster.supervisor.actors import Serving
-from cluster.supervisor.plan import Observed, Stage
-from cluster.supervisor.view import Snapshot, Worker
+from cluster.supervisor.plan import Observed, WorkerStage
+from cluster.supervisor.view import FleetSnapshot, SupervisedWorker
 from twostroke.config import Role, WorkerConfig
 
 
@@ -23,28 +23,30 @@ class Method:
 class PlayedSupervisor:
     """Says once who is there, then nothing more."""
 
-    def __init__(self, *workers: Worker) -> None:
+    def __init__(self, *workers: SupervisedWorker) -> None:
         self._workers = workers
         self.run, self.snapshot = Method(self._run), Method(self._snapshot)
 
     async def _run(self) -> None:
         await asyncio.Event().wait()
 
-    async def _snapshot(self, after_version: int) -> Snapshot:
+    async def _snapshot(self, after_version: int) -> FleetSnapshot:
         if after_version >= 0:
             await asyncio.Event().wait()
-        return Snapshot(0, self._workers)
+        return FleetSnapshot(0, self._workers)
 
 
-def worker(name: str, stage: Stage, advice: str = "") -> Worker:
+def worker(name: str, stage: WorkerStage, advice: str = "") -> SupervisedWorker:
     serving = (
-        Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE, advice) if stage is Stage.SERVING else None
+        Serving("127.0.0.1:1", "1.0000000000000001", "", "", Role.DECODE, advice)
+        if stage is WorkerStage.SERVING
+        else None
     )
     config = WorkerConfig(role=Role.DECODE, worker_id=name)
-    return Worker(config, Observed(name, stage), serving=serving)
+    return SupervisedWorker(config, Observed(name, stage), serving=serving)
 
 
-async def is_complete(*workers: Worker) -> bool:
+async def is_complete(*workers: SupervisedWorker) -> bool:
     supervisor = SupervisorClient(PlayedSupervisor(*workers), Announcer())
     attending = asyncio.create_task(supervisor.follow())
     try:
@@ -59,13 +61,15 @@ async def is_complete(*workers: Worker) -> bool:
 
 
 async def test_a_fleet_whose_worker_has_been_drained_is_complete_for_whoever_takes_it_over() -> None:
-    assert await is_complete(worker("decode-0", Stage.SERVING), worker("decode-1", Stage.DRAINED))
+    assert await is_complete(worker("decode-0", WorkerStage.SERVING), worker("decode-1", WorkerStage.DRAINED))
 
 
 async def test_a_fleet_whose_worker_still_starts_is_waited_for() -> None:
-    assert not await is_complete(worker("decode-0", Stage.SERVING), worker("decode-1", Stage.STARTING))
+    assert not await is_complete(worker("decode-0", WorkerStage.SERVING), worker("decode-1", WorkerStage.STARTING))
 
 
 async def test_what_workers_advise_is_told_once_whoever_says_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert await is_complete(*(worker(f"decode-{number}", Stage.SERVING, "it holds 448 tokens") for number in range(3)))
+    assert await is_complete(
+        *(worker(f"decode-{number}", WorkerStage.SERVING, "it holds 448 tokens") for number in range(3))
+    )
     assert capsys.readouterr().err.count("it holds 448 tokens") == 1

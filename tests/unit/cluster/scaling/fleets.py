@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 from cluster.ray.backend import WorkerDied
 from cluster.spec import fleet_spec
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
-from cluster.supervisor.view import Worker
+from cluster.supervisor.view import SupervisedWorker
 from tests.unit.cluster.fake_backend import TOKEN, FakeBackend, FakeWorker
 from twostroke.config import ClusterConfig, Role, ScalingConfig, WorkerConfig
 
@@ -51,13 +51,17 @@ async def supervising(backend: Backend, cluster: ClusterConfig | None = None) ->
     async with backend.control.served():
         supervisor = Supervisor(fleet_spec(cluster or config(), token=TOKEN, port=0), backend)
         run_task = asyncio.create_task(supervisor.run())
-        await until(supervisor, lambda workers: all(each.observed.stage is Stage.SERVING for each in workers.values()))
+        await until(
+            supervisor, lambda workers: all(each.observed.stage is WorkerStage.SERVING for each in workers.values())
+        )
         yield supervisor
         await supervisor.stop()
         await asyncio.gather(run_task, return_exceptions=True)
 
 
-async def until(supervisor: Supervisor, is_so: Callable[[dict[str, Worker]], bool]) -> dict[str, Worker]:
+async def until(
+    supervisor: Supervisor, is_so: Callable[[dict[str, SupervisedWorker]], bool]
+) -> dict[str, SupervisedWorker]:
     version = -1
     async with asyncio.timeout(PATIENCE_S):
         while True:
@@ -68,9 +72,9 @@ async def until(supervisor: Supervisor, is_so: Callable[[dict[str, Worker]], boo
                 return workers
 
 
-def roles(workers: dict[str, Worker]) -> dict[str, str]:
+def roles(workers: dict[str, SupervisedWorker]) -> dict[str, str]:
     """Return the roles of the workers that serve."""
-    return {name: each.role.value for name, each in workers.items() if each.observed.stage is Stage.SERVING}
+    return {name: each.role.value for name, each in workers.items() if each.observed.stage is WorkerStage.SERVING}
 
 
 async def die(supervisor: Supervisor) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import math
 
 from cluster.scaling.autoscaler import Autoscaler, seen_from
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.planner import REMEMBERED
 from tests.unit.cluster.scaling.fleets import Backend, config, supervising
 from twostroke.config import ClusterConfig, Role, ScalingConfig
@@ -61,6 +61,6 @@ async def test_a_planner_that_fails_leaves_counts_as_they_are_and_the_supervisor
 
 def test_a_worker_that_has_not_reported_yet_has_no_say() -> None:
     loads = {"decode-0": (Role.DECODE, load(running=3, pages_active=5)), "decode-1": (Role.DECODE, control_pb2.Load())}
-    both = Counts(0, 2)
+    both = WorkerCounts(0, 2)
     seen = seen_from(loads, 16, at_s=1.0, arrived=0, ended=(), serving=both, desired=both)
     assert (seen.slots, seen.streams, seen.stream_tokens) == (8, 3, 80)

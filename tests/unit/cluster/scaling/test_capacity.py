@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from cluster.scaling.capacity import (
-    Ability,
-    Counts,
-    Demand,
-    Load,
-    Promise,
+    ExpectedLoad,
+    LatencyTargets,
+    MeasuredCapacity,
+    RequestDemand,
+    WorkerCounts,
     attainment_of,
     counts_for,
     streams_per_worker,
@@ -20,10 +20,10 @@ from twostroke.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.02, stream_s=1e-3, prompt_token_s=1e-4)
-ABILITY = Ability(cost=COST, step_tokens=4096, decode_pool_tokens=500_000)
-LOAD = Load(requests_per_s=5.0, demands=(Demand(10_000, 0, 200),))
+ABILITY = MeasuredCapacity(cost=COST, step_tokens=4096, decode_pool_tokens=500_000)
+LOAD = ExpectedLoad(requests_per_s=5.0, demands=(RequestDemand(10_000, 0, 200),))
 """A second of prefill each."""
-PROMISE = Promise(ttft_s=3.0, itl_s=0.05)
+PROMISE = LatencyTargets(ttft_s=3.0, itl_s=0.05)
 
 
 def test_a_single_server_waits_as_a_queue_with_constant_service_does() -> None:
@@ -54,10 +54,10 @@ def test_streams_are_those_that_arrive_during_an_answer() -> None:
         (LOAD, dataclasses.replace(PROMISE, ttft_s=1.1)),
         (LOAD, dataclasses.replace(PROMISE, itl_s=0.023)),
         (LOAD, dataclasses.replace(PROMISE, attainment=0.999)),
-        (dataclasses.replace(LOAD, demands=(Demand(10_000, 0, 200), Demand(25_000, 0, 900))), PROMISE),
+        (dataclasses.replace(LOAD, demands=(RequestDemand(10_000, 0, 200), RequestDemand(25_000, 0, 900))), PROMISE),
     ],
 )
-def test_more_load_and_tighter_promises_need_more_workers(harder: tuple[Load, Promise]) -> None:
+def test_more_load_and_tighter_promises_need_more_workers(harder: tuple[ExpectedLoad, LatencyTargets]) -> None:
     counts = counts_for(LOAD, ABILITY, PROMISE)
     more = counts_for(harder[0], ABILITY, harder[1])
     assert more.total > counts.total
@@ -66,7 +66,7 @@ def test_more_load_and_tighter_promises_need_more_workers(harder: tuple[Load, Pr
 
 
 def test_what_is_cached_needs_no_worker() -> None:
-    cached = dataclasses.replace(LOAD, demands=(Demand(5_000, 5_000, 200),))
+    cached = dataclasses.replace(LOAD, demands=(RequestDemand(5_000, 5_000, 200),))
     assert counts_for(cached, ABILITY, PROMISE).prefill < counts_for(LOAD, ABILITY, PROMISE).prefill
 
 
@@ -76,17 +76,17 @@ def test_streams_that_do_not_fit_into_the_pool_need_more_decode_workers() -> Non
 
 
 def test_without_promises_the_fewest_that_keep_up_are_enough() -> None:
-    assert counts_for(LOAD, ABILITY, Promise(ttft_s=None, itl_s=None)) == Counts(6, 2)
+    assert counts_for(LOAD, ABILITY, LatencyTargets(ttft_s=None, itl_s=None)) == WorkerCounts(6, 2)
 
 
 def test_a_promise_that_no_fleet_keeps_is_refused_with_what_an_empty_one_takes() -> None:
     with pytest.raises(ConfigError, match=r"more than 1 s to their first token on an empty one") as raised:
-        counts_for(LOAD, ABILITY, Promise(ttft_s=0.9, itl_s=None))
+        counts_for(LOAD, ABILITY, LatencyTargets(ttft_s=0.9, itl_s=None))
     assert raised.value.field == "slo_ttft"
     with pytest.raises(ConfigError, match=r"a step with one stream takes 0\.021 s") as raised:
-        counts_for(LOAD, ABILITY, Promise(ttft_s=None, itl_s=0.01))
+        counts_for(LOAD, ABILITY, LatencyTargets(ttft_s=None, itl_s=0.01))
     assert raised.value.field == "slo_itl"
     with pytest.raises(ConfigError, match="--attainment"):
-        Promise(ttft_s=1.0, itl_s=None, attainment=1.0)
+        LatencyTargets(ttft_s=1.0, itl_s=None, attainment=1.0)
     with pytest.raises(ConfigError, match="--slo-ttft"):
-        Promise(ttft_s=0.0, itl_s=None)
+        LatencyTargets(ttft_s=0.0, itl_s=None)

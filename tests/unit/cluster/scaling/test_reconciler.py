@@ -9,10 +9,10 @@ import pytest
 from cluster.ray import backend
 from cluster.ray.backend import RayBackend, WorkerDied
 from cluster.ray.placement import node_request_for
-from cluster.scaling.capacity import Counts
+from cluster.scaling.capacity import WorkerCounts
 from cluster.scaling.desired_state import DesiredState, Slot, counts_of, revised
 from cluster.spec import fleet_spec
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
 from tests.unit.cluster.fake_backend import TOKEN
 from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend, config, die, roles, supervising, until
@@ -24,7 +24,7 @@ async def test_workers_that_are_asked_for_come_and_those_that_are_not_drain_and_
     backend = Backend()
     async with supervising(backend, config(flexible=False)) as supervisor:
         said = await supervisor.scale(prefill=2, decode=3)
-        assert backend.asked == Counts(2, 3)
+        assert backend.asked == WorkerCounts(2, 3)
         assert (said["wanted_prefill"], said["wanted_decode"], said["is_automatic"]) == (2, 3, False)
         await until(supervisor, lambda workers: len(roles(workers)) == 5)
         await supervisor.scale(prefill=1, decode=1)
@@ -82,7 +82,7 @@ async def test_what_a_supervisor_has_begun_its_next_life_ends(change: str) -> No
             begun = asyncio.create_task(first.assign_role("decode-1", "prefill"))
         else:
             begun = asyncio.create_task(first.scale(prefill=1, decode=1))  # type: ignore[arg-type]  # its answer is not asked
-        await until(first, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(first, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         await die(first)
         begun.cancel()
         second = Supervisor(fleet_spec(config(), token=TOKEN, port=0), backend)
@@ -103,7 +103,7 @@ async def test_a_worker_that_dies_while_it_switches_begins_anew_in_the_role_that
     async with supervising(backend) as supervisor:
         backend.control.may_end.clear()
         switching = asyncio.create_task(supervisor.assign_role("decode-1", "prefill"))
-        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         backend.workers["decode-1"].die(WorkerDied("killed"))
         backend.control.may_end.set()
         async with asyncio.timeout(PATIENCE_S):
@@ -114,7 +114,7 @@ async def test_a_worker_that_dies_while_it_switches_begins_anew_in_the_role_that
 
 def test_room_is_asked_for_as_workers_ask_for_it_and_none_for_those_that_fit_anywhere() -> None:
     roles = {Role.PREFILL: RoleConfig(num_cpus=2.0, num_gpus=1.0, labels={"role": "prefill"})}
-    room = node_request_for(Counts(2, 3), roles)
+    room = node_request_for(WorkerCounts(2, 3), roles)
     assert room.bundles == [{"CPU": 2.0, "GPU": 1.0}] * 2
     assert room.selectors == [{"role": "prefill"}] * 2
 
@@ -124,9 +124,9 @@ async def test_a_switch_asks_for_no_other_room_than_the_worker_has() -> None:
     async with supervising(backend, config(1, 2)) as supervisor:
         await supervisor.scale(prefill=2, decode=1)
         await until(supervisor, lambda workers: list(roles(workers).values()).count("prefill") == 2)
-        assert backend.asked == Counts(1, 2)
+        assert backend.asked == WorkerCounts(1, 2)
         await supervisor.scale(prefill=2, decode=2)
-        assert backend.asked == Counts(1, 3)
+        assert backend.asked == WorkerCounts(1, 3)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_room_that_an_earlier_life_of_the_supervisor_asked_for_is_given_back(
     asked: list[object] = []
     monkeypatch.setattr(backend, "request_resources", lambda bundles, **_: asked.append(bundles))
     needs = {Role.PREFILL: RoleConfig(num_cpus=2.0)}
-    RayBackend(worker_count=1, roles=needs).request_nodes(Counts(1, 1))
+    RayBackend(worker_count=1, roles=needs).request_nodes(WorkerCounts(1, 1))
     RayBackend(worker_count=1, roles=needs).forget()
     RayBackend(worker_count=1, roles=needs).forget()
     assert asked == [[{"CPU": 2.0}], []]
@@ -174,17 +174,17 @@ def desired(**slots: Role) -> DesiredState:
 def test_those_go_first_that_hold_least_and_who_can_be_spared_becomes_what_is_lacking() -> None:
     before = desired(prefill_0=Role.PREFILL, decode_0=Role.DECODE, decode_1=Role.DECODE, decode_2=Role.DECODE)
     held = {"decode-0": 5, "decode-1": 1, "decode-2": 9}
-    after = revised(before, Counts(2, 2), held, may_switch=True)
+    after = revised(before, WorkerCounts(2, 2), held, may_switch=True)
     assert after.slots["decode-1"] == Slot(Role.PREFILL)
-    assert counts_of(after) == Counts(2, 2)
-    apart = revised(before, Counts(2, 2), held, may_switch=False)
+    assert counts_of(after) == WorkerCounts(2, 2)
+    apart = revised(before, WorkerCounts(2, 2), held, may_switch=False)
     assert apart.slots["decode-1"] == Slot(Role.DECODE, is_retiring=True)
     assert apart.slots["prefill-1"] == Slot(Role.PREFILL)
 
 
 def test_who_does_not_serve_goes_before_one_that_serves_and_has_cached_nothing_yet() -> None:
     before = desired(prefill_0=Role.PREFILL, decode_0=Role.DECODE, decode_1=Role.DECODE)
-    after = revised(before, Counts(1, 1), {"decode-1": 0}, may_switch=False)
+    after = revised(before, WorkerCounts(1, 1), {"decode-1": 0}, may_switch=False)
     assert after.workers(Role.DECODE) == ["decode-1"]
-    switched = revised(before, Counts(2, 1), {"decode-1": 7}, may_switch=True)
+    switched = revised(before, WorkerCounts(2, 1), {"decode-1": 7}, may_switch=True)
     assert switched.workers(Role.PREFILL) == ["prefill-0", "decode-1"], "but who does not serve cannot help out"

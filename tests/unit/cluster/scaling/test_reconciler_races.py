@@ -8,7 +8,7 @@ import pytest
 
 from cluster.ray.backend import WorkerDied
 from cluster.spec import fleet_spec
-from cluster.supervisor.plan import Stage
+from cluster.supervisor.plan import WorkerStage
 from cluster.supervisor.supervisor import Supervisor
 from tests.unit.cluster.fake_backend import TOKEN
 from tests.unit.cluster.scaling.fleets import PATIENCE_S, Backend, config, die, roles, supervising, until
@@ -22,7 +22,7 @@ async def test_a_worker_that_is_asked_back_while_it_retires_does_not_take_the_su
     async with supervising(backend) as supervisor:
         backend.control.may_end.clear()
         await supervisor.scale(decode=1)
-        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         restarting = asyncio.create_task(supervisor.drain("decode-1", 1.0, True))
         await asyncio.sleep(0)
         backend.control.may_end.set()
@@ -52,11 +52,11 @@ async def test_a_supervisor_that_finds_a_retiring_worker_lets_it_drain() -> None
     async with supervising(backend) as first:
         backend.control.may_end.clear()
         await first.scale(decode=1)
-        await until(first, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(first, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         await die(first)
         second = Supervisor(fleet_spec(config(), token=TOKEN, port=0), backend)
         run_task = asyncio.create_task(second.run())
-        await until(second, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(second, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         assert not backend.workers["decode-1"].is_removed
         backend.control.may_end.set()
         await until(second, lambda workers: roles(workers) == TWO and len(workers) == 2)
@@ -83,7 +83,7 @@ async def test_who_gave_a_worker_a_role_hears_that_somebody_else_gave_it_another
     async with supervising(backend) as supervisor:
         backend.control.may_end.clear()
         first = asyncio.create_task(supervisor.assign_role("decode-1", "prefill"))
-        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         second = asyncio.create_task(supervisor.assign_role("decode-1", "decode"))
         await asyncio.sleep(0)
         backend.control.may_end.set()
@@ -108,9 +108,9 @@ async def test_a_switch_waits_for_a_drain_of_the_life_before_without_asking_agai
     async with supervising(backend) as supervisor:
         backend.control.may_end.clear()
         drain = asyncio.create_task(supervisor.drain("decode-1", 5.0, True))
-        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is Stage.DRAINING)
+        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is WorkerStage.DRAINING)
         backend.workers["decode-1"].die(WorkerDied("killed"))
-        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is Stage.SERVING)
+        await until(supervisor, lambda workers: workers["decode-1"].observed.stage is WorkerStage.SERVING)
         switching = asyncio.create_task(supervisor.assign_role("decode-1", "prefill"))
         await asyncio.sleep(0.05)
         backend.control.may_end.set()

@@ -10,14 +10,21 @@ from dataclasses import asdict
 
 import pytest
 
-from cluster.scaling.capacity import Ability, Counts, Demand, Load, Promise, counts_for
-from cluster.scaling.planner import Decision, FleetObservation, Planner
+from cluster.scaling.capacity import (
+    ExpectedLoad,
+    LatencyTargets,
+    MeasuredCapacity,
+    RequestDemand,
+    WorkerCounts,
+    counts_for,
+)
+from cluster.scaling.planner import FleetObservation, Planner, ScalingDecision
 from twostroke.config import Bounds, ScalingConfig
 from twostroke.scheduler.cost import StepCost
 
 COST = StepCost(step_s=0.02, stream_s=0.0005, context_token_s=0.0, prompt_token_s=0.0002, prompt_step_s=0.001)
-ABILITY = Ability(cost=COST, step_tokens=512, decode_pool_tokens=60_000)
-PROMISE = Promise(ttft_s=0.6, itl_s=0.03)
+ABILITY = MeasuredCapacity(cost=COST, step_tokens=512, decode_pool_tokens=60_000)
+PROMISE = LatencyTargets(ttft_s=0.6, itl_s=0.03)
 PROMPT, ANSWER = 1000, 100
 PACE = ScalingConfig()
 
@@ -36,10 +43,10 @@ def play(
     rate: Callable[[float], float],
     seconds: int,
     *,
-    begin: Counts,
+    begin: WorkerCounts,
     answer: Callable[[float], int] = lambda at_s: ANSWER,
     seed: int = 0,
-) -> list[Decision]:
+) -> list[ScalingDecision]:
     """Poisson arrivals, a look every second; what is wanted is there at once."""
     draws = random.Random(seed)
     arrived, desired, outlooks, due_s = 0, begin, [], 0.0
@@ -48,7 +55,7 @@ def play(
         while due_s < second:
             due_s += draws.expovariate(rate(due_s))
             arrived += 1
-            ended.append(Demand(drawn(draws, PROMPT), 0, drawn(draws, answer(due_s))))
+            ended.append(RequestDemand(drawn(draws, PROMPT), 0, drawn(draws, answer(due_s))))
         seen = FleetObservation(
             at_s=float(second),
             arrived=arrived,
@@ -63,16 +70,16 @@ def play(
     return outlooks
 
 
-def need(rate: float, answer: int = ANSWER) -> Counts:
-    demands = tuple(Demand(PROMPT, 0, answer) for _ in range(8))
-    return counts_for(Load(requests_per_s=rate, demands=demands), ABILITY, PROMISE)
+def need(rate: float, answer: int = ANSWER) -> WorkerCounts:
+    demands = tuple(RequestDemand(PROMPT, 0, answer) for _ in range(8))
+    return counts_for(ExpectedLoad(requests_per_s=rate, demands=demands), ABILITY, PROMISE)
 
 
-def need_as_drawn(rate: float) -> Counts:
+def need_as_drawn(rate: float) -> WorkerCounts:
     """With lengths that differ as those of `play` do."""
     draws = random.Random(0)
-    demands = tuple(Demand(drawn(draws, PROMPT), 0, drawn(draws, ANSWER)) for _ in range(96))
-    return counts_for(Load(requests_per_s=rate, demands=demands), ABILITY, PROMISE)
+    demands = tuple(RequestDemand(drawn(draws, PROMPT), 0, drawn(draws, ANSWER)) for _ in range(96))
+    return counts_for(ExpectedLoad(requests_per_s=rate, demands=demands), ABILITY, PROMISE)
 
 
 def test_a_load_that_doubles_gets_more_of_what_it_lacks_within_half_a_minute_and_loses_it_again() -> None:
@@ -89,7 +96,7 @@ def test_a_load_that_doubles_gets_more_of_what_it_lacks_within_half_a_minute_and
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("rate", [3.0, 7.3])
 def test_noise_of_a_steady_load_never_takes_a_worker_away_to_bring_it_back(rate: float, seed: int) -> None:
-    wanted = [each.wanted for each in play(planner(), lambda _: rate, 450, begin=Counts(3, 4), seed=seed)]
+    wanted = [each.wanted for each in play(planner(), lambda _: rate, 450, begin=WorkerCounts(3, 4), seed=seed)]
     settled = wanted[150:]
     for counts in ([each.prefill for each in settled], [each.decode for each in settled]):
         steps = [after - before for before, after in itertools.pairwise(counts) if after != before]
@@ -99,7 +106,7 @@ def test_noise_of_a_steady_load_never_takes_a_worker_away_to_bring_it_back(rate:
 
 def test_bounds_hold_whatever_comes() -> None:
     bounds = Bounds(least=2, most=3)
-    outlooks = play(planner(bounds, bounds), lambda at_s: 60.0 if at_s < 200 else 0.2, 500, begin=Counts(2, 2))
+    outlooks = play(planner(bounds, bounds), lambda at_s: 60.0 if at_s < 200 else 0.2, 500, begin=WorkerCounts(2, 2))
     counts = {count for each in outlooks for count in each.wanted.pair}
     assert counts == {2, 3}
     assert "ever more streams" in str(outlooks[190])
@@ -122,22 +129,24 @@ def test_longer_answers_are_the_decode_workers_business_and_prefill_workers_that
 
 def test_promises_that_no_fleet_keeps_do_not_fill_the_bounds() -> None:
     wide = Bounds(least=1, most=16)
-    subject = Planner(Promise(ttft_s=0.001, itl_s=0.001), wide, wide, PACE, may_switch=False)
-    outlooks = play(subject, lambda _: 8.0, 120, begin=Counts(2, 2))
+    subject = Planner(LatencyTargets(ttft_s=0.001, itl_s=0.001), wide, wide, PACE, may_switch=False)
+    outlooks = play(subject, lambda _: 8.0, 120, begin=WorkerCounts(2, 2))
     assert max(outlooks[-1].wanted.pair) <= 4
 
 
 def test_nothing_is_decided_before_the_load_is_known_or_where_counting_begins_anew() -> None:
     subject = planner()
-    outlooks = play(subject, lambda _: 30.0, 4, begin=Counts(1, 1))
-    assert {each.wanted for each in outlooks} == {Counts(1, 1)}
-    seen = FleetObservation(at_s=5.0, arrived=0, ability=ABILITY, slots=64, serving=Counts(1, 1), desired=Counts(1, 1))
+    outlooks = play(subject, lambda _: 30.0, 4, begin=WorkerCounts(1, 1))
+    assert {each.wanted for each in outlooks} == {WorkerCounts(1, 1)}
+    seen = FleetObservation(
+        at_s=5.0, arrived=0, ability=ABILITY, slots=64, serving=WorkerCounts(1, 1), desired=WorkerCounts(1, 1)
+    )
     assert subject.decide(seen).need is None
 
 
 def looked(
-    subject: Planner, seconds: range, desired: Counts, rate: float = 0.0, first: int = 0, **facts: int
-) -> Counts:
+    subject: Planner, seconds: range, desired: WorkerCounts, rate: float = 0.0, first: int = 0, **facts: int
+) -> WorkerCounts:
     """Plan as if each look told of `rate` requests, and of the facts; what is wanted is there at once."""
     for second in seconds:
         arrived = first + int(rate * (second - seconds.start))
@@ -158,18 +167,18 @@ def test_silence_of_a_minute_is_no_absence_of_load_afterwards_either() -> None:
 
 
 def test_where_nobody_ever_asked_the_least_will_do() -> None:
-    assert looked(planner(), range(1, 60), Counts(4, 4)) == Counts(4, 4)
-    assert looked(planner(), range(1, 80), Counts(4, 4)) == Counts(1, 1)
+    assert looked(planner(), range(1, 60), WorkerCounts(4, 4)) == WorkerCounts(4, 4)
+    assert looked(planner(), range(1, 80), WorkerCounts(4, 4)) == WorkerCounts(1, 1)
 
 
 def test_long_answers_keep_their_workers_though_nobody_asks_any_more() -> None:
-    assert looked(planner(), range(1, 80), Counts(1, 4), streams=70, stream_tokens=30_000).decode == 4
-    assert looked(planner(), range(1, 80), Counts(1, 4), streams=2, stream_tokens=130_000).decode == 3
-    assert looked(planner(), range(1, 80), Counts(1, 4), streams=2, stream_tokens=1000).decode == 1
+    assert looked(planner(), range(1, 80), WorkerCounts(1, 4), streams=70, stream_tokens=30_000).decode == 4
+    assert looked(planner(), range(1, 80), WorkerCounts(1, 4), streams=2, stream_tokens=130_000).decode == 3
+    assert looked(planner(), range(1, 80), WorkerCounts(1, 4), streams=2, stream_tokens=1000).decode == 1
 
 
 def test_a_queue_asks_for_more_but_not_while_those_who_will_clear_it_start() -> None:
-    def after_a_queue(serving: Counts) -> int:
+    def after_a_queue(serving: WorkerCounts) -> int:
         subject = planner()
         begin = need(8.0)
         play(subject, lambda _: 8.0, 100, begin=begin)
@@ -181,11 +190,11 @@ def test_a_queue_asks_for_more_but_not_while_those_who_will_clear_it_start() -> 
                     ability=ABILITY,
                     slots=64,
                     backlog_s=60.0,
-                    serving=Counts(begin.prefill - (serving.prefill == 0), begin.decode),
+                    serving=WorkerCounts(begin.prefill - (serving.prefill == 0), begin.decode),
                     desired=begin,
                 )
             )
         return decision.wanted.prefill
 
-    assert after_a_queue(Counts(1, 1)) > need(8.0).prefill
-    assert after_a_queue(Counts(0, 1)) == need(8.0).prefill
+    assert after_a_queue(WorkerCounts(1, 1)) > need(8.0).prefill
+    assert after_a_queue(WorkerCounts(0, 1)) == need(8.0).prefill

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.ray.backend import RayWorker, WorkerDied
 from cluster.supervisor import supervisor
-from cluster.supervisor.actors import Place
+from cluster.supervisor.actors import ActorLocation
 
 
 class Asked(RayWorker):
@@ -18,11 +18,11 @@ class Asked(RayWorker):
         self.recycled = 0
         self._answers_s = list(answers_s)
 
-    async def place(self) -> Place:
+    async def place(self) -> ActorLocation:
         if not self._answers_s:
             raise WorkerDied("its process ended")
         await asyncio.sleep(self._answers_s.pop(0))
-        return Place(pid=1, node_id="node", log_path="")
+        return ActorLocation(pid=1, node_id="node", log_path="")
 
     def recycle(self) -> None:
         self.recycled += 1

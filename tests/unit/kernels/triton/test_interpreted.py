@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from twostroke.errors import ConfigError
 from twostroke.kernels import reference
 from twostroke.kernels.attention import RaggedBatch
-from twostroke.kernels.spans import Placement, Spans, cut_into_tiles, span_fields
+from twostroke.kernels.spans import Spans, TokenSlots, cut_into_tiles, span_fields
 from twostroke.kernels.triton.attention import LEAST_SHARED_BYTES, TritonAttention
 from twostroke.kernels.triton.decode import DecodeTuning, decode_attention, decode_tuning, plan_decode
 from twostroke.kernels.triton.pages import gather_pages, scatter_pages
@@ -68,7 +68,7 @@ class Case:
             self.starts.append(self.starts[-1] + new)
         self.contexts = [past + new for past, new in spans]
         angles = self.positions[:, None].float() * torch.linspace(1, 0.01, self.dim // 2)
-        self.placement = Placement(self.slots, angles.cos(), angles.sin())
+        self.placement = TokenSlots(self.slots, angles.cos(), angles.sin())
 
     @property
     def batch(self) -> RaggedBatch:
@@ -171,7 +171,7 @@ def test_one_plan_serves_whatever_lengths_the_device_tensors_hold() -> None:
     room = torch.zeros(64, *pool.shape[1:])
     backend = TritonAttention(room, 4, 0.125, decode=SMALL_DECODE)
     backend.multiprocessors = 4
-    step = backend.begin_decode(Spans(fields, tables, 1, 128), Placement(slots, cosines, sines))
+    step = backend.begin_decode(Spans(fields, tables, 1, 128), TokenSlots(slots, cosines, sines))
     for spans in ([(60, 1), (3, 1)], [(0, 1), (100, 1)], [(15, 1), (16, 1)]):
         case = case_of(*spans)
         room[: len(case.pool)] = case.pool
@@ -191,7 +191,7 @@ def test_a_span_that_pads_the_batch_gets_zeros() -> None:
     backend = TritonAttention(case.pool, case.heads, case.scale, decode=SMALL_DECODE)
     backend.multiprocessors = 4
     step = backend.begin_decode(
-        Spans(fields, case.tables, 1, 32), Placement(torch.zeros(2).long(), torch.zeros(2, 32), torch.zeros(2, 32))
+        Spans(fields, case.tables, 1, 32), TokenSlots(torch.zeros(2).long(), torch.zeros(2, 32), torch.zeros(2, 32))
     )
     out = step.attend(0, case.normal(2, case.heads, case.dim))
     assert out[0].abs().min() > 0

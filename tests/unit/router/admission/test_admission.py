@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from router.admission.active_tenants import ActiveTenants, Claim
+from router.admission.active_tenants import ActiveTenant, ActiveTenants
 from router.admission.admission import HEADS, MOST_DECIDED
 from router.admission.capacity import MOST_ENDING
 from router.admission.queued_request import Placement, Refused, Rules
@@ -176,8 +176,8 @@ def test_many_answers_of_one_request_are_a_claimant_of_their_own_and_a_lower_cla
     assert not active_tenants.are_several
     active_tenants.arrived(fleet.queued("one"), 0.0)
     active_tenants.arrived(fleet.queued("high", priority=1), 0.0)
-    assert active_tenants.has_rivals(Claim.of(fleet.queued("more", siblings=many)))
-    assert not active_tenants.has_rivals(Claim.of(fleet.queued("high", priority=1)))
+    assert active_tenants.has_rivals(ActiveTenant.of(fleet.queued("more", siblings=many)))
+    assert not active_tenants.has_rivals(ActiveTenant.of(fleet.queued("high", priority=1)))
 
 
 def test_held_requests_go_where_there_is_time_when_their_turn_comes():

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from router.fleet.liveness import NEXT, Cause, Change, Liveness, LivenessTracker, Signal, WakingClock
+from router.fleet.liveness import NEXT, Change, Liveness, LivenessCause, LivenessTracker, Signal, WakingClock
 from twostroke.config import PatienceConfig
 from twostroke.errors import ConfigError
 
@@ -25,22 +25,22 @@ def test_only_the_table_s_moves_are_made(before: Liveness, after: Liveness) -> N
     liveness = LivenessTracker(PATIENCE, 0.0)
     liveness.liveness = before
     if after in NEXT[before]:
-        assert liveness._move(after, Cause.HEARD, "").before is before
+        assert liveness._move(after, LivenessCause.HEARD, "").before is before
         assert liveness.liveness is after
     else:
         with pytest.raises(AssertionError):
-            liveness._move(after, Cause.HEARD, "")
+            liveness._move(after, LivenessCause.HEARD, "")
 
 
 def test_silence_makes_suspect_first_and_dead_second_and_says_what_was_missing() -> None:
     liveness = heard()
     assert liveness.look(0.99) is None
     assert liveness.look(1.0) == Change(
-        Liveness.ALIVE, Liveness.SUSPECT, Cause.SILENCE, "events_silent_s=1.00 refusals=0"
+        Liveness.ALIVE, Liveness.SUSPECT, LivenessCause.SILENCE, "events_silent_s=1.00 refusals=0"
     )
     assert liveness.look(1.99) is None
     assert liveness.look(2.0) == Change(
-        Liveness.SUSPECT, Liveness.DEAD, Cause.SILENCE, "events_silent_s=2.00 refusals=0"
+        Liveness.SUSPECT, Liveness.DEAD, LivenessCause.SILENCE, "events_silent_s=2.00 refusals=0"
     )
     assert liveness.look(99.0) is None
 
@@ -57,7 +57,7 @@ def test_any_sign_of_life_takes_suspicion_and_death_back(silent_s: float) -> Non
     liveness.look(silent_s)
     change = liveness.hear(Signal.EVENTS, silent_s)
     assert change is not None
-    assert (change.now, change.cause) == (Liveness.ALIVE, Cause.HEARD)
+    assert (change.now, change.cause) == (Liveness.ALIVE, LivenessCause.HEARD)
     assert liveness.look(silent_s + 0.5) is None
 
 
@@ -89,13 +89,13 @@ def test_a_broken_stream_makes_suspect_and_refusals_in_a_row_make_dead() -> None
     assert (liveness.liveness, liveness.refuse(0.3)) == (Liveness.SUSPECT, None)
     change = liveness.refuse(0.4)
     assert change is not None
-    assert (change.now, change.cause) == (Liveness.DEAD, Cause.REFUSED)
+    assert (change.now, change.cause) == (Liveness.DEAD, LivenessCause.REFUSED)
 
 
 def test_a_life_that_another_one_answers_for_is_over() -> None:
     change = heard().replace(0.1)
     assert change is not None
-    assert (change.now, change.cause) == (Liveness.DEAD, Cause.REPLACED)
+    assert (change.now, change.cause) == (Liveness.DEAD, LivenessCause.REPLACED)
 
 
 def test_a_listener_that_was_late_blames_nobody() -> None:

@@ -18,7 +18,7 @@ import pytest
 from router.frontend.http.app import build_http_app
 from router.frontend.params import ChatPrompt
 from router.frontend.preparation import preparer
-from router.frontend.preparation.prepare import Outcome, Work, prepare
+from router.frontend.preparation.prepare import PreparationOutcome, Work, prepare
 from router.frontend.preparation.preparer import ProcessPreparer
 from router.frontend.preparation.process import MOST_BYTES, most_bytes
 from router.frontend.request_handler import RequestHandler
@@ -161,14 +161,14 @@ async def test_tenants_take_turns_and_who_leaves_is_not_read(monkeypatch: pytest
     prepares = ProcessPreparer(ByteText(), "")
     lane, order = prepares._large, []
 
-    async def outcome(work: Work) -> Outcome:
+    async def outcome(work: Work) -> PreparationOutcome:
         order.append(work.body[:1])
-        return Outcome(value=b"")
+        return PreparationOutcome(value=b"")
 
     monkeypatch.setattr(lane, "_tried", outcome)
     monkeypatch.setattr(preparer, "MOST_WAITING_BYTES", 3 * MIB)
 
-    def ask(tenant: str, name: bytes) -> asyncio.Task[Outcome]:
+    def ask(tenant: str, name: bytes) -> asyncio.Task[PreparationOutcome]:
         return asyncio.create_task(lane.prepare(Work("chat", name * MIB, "toy", FACTS), tenant))
 
     asked = [ask("one", b"a"), ask("one", b"b"), ask("one", b"c"), ask("two", b"d"), ask("two", b"e")]
@@ -292,7 +292,7 @@ class Held(InlinePreparer):
         super().__init__(ByteText())
         self.waiting: list[str] = []
 
-    async def prepare(self, work: Work, tenant: str) -> Outcome:
+    async def prepare(self, work: Work, tenant: str) -> PreparationOutcome:
         self.waiting.append(tenant)
         try:
             await asyncio.Event().wait()

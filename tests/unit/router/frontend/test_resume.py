@@ -20,7 +20,7 @@ from router.frontend.openai.schema import OpenAIRequest
 from router.frontend.params import ClientRequest, TokenPrompt
 from router.frontend.preparation.prepare import Work, prepare
 from router.frontend.request_handler import RequestHandler, TextEvent
-from router.frontend.resume import Progress, Seeds, Sent, StreamPoint
+from router.frontend.resume import Seeds, Sent, SentProgress, StreamPoint
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.serving.attempts import Attempts, first_attempt
@@ -41,7 +41,7 @@ def test_what_a_token_says_is_read_again_and_it_fits_into_a_header(
     request_id: str, resumptions: int, sent: list[Sent]
 ) -> None:
     point = replace(StreamPoint.begin(request_id, len(sent)), resumptions=resumptions, sent=tuple(sent))
-    progress = Progress(point)
+    progress = SentProgress(point)
     token = progress.finished(0)
     assert token.isascii()
     assert not set(token) & set(" \r\n")
@@ -54,7 +54,7 @@ def test_what_a_token_says_is_read_again_and_it_fits_into_a_header(
 
 
 def test_many_choices_that_advance_together_make_a_short_token() -> None:
-    progress = Progress(StreamPoint.begin("r", 1000))
+    progress = SentProgress(StreamPoint.begin("r", 1000))
     for choice in range(1000):
         token = progress.sent_token(choice)
     assert token.endswith(":0:" + ",".join(["1x32"] * 31 + ["1x8"]))
@@ -72,7 +72,7 @@ def _step_s(choices: int) -> float:
     """Return the seconds of this thread's own time: others run here, too."""
     draw = random.Random(choices)
     sent = tuple(Sent(draw.randrange(1000), draw.random() < 0.5) for _ in range(choices))
-    progress = Progress(StreamPoint("r~0123456789abcdef", 0, sent))
+    progress = SentProgress(StreamPoint("r~0123456789abcdef", 0, sent))
     began_s = time.thread_time()
     for choice in range(choices):
         progress.sent_token(choice)
@@ -154,7 +154,7 @@ async def _events(body: dict[str, Any], texts: tuple[str, str], point: StreamPoi
     dispatcher = _Replaying(script=script)
     handler = RequestHandler(dispatcher, InlinePreparer(ByteText()), RouterMetrics(), model="toy", seeds=Seeds())
     wanted, prompts = _prepared(body)
-    reply = Reply(wanted, point, "toy", ByteText(), Progress(point))
+    reply = Reply(wanted, point, "toy", ByteText(), SentProgress(point))
     events: list[tuple[str, Any]] = []
 
     async def sink(event: TextEvent) -> None:
@@ -196,7 +196,7 @@ async def test_what_a_token_says_was_sent_is_on_its_way_before_it_however_slowly
     wanted, prompts = _prepared({"stream": True, "prompt": ["x", "y", "z"], "max_tokens": 6})
     point = StreamPoint.begin("r", 3)
     ask = ClientRequest(point=point, is_resumable=True, prompts=prompts, options=wanted.options)
-    reply = Reply(wanted, point, "toy", ByteText(), Progress(point))
+    reply = Reply(wanted, point, "toy", ByteText(), SentProgress(point))
     written, draws = "", random.Random(1)
 
     async def send(message: Message) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.fleet.worker import LinkRate
-from router.routing.forecast import Forecaster, Peer
+from router.routing.forecast import Forecaster, PrefixHolder
 from router.routing.policies.priced import Priced, Prices
 from router.routing.policy import Decision, Snapshot, WorkerView
 from twostroke.ids import WorkerId
@@ -116,7 +116,7 @@ def test_always_local_still_works_without_anything_else() -> None:
 def test_the_longest_prefix_is_forecast_once_however_it_comes() -> None:
     forecaster = Forecaster(snapshot([view(P0)]))
     own = forecaster.at_source(view(P0, depths=(60,)))
-    fetched = forecaster.at_source(view(P0, depths=(20,)), Peer(view(P1, depths=(60,)), 60))
+    fetched = forecaster.at_source(view(P0, depths=(20,)), PrefixHolder(view(P1, depths=(60,)), 60))
     assert (own.prefill_s, own.computed_tokens) == (fetched.prefill_s, fetched.computed_tokens)
     assert fetched.fetch_s > own.fetch_s == 0.0
 

@@ -14,11 +14,11 @@ from router.routing.reservations import (
     LOST_GRACE_S,
     NOTHING,
     REPORT_LAG_S,
-    Batch,
     Reservation,
+    ReservationChanges,
     Reservations,
-    Share,
-    Watch,
+    ReservationWatch,
+    ReservedShare,
 )
 from twostroke.ids import BlockHash, RequestId, RouterId, WorkerId
 
@@ -28,12 +28,12 @@ WORKERS = [WorkerId(f"w{index}") for index in range(5)]
 NAMES = [BlockHash(bytes([index]) * 16) for index in range(12)]
 P, D, *_ = WORKERS
 ONE, TWO, *_ = NAMES
-SHARES = {D: Share(5, 0.1, pages=3, streams=1), P: Share(32, 0.4, pages=2)}
+SHARES = {D: ReservedShare(5, 0.1, pages=3, streams=1), P: ReservedShare(32, 0.4, pages=2)}
 
 
-def told(*, is_opened: bool = False, request_id: RequestId = R) -> Batch:
+def told(*, is_opened: bool = False, request_id: RequestId = R) -> ReservationChanges:
     reservation = Reservation(request_id=request_id, shares=SHARES, block_hashes=[ONE, TWO], is_opened=is_opened)
-    return Batch(placed=(reservation,))
+    return ReservationChanges(placed=(reservation,))
 
 
 def test_foreign_and_own_reservations_are_one_account() -> None:
@@ -44,7 +44,7 @@ def test_foreign_and_own_reservations_are_one_account() -> None:
     assert set(reservations.coming(TWO)) == {P, D}
     reservations.end(R)
     assert (reservations.on(P), reservations.requests_on(P)) == (SHARES[P], 1)
-    reservations.apply(A, Batch(ended=(R,)), 0.0)
+    reservations.apply(A, ReservationChanges(ended=(R,)), 0.0)
     assert (reservations.on(P), len(reservations), set(reservations.coming(ONE))) == (NOTHING, 0, set())
 
 
@@ -52,7 +52,7 @@ def test_the_same_request_id_at_two_routers_is_two_requests() -> None:
     reservations = Reservations()
     reservations.apply(A, told(), 0.0)
     reservations.apply(B, told(), 0.0)
-    reservations.apply(A, Batch(ended=(R,)), 0.0)
+    reservations.apply(A, ReservationChanges(ended=(R,)), 0.0)
     assert reservations.on(D) == SHARES[D]
 
 
@@ -61,7 +61,7 @@ def test_a_report_after_the_opening_shows_foreign_requests_too() -> None:
     reservations.apply(A, told(), 0.0)
     reservations.reported(P, 1.0)
     assert reservations.on(P) == SHARES[P]
-    reservations.apply(A, Batch(opened=(R,)), 1.0)
+    reservations.apply(A, ReservationChanges(opened=(R,)), 1.0)
     reservations.reported(P, 1.0 + REPORT_LAG_S / 2)
     assert reservations.on(P) == SHARES[P]
     reservations.reported(P, 1.0 + REPORT_LAG_S * 2)
@@ -107,7 +107,7 @@ def test_a_reservation_of_which_nobody_speaks_any_more_ends_by_itself() -> None:
     reservations = Reservations()
     reservations.apply(A, told(), 0.0)
     reservations.apply(A, told(request_id=Q), 0.0)
-    reservations.apply(A, Batch(opened=(R,)), 5.0)
+    reservations.apply(A, ReservationChanges(opened=(R,)), 5.0)
     reservations.reported(WORKERS[4], FOREIGN_TTL_S + 1.0)
     assert (reservations.foreign_count, reservations.on(P)) == (1, SHARES[P])
     reservations.reported(WORKERS[4], FOREIGN_TTL_S + 5.0)
@@ -126,10 +126,10 @@ def test_a_listener_hears_of_each_request_once_and_as_it_is_when_it_takes() -> N
     assert [(each.request_id, each.is_opened) for each in batch.placed] == [(R, True), (Q, False)]
     assert (batch.opened, batch.ended) == ((), ())
     reservations.opened(Q, 0.0)
-    assert reservations.take(watch) == Batch(opened=(Q,))
+    assert reservations.take(watch) == ReservationChanges(opened=(Q,))
     reservations.end(Q)
     reservations.end(R)
-    assert reservations.take(watch) == Batch(ended=(Q, R))
+    assert reservations.take(watch) == ReservationChanges(ended=(Q, R))
     assert told == ["news"] * 3
 
 
@@ -150,8 +150,8 @@ class Wire:
     source: Reservations
     name: RouterId
     target: Reservations
-    under_way: deque[tuple[float, Batch, bool]] = field(default_factory=deque)
-    watch: Watch | None = None
+    under_way: deque[tuple[float, ReservationChanges, bool]] = field(default_factory=deque)
+    watch: ReservationWatch | None = None
 
     def step(self, draws: random.Random, now_s: float) -> None:
         if self.watch is not None and draws.random() < 0.03:
@@ -199,7 +199,9 @@ def history(routers: list[Reservations], draws: random.Random) -> Callable[[floa
         match draws.choice(["place", "place", "opened", "end", "end", "report"]):
             case "place":
                 workers = draws.sample(WORKERS, draws.choice([1, 2]))
-                shares = {w: Share(draws.randrange(1, 99), draws.random(), draws.randrange(9), 1) for w in workers}
+                shares = {
+                    w: ReservedShare(draws.randrange(1, 99), draws.random(), draws.randrange(9), 1) for w in workers
+                }
                 router.place(request_id, shares, NAMES[: draws.randrange(len(NAMES))])
                 mine.add(request_id)
             case "opened":

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from router.frontend.text.tokenizer import ByteText
 from router.metrics import RouterMetrics
 from router.routing.reservation_exchange import batch_from, messages_of
-from router.routing.reservations import NOTHING, Batch, Reservation, Reservations, Share
+from router.routing.reservations import NOTHING, Reservation, ReservationChanges, Reservations, ReservedShare
 from router.server import RouterServer
 from router.serving.dispatcher import RouterCore
 from tests.inline_preparer import InlinePreparer
@@ -174,7 +174,7 @@ async def test_a_burst_is_told_in_few_messages(pair, soon):
         )
         messages = [await watch.read()]
         for number in range(500):
-            reservations.place(RequestId(f"r{number}"), {D0: Share(1)}, [])
+            reservations.place(RequestId(f"r{number}"), {D0: ReservedShare(1)}, [])
             if number % 100 == 0:
                 await asyncio.sleep(0)
         while sum(len(message.placed) for message in messages) < 500:
@@ -190,12 +190,12 @@ async def test_a_burst_is_told_in_few_messages(pair, soon):
 def test_what_does_not_fit_into_one_message_comes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.routing.reservation_exchange.MESSAGE_BLOCKS", 64)
     names = [BlockHash(index.to_bytes(16)) for index in range(32)]
-    shares = {D0: Share(7, 0.25, pages=3, streams=1), D1: NOTHING}
+    shares = {D0: ReservedShare(7, 0.25, pages=3, streams=1), D1: NOTHING}
     placed = tuple(
         Reservation(request_id=RequestId(str(number)), shares=shares, block_hashes=names, is_opened=number == 2)
         for number in range(7)
     )
-    batch = Batch(placed=placed, opened=(RequestId("x"),), ended=(RequestId("y"),))
+    batch = ReservationChanges(placed=placed, opened=(RequestId("x"),), ended=(RequestId("y"),))
     messages = list(messages_of(batch))
     assert 1 < len(messages) < 7
     batches = [batch_from(message) for message in messages]
@@ -205,4 +205,4 @@ def test_what_does_not_fit_into_one_message_comes_in_several(monkeypatch: pytest
     for index, part in enumerate(batches):
         reservations.apply(RouterId("a"), part, 0.0, whole=index == 0)
     assert reservations.requests_on(D0) == 7
-    assert [len(message.placed) for message in messages_of(Batch())] == [0]
+    assert [len(message.placed) for message in messages_of(ReservationChanges())] == [0]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 
-from router.fleet.liveness import Cause
+from router.fleet.liveness import LivenessCause
 from twostroke.config import PatienceConfig
 
-CAUSES = [cause.value for cause in Cause]
+CAUSES = [cause.value for cause in LivenessCause]
 IMPATIENT = PatienceConfig(heartbeat_s=0.1, suspect_after_s=0.3, dead_after_s=0.8)
 
 

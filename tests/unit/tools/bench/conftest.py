@@ -21,14 +21,14 @@ from starlette.routing import Route
 
 from cluster.flags.parser import Parser
 from tools.bench import add_arguments
-from tools.bench.options import Options, options_from
+from tools.bench.options import BenchOptions, options_from
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
 
 STEP_S = 0.002
 NARROW = 3
 """Requests that the behaviour "narrow" has room for."""
 
-Parse = Callable[..., Options]
+Parse = Callable[..., BenchOptions]
 
 
 @pytest.fixture

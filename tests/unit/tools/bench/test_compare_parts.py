@@ -12,8 +12,8 @@ import pytest
 
 from tools.bench.compare.page import first_token_samples, timeline_figure
 from tools.bench.compare.report import compared, notes_of
-from tools.bench.compare.rounds import Run, plan_of, turns_of, warmup_of
-from tools.bench.compare.scenario import Load, parse_scenario
+from tools.bench.compare.rounds import CompareRun, plan_of, turns_of, warmup_of
+from tools.bench.compare.scenario import ScenarioLoad, parse_scenario
 from tools.bench.endpoints import Endpoint
 from tools.bench.load import PlannedRequest, Segment, Speller, Stream
 from tools.bench.measure import Answer, Failure, Record, summarise
@@ -31,10 +31,10 @@ def record(index: int, ttft_s: float, tokens: int, sent_at_s: float = 0.0, failu
     return Record(planned, None, answer)
 
 
-def run_of(endpoint: str, round_number: int, ttft_s: float, tokens: int = 5, **kind: Any) -> Run:
+def run_of(endpoint: str, round_number: int, ttft_s: float, tokens: int = 5, **kind: Any) -> CompareRun:
     records = (record(0, ttft_s, tokens, **kind),)
     load = parse_scenario("8x5@c1x1").loads[0]
-    return Run(round_number, load, endpoint, records, summarise(records, 0.0))
+    return CompareRun(round_number, load, endpoint, records, summarise(records, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_load_that_says_nothing_is_refused(text: str) -> None:
     assert caught.value.field == "load"
 
 
-def spelled(load: Load, seed: int) -> list[list[int]]:
+def spelled(load: ScenarioLoad, seed: int) -> list[list[int]]:
     return [Speller(30000, seed).token_ids(planned.prompt) for planned in plan_of(load, seed)]
 
 
@@ -145,7 +145,7 @@ def test_a_run_without_an_answer_has_no_ratio_but_a_note() -> None:
 def test_merged_tokens_are_noted_with_their_endpoint() -> None:
     merged = Answer(0.0, 1.0, [0.5, 1.0], 8, "usage", 8, None, None)
     records = (Record(PlannedRequest(0, (), 8, None), None, merged),)
-    noted = Run(0, parse_scenario("8x8@c1x1").loads[0], "b", records, summarise(records, 0.0))
+    noted = CompareRun(0, parse_scenario("8x8@c1x1").loads[0], "b", records, summarise(records, 0.0))
     assert re.match(r"b: the server put 4\.00 tokens into an event.*\[8x8@c1x1\]", notes_of([noted])[0])
 
 

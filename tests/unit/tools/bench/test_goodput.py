@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.bench import run
-from tools.bench.goodput.options import Promise, options_from
+from tools.bench.goodput.options import Slo, options_from
 from tools.bench.goodput.session import ratio_of
-from tools.bench.goodput.trial import Verdict, arrivals_at, own_inter_token_p99_s
+from tools.bench.goodput.trial import SloVerdict, arrivals_at, own_inter_token_p99_s
 from tools.bench.measure import Answer, Failure
-from tools.rate_search import Bracket, Limits, Tried, bracket_of, decided, next_rate
+from tools.rate_search import Bracket, SearchLimits, Tried, bracket_of, decided, next_rate
 from twostroke.errors import ConfigError
 
-LIMITS = Limits(start=0.5, lowest=0.02, highest=1000.0, precision=0.1)
+LIMITS = SearchLimits(start=0.5, lowest=0.02, highest=1000.0, precision=0.1)
 
 
-def search(truth: float, limits: Limits = LIMITS) -> list[Tried]:
+def search(truth: float, limits: SearchLimits = LIMITS) -> list[Tried]:
     """At a server that passes at every rate up to `truth`."""
     tried: list[Tried] = []
     while (rate := next_rate(tried, limits)) is not None:
@@ -34,7 +34,7 @@ def search(truth: float, limits: Limits = LIMITS) -> list[Tried]:
 
 @given(st.floats(0.02, 999.0), st.floats(0.001, 1.0))
 def test_the_truth_ends_up_in_a_bracket_as_narrow_as_asked_for(truth: float, precision: float) -> None:
-    tried = search(truth, Limits(start=0.5, lowest=0.02, highest=1000.0, precision=precision))
+    tried = search(truth, SearchLimits(start=0.5, lowest=0.02, highest=1000.0, precision=precision))
     bracket = bracket_of(tried)
     assert bracket.passing is not None
     assert bracket.failing is not None
@@ -44,7 +44,7 @@ def test_the_truth_ends_up_in_a_bracket_as_narrow_as_asked_for(truth: float, pre
 
 
 def test_a_precision_that_no_number_has_ends_between_neighbours() -> None:
-    assert len(search(3.3, Limits(start=0.5, lowest=0.02, highest=1000.0, precision=1e-18))) < 100
+    assert len(search(3.3, SearchLimits(start=0.5, lowest=0.02, highest=1000.0, precision=1e-18))) < 100
 
 
 def test_a_server_that_never_passes_ends_at_the_lowest_rate() -> None:
@@ -97,12 +97,12 @@ def answer(ttft_s: float, gaps_s: list[float], failure: Failure | None = None) -
     return Answer(0.0, times[-1], times, len(times), "usage", 8, None, failure)
 
 
-PROMISE = Promise(ttft_s=1.0, inter_token_ms=100.0, share=0.9)
+PROMISE = Slo(ttft_s=1.0, inter_token_ms=100.0, share=0.9)
 GOOD = answer(1.0, [0.0625] * 200)
 
 
 def test_a_request_is_good_if_it_meets_both_promises() -> None:
-    verdict = Verdict(PROMISE, 100)
+    verdict = SloVerdict(PROMISE, 100)
     verdict.add(GOOD)
     verdict.add(answer(1.01, [0.2]))
     verdict.add(answer(0.5, [0.0625] * 97 + [0.2] * 3))
@@ -116,7 +116,7 @@ def test_a_request_is_good_if_it_meets_both_promises() -> None:
 
 @pytest.mark.parametrize(("requests", "needed"), [(10, 9), (20, 18), (21, 19), (1, 1)])
 def test_a_verdict_is_certain_as_soon_as_the_rest_cannot_change_it(requests: int, needed: int) -> None:
-    passing, failing = Verdict(PROMISE, requests), Verdict(PROMISE, requests)
+    passing, failing = SloVerdict(PROMISE, requests), SloVerdict(PROMISE, requests)
     for _ in range(needed):
         assert passing.passed is None
         passing.add(GOOD)

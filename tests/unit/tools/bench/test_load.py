@@ -21,7 +21,7 @@ from tools.bench.load import (
     synthetic_plan,
     warmup_plan,
 )
-from tools.bench.options import Options
+from tools.bench.options import BenchOptions
 from tools.bench.session import plan_of
 
 SPELLER = Speller(vocab_size=30000, seed=0)
@@ -31,7 +31,7 @@ def shared_tokens(one: list[int], other: list[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def plan_for(options: Options) -> list[PlannedRequest]:
+def plan_for(options: BenchOptions) -> list[PlannedRequest]:
     return synthetic_plan(options.prompts, [None] * options.pace.num_requests)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.bench.http_client import SseLines, Usage, error_message, parse_event
+from tools.bench.http_client import ReportedUsage, SseLines, error_message, parse_event
 
 STREAM = b'data: {"a": 1}\n\n: a comment\nevent: x\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'
 
@@ -50,9 +50,9 @@ def test_ids_tell_how_many_tokens_an_event_holds() -> None:
 
 def test_usage_is_read_with_and_without_cached_tokens() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 4}
-    assert event(choices=[], usage=usage).usage == Usage(9, 4, None)
-    assert event(choices=[], usage=usage | {"prompt_tokens_details": None}).usage == Usage(9, 4, None)
-    assert event(usage=usage | {"prompt_tokens_details": {"cached_tokens": 8}}).usage == Usage(9, 4, 8)
+    assert event(choices=[], usage=usage).usage == ReportedUsage(9, 4, None)
+    assert event(choices=[], usage=usage | {"prompt_tokens_details": None}).usage == ReportedUsage(9, 4, None)
+    assert event(usage=usage | {"prompt_tokens_details": {"cached_tokens": 8}}).usage == ReportedUsage(9, 4, 8)
     assert event(choices=[], usage=None).usage is None
 
 

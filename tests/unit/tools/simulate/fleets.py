@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tools.simulate.fleet.results import EventUse, Gaps, Outcome, Run, Status, WorkerUse
+from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, Status, WorkerUse
 from tools.simulate.runs import Trial, span_s
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
@@ -20,11 +20,11 @@ def even_trace(requests: int = REQUESTS, tokens: int = 5120, gap_s: float = 1.0)
     return Trace("even", BLOCK, tuple(rows))
 
 
-def run_of(trial: Trial, ttft_s: float, busy: float, itl_s: float = 0.02) -> Run:
+def run_of(trial: Trial, ttft_s: float, busy: float, itl_s: float = 0.02) -> SimulatedRun:
     """Every request alike."""
     rows, span = trial.trace.rows, span_s(trial.trace) / trial.rate_scale
     outcomes = tuple(
-        Outcome(
+        RequestOutcome(
             index=at,
             status=Status.DONE,
             arrived_s=row.timestamp_s / trial.rate_scale,
@@ -36,7 +36,7 @@ def run_of(trial: Trial, ttft_s: float, busy: float, itl_s: float = 0.02) -> Run
         for at, row in enumerate(rows)
     )
     uses = tuple(_use(f"prefill-{number}", busy * span) for number in range(trial.shape.prefill))
-    return Run(
+    return SimulatedRun(
         policy=trial.variant,
         outcomes=outcomes,
         workers=uses,
@@ -53,11 +53,11 @@ def run_of(trial: Trial, ttft_s: float, busy: float, itl_s: float = 0.02) -> Run
 class Recording:
     """Runs by formula, and remembers what was asked for."""
 
-    def __init__(self, formula: Callable[[Trial], Run]) -> None:
+    def __init__(self, formula: Callable[[Trial], SimulatedRun]) -> None:
         self._formula = formula
         self.batches: list[list[Trial]] = []
 
-    def __call__(self, trials: Sequence[Trial]) -> list[Run]:
+    def __call__(self, trials: Sequence[Trial]) -> list[SimulatedRun]:
         self.batches.append(list(trials))
         return [self._formula(trial) for trial in trials]
 

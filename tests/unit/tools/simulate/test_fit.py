@@ -9,7 +9,7 @@ import pytest
 
 from tools.simulate.fitting import Log, fitted, parse_log
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.host import Fleet, Host, Tally
+from tools.simulate.fleet.host import SharedFleet, SimulatedHost, WorkerTally
 from twostroke.config import Role
 from twostroke.errors import ConfigError
 from twostroke.ids import Epoch, WorkerId
@@ -112,7 +112,9 @@ def test_several_runs_of_one_fleet_make_one_fleet() -> None:
 def test_a_fitted_worker_runs_steps_as_long_as_the_real_one(step_tokens: int) -> None:
     workers = tuple(replace(each, step_tokens=step_tokens) for each in WORKERS)
     shape = fitted(Log("a log", (), workers))
-    host = Host(Fleet(EventQueue(), shape), WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), Tally())
+    host = SimulatedHost(
+        SharedFleet(EventQueue(), shape), WorkerId("decode-0"), Role.DECODE, Epoch(1, 1), WorkerTally()
+    )
     assert host.scheduler.step_tokens == step_tokens
     assert shape.local_prefill
 

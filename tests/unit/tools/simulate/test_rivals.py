@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.scaling.capacity import Promise
+from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
 from tools.simulate.runs import Trial, run_trial
@@ -28,7 +28,9 @@ Summarised = Callable[[str], Summary]
 
 def summary_of(trial: Trial) -> Summary:
     run = run_trial(trial)
-    return summarise(run, trial.rate_scale, Promise(ttft_s=None, itl_s=None), oracle_rate_of(trial.trace, trial.shape))
+    return summarise(
+        run, trial.rate_scale, LatencyTargets(ttft_s=None, itl_s=None), oracle_rate_of(trial.trace, trial.shape)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from tests.unit.tools.simulate.fleets import even_trace
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.runs import Trial, runner
 
 FLEET = FleetShape(prefill=1, decode=1)
 
 
-def without_clocks(run: Run) -> Run:
+def without_clocks(run: SimulatedRun) -> SimulatedRun:
     return dataclasses.replace(run, cpu_s=0.0, decision_cpu_s=0.0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.scaling.capacity import Counts, Promise
+from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from cluster.scaling.planner import Planner
 from tests.unit.tools.simulate.fleets import BLOCK, even_trace
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
@@ -21,7 +21,7 @@ from twostroke.errors import ConfigError
 def test_a_surge_is_followed_up_and_down_for_less_than_all_workers_cost() -> None:
     trace = surged(even_trace(requests=180, tokens=5120, gap_s=1.0), 3.0)
     shape = FleetShape(prefill=1, decode=1)
-    promise, pace = Promise(ttft_s=1.5, itl_s=0.05), ScalingConfig(max_prefill=4, down_s=30.0)
+    promise, pace = LatencyTargets(ttft_s=1.5, itl_s=0.05), ScalingConfig(max_prefill=4, down_s=30.0)
     planned, (scaled, small, all_of_them) = compared(trace, shape, promise, pace, start_s=5.0)
     assert scaled.not_answered == small.not_answered == all_of_them.not_answered == 0
     assert small.worker_s < scaled.worker_s < all_of_them.worker_s
@@ -35,8 +35,8 @@ def test_answers_that_become_long_get_decode_workers_and_no_prefill_workers() ->
     even = even_trace(requests=230, tokens=512, gap_s=0.4)
     rows = (replace(row, output_tokens=600 if 40 <= at < 90 else 30) for at, row in enumerate(even.rows))
     pace, one_to_three = ScalingConfig(down_s=15.0), Bounds(least=1, most=3)
-    planner = Planner(Promise(ttft_s=1.5, itl_s=0.017), one_to_three, one_to_three, pace, may_switch=True)
-    planned = Planned(planner, Counts(1, 1), pace.tick_s, start_s=3.0, block_size=BLOCK)
+    planner = Planner(LatencyTargets(ttft_s=1.5, itl_s=0.017), one_to_three, one_to_three, pace, may_switch=True)
+    planned = Planned(planner, WorkerCounts(1, 1), pace.tick_s, start_s=3.0, block_size=BLOCK)
     adapters = RoutingAdapters(OURS, lambda: policy_of(OURS), holds=True)
     simulate(replace(even, rows=tuple(rows)), FleetShape(prefill=3, decode=3), adapters, planned)
     assert {outlook.wanted.prefill for _, outlook in planned.history} == {1}

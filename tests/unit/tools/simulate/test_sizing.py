@@ -6,26 +6,26 @@ from typing import Any
 
 import pytest
 
-from cluster.scaling.capacity import Counts, Promise
+from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from tests.unit.tools.simulate.fleets import Recording, even_trace, run_of
 from tools.simulate import sizing
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.plan import answer, pays
 from tools.simulate.runs import Trial
-from tools.simulate.sizing import Point, crossing, crossover, smallest_fleet, splits_near, splits_of
+from tools.simulate.sizing import LoadPoint, crossing, crossover, smallest_fleet, splits_near, splits_of
 from twostroke.errors import ConfigError
 from twostroke.scheduler.cost import StepCost
 
 SHAPE = FleetShape(prefill=4, decode=4, cost=StepCost(step_s=0.01, stream_s=1e-3, prompt_token_s=1e-4))
 TRACE = even_trace(gap_s=0.25)
-PROMISE = Promise(ttft_s=2.0, itl_s=0.05)
+PROMISE = LatencyTargets(ttft_s=2.0, itl_s=0.05)
 
 
 def world(prefill: int, decode: int) -> Recording:
     """Enough is at least that many of each role."""
 
-    def formula(trial: Trial) -> Run:
+    def formula(trial: Trial) -> SimulatedRun:
         ttft_s = 1.0 if trial.shape.prefill >= prefill else 9.0
         itl_s = 0.02 if trial.shape.decode >= decode else 0.2
         return run_of(trial, ttft_s, 0.5, itl_s)
@@ -37,8 +37,8 @@ def world(prefill: int, decode: int) -> Recording:
 def test_the_smallest_fleet_is_found_from_above_and_from_below(needed: tuple[int, int]) -> None:
     fleet = world(*needed)
     sizing = smallest_fleet(TRACE, SHAPE, PROMISE, fleet)
-    assert sizing.smallest == Counts(*needed)
-    tried = [Counts(trial.shape.prefill, trial.shape.decode) for trial in fleet.trials]
+    assert sizing.smallest == WorkerCounts(*needed)
+    tried = [WorkerCounts(trial.shape.prefill, trial.shape.decode) for trial in fleet.trials]
     assert len(tried) == len(set(tried)), "no fleet runs twice"
     assert answer(sizing).startswith(f"needs {needed[0]} prefill + {needed[1]} decode workers")
 
@@ -49,10 +49,16 @@ def test_a_promise_that_never_holds_ends_the_search() -> None:
 
 
 def test_smaller_totals_are_split_as_the_larger_one_was() -> None:
-    assert splits_near(Counts(6, 2), 7) == [Counts(5, 2), Counts(6, 1), Counts(4, 3)]
-    assert splits_near(Counts(1, 1), 1) == []
-    assert splits_of(8, Counts(4, 4)) == [Counts(2, 6), Counts(3, 5), Counts(4, 4), Counts(5, 3), Counts(6, 2)]
-    assert splits_of(2, Counts(1, 1)) == [Counts(1, 1)]
+    assert splits_near(WorkerCounts(6, 2), 7) == [WorkerCounts(5, 2), WorkerCounts(6, 1), WorkerCounts(4, 3)]
+    assert splits_near(WorkerCounts(1, 1), 1) == []
+    assert splits_of(8, WorkerCounts(4, 4)) == [
+        WorkerCounts(2, 6),
+        WorkerCounts(3, 5),
+        WorkerCounts(4, 4),
+        WorkerCounts(5, 3),
+        WorkerCounts(6, 2),
+    ]
+    assert splits_of(2, WorkerCounts(1, 1)) == [WorkerCounts(1, 1)]
 
 
 def test_splits_are_compared_with_as_many_workers_that_do_both() -> None:
@@ -60,13 +66,15 @@ def test_splits_are_compared_with_as_many_workers_that_do_both() -> None:
     (point,) = crossover(TRACE, SHAPE, PROMISE, [2.0], fleet)
     assert {trial.shape.prefill + trial.shape.decode for trial in fleet.trials} == {8}
     assert {trial.rate_scale for trial in fleet.trials} == {2.0}
-    assert point.best[0] == Counts(3, 5)
+    assert point.best[0] == WorkerCounts(3, 5)
     assert point.colocated == 0.0
     assert point.requests_per_s == pytest.approx(2 * 100 / (99 * 0.25))
 
 
-def point(rate: float, split: float, colocated: float) -> Point:
-    return Point(rate_scale=rate, requests_per_s=rate, goodput={Counts(0, 4): colocated, Counts(2, 2): split})
+def point(rate: float, split: float, colocated: float) -> LoadPoint:
+    return LoadPoint(
+        rate_scale=rate, requests_per_s=rate, goodput={WorkerCounts(0, 4): colocated, WorkerCounts(2, 2): split}
+    )
 
 
 def test_the_crossing_lies_where_the_lead_changes() -> None:
@@ -81,7 +89,7 @@ def test_the_crossing_lies_where_the_lead_changes() -> None:
 
 @pytest.mark.parametrize("needed", [(40, 30), (7, 60), (1, 1)])
 def test_a_formula_that_is_far_off_is_corrected_in_few_steps(needed: tuple[int, int], monkeypatch: Any) -> None:
-    monkeypatch.setattr(sizing, "counts_for", lambda *_: Counts(100, 100))
+    monkeypatch.setattr(sizing, "counts_for", lambda *_: WorkerCounts(100, 100))
     fleet = world(*needed)
     found = smallest_fleet(TRACE, SHAPE, PROMISE, fleet)
     assert len(fleet.trials) <= 60

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from router.frontend.auth.api_keys import KeyEntry
-from router.frontend.auth.limits import Limits
+from router.frontend.auth.limits import KeyLimits
 from twostroke.errors import InvalidRequest, RateLimitExceeded
 
 
@@ -16,7 +16,7 @@ def entry(**limits: float) -> KeyEntry:
 
 
 def test_a_minutes_worth_may_come_at_once_and_then_comes_back_evenly() -> None:
-    limits, allowed = Limits(), entry(requests_per_minute=6)
+    limits, allowed = KeyLimits(), entry(requests_per_minute=6)
     for _ in range(6):
         limits.enter("a", allowed, 100.0).leave()
     with pytest.raises(RateLimitExceeded, match="6 requests per minute") as refused:
@@ -29,7 +29,7 @@ def test_a_minutes_worth_may_come_at_once_and_then_comes_back_evenly() -> None:
 
 
 def test_tokens_used_beyond_the_limit_have_to_come_back_before_the_next_call() -> None:
-    limits, allowed = Limits(), entry(tokens_per_minute=60)
+    limits, allowed = KeyLimits(), entry(tokens_per_minute=60)
     use = limits.enter("a", allowed, 0.0)
     use.spend(50)
     limits.enter("a", allowed, 0.0).spend(100)
@@ -40,7 +40,7 @@ def test_tokens_used_beyond_the_limit_have_to_come_back_before_the_next_call() -
 
 
 def test_calls_at_once_are_counted_until_they_end_and_a_refused_one_counts_nowhere() -> None:
-    limits, allowed = Limits(), entry(concurrency=2, requests_per_minute=2)
+    limits, allowed = KeyLimits(), entry(concurrency=2, requests_per_minute=2)
     first, _ = limits.enter("a", allowed, 0.0), limits.enter("a", allowed, 0.0)
     for _ in range(3):
         with pytest.raises(RateLimitExceeded, match="2 answers at once"):
@@ -50,7 +50,7 @@ def test_calls_at_once_are_counted_until_they_end_and_a_refused_one_counts_nowhe
 
 
 def test_every_choice_of_every_prompt_counts_until_its_call_ends() -> None:
-    limits, allowed = Limits(), entry(concurrency=8)
+    limits, allowed = KeyLimits(), entry(concurrency=8)
     wide = limits.enter("a", allowed, 0.0)
     wide.widen(6)
     other = limits.enter("a", allowed, 0.0)
@@ -69,7 +69,7 @@ def test_every_choice_of_every_prompt_counts_until_its_call_ends() -> None:
 
 
 def test_within_any_minute_no_more_than_twice_the_limit_comes_in_and_in_the_long_run_the_limit_does() -> None:
-    draws, limits, allowed = random.Random(1), Limits(), entry(requests_per_minute=30)
+    draws, limits, allowed = random.Random(1), KeyLimits(), entry(requests_per_minute=30)
     now_s, let_in, waits = 0.0, list[float](), list[float]()
     while now_s < 900:
         now_s += draws.expovariate(2.0)
@@ -84,7 +84,7 @@ def test_within_any_minute_no_more_than_twice_the_limit_comes_in_and_in_the_long
 
 
 def test_a_limit_that_is_changed_counts_from_now_and_keys_that_are_gone_are_forgotten() -> None:
-    limits = Limits()
+    limits = KeyLimits()
     limits.enter("a", entry(requests_per_minute=1), 0.0).leave()
     limits.enter("a", entry(requests_per_minute=5), 0.0).leave()
     held = limits.enter("b", entry(concurrency=1), 0.0)

@@ -14,7 +14,7 @@ from router.addresses import bind_listener
 from router.frontend.http.server import HttpServer, http_config
 from tests.certificates import Authority
 from twostroke.credentials import TlsConfig
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 
 
 def http_server(certificates: Certificates | None = None) -> HttpServer:
@@ -52,7 +52,7 @@ async def test_who_shakes_hands_while_a_router_leaves_is_answered_by_it(tmp_path
     authority = Authority(tmp_path)
     issued = authority.issue("door")
     config = TlsConfig(cert=str(issued.cert), key=str(issued.key))
-    server, listener = http_server(Certificates(config, Use.CLIENTS)), bind_listener("127.0.0.1", 0)
+    server, listener = http_server(Certificates(config, CertificateUse.CLIENTS)), bind_listener("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve([listener.dup()]))
     await server.is_up.wait()
     client = socket.create_connection(listener.getsockname())

@@ -33,7 +33,7 @@ from twostroke.request import SampledToken
 from twostroke.rpc import connections, entrance, open_calls
 from twostroke.rpc import server as rpc_server
 from twostroke.rpc.v1 import inference_pb2, inference_pb2_grpc
-from twostroke.tls import Certificates, Use
+from twostroke.tls import Certificates, CertificateUse
 
 REQUEST = b"GET /live HTTP/1.1\r\nHost: router\r\n\r\n"
 
@@ -189,7 +189,7 @@ def tls_endpoint(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
     """Return the router's certificates, and what a client believes."""
     authority = Authority(folder)
     issued = authority.issue("door")
-    certificates = Certificates(TlsConfig(cert=str(issued.cert), key=str(issued.key)), Use.CLIENTS)
+    certificates = Certificates(TlsConfig(cert=str(issued.cert), key=str(issued.key)), CertificateUse.CLIENTS)
     return certificates, ssl.create_default_context(cafile=str(authority.file))
 
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from router.routing.policies import RECONSIDERING, policy_named
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
@@ -60,7 +60,7 @@ def chats(count: int = 120, seed: int = 0, every_s: float = 0.12) -> Trace:
     return trace(rows)
 
 
-def run(of: Trace, shape: FleetShape = SMALL, adapters: RoutingAdapters | str = "kv") -> Run:
+def run(of: Trace, shape: FleetShape = SMALL, adapters: RoutingAdapters | str = "kv") -> SimulatedRun:
     """Policies that may be asked again hold what their workers have no time for."""
     if isinstance(adapters, str):
         name = adapters

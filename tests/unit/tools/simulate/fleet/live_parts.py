@@ -11,35 +11,35 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from tools.simulate.fleet.host import Host
+from tools.simulate.fleet.host import SimulatedHost
 from tools.simulate.fleet.pulls import COPY_PAGES, carry
-from tools.simulate.fleet.steps import SAMPLED, Flight, Watch
+from tools.simulate.fleet.steps import SAMPLED, Flight, StepWatch
 from twostroke.ids import PageId
 from twostroke.rpc.v1 import worker_pb2
 from twostroke.scheduler.batch import Batch, StepResult
 from twostroke.scheduler.batching import BatchBuilder, Step, StepBuilder
 from twostroke.scheduler.cost import Budget, StepTerms
-from twostroke.scheduler.scheduler import Admission, Emission
+from twostroke.scheduler.scheduler import AdmittedSequence, Emission
 from twostroke.scheduler.sequence import Sequence as KnownSequence
-from twostroke.transfer.base import Endpoint, Outcome, TransferResult
+from twostroke.transfer.base import PageEndpoint, ReadOutcome, TransferResult
 from twostroke.worker.condition import Condition
 from twostroke.worker.pulls.pages_service import PagesService
 from twostroke.worker.pulls.pull_client import PullClient, PullLimits, PullReport, PullSpec
 from twostroke.worker.request_validator import RequestValidator
 from twostroke.worker.steps.rates import Rates
-from twostroke.worker.steps.work_loop import Role, WorkLoop
+from twostroke.worker.steps.work_loop import RoleHandlers, WorkLoop
 
 NEVER_S = 1e6
 
 
 class LiveParts:
-    def step_builder(self, host: Host) -> StepBuilder:
+    def step_builder(self, host: SimulatedHost) -> StepBuilder:
         return BatchBuilder(host.shape.block_size, host.facts.pages, ())
 
-    def loop(self, host: Host) -> LiveLoop:
+    def loop(self, host: SimulatedHost) -> LiveLoop:
         return LiveLoop(host)
 
-    def pulls(self, host: Host) -> LivePulls:
+    def pulls(self, host: SimulatedHost) -> LivePulls:
         return LivePulls(host)
 
 
@@ -49,7 +49,7 @@ class LiveParts:
 class Device:
     """An engine thread whose steps take what they cost."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SimulatedHost) -> None:
         self._host = host
 
     def start(self, batch: Batch) -> asyncio.Future[StepResult]:
@@ -77,11 +77,11 @@ class KnownRates(Rates):
 class WatchedRole:
     """The role, with what a simulated worker wants to be told besides."""
 
-    def __init__(self, role: Role, watch: Watch) -> None:
+    def __init__(self, role: RoleHandlers, watch: StepWatch) -> None:
         self._role = role
         self._watch = watch
 
-    def admitted(self, admission: Admission) -> None:
+    def admitted(self, admission: AdmittedSequence) -> None:
         self._role.admitted(self._watch.admitting(admission))
 
     def planning(self) -> None:
@@ -105,7 +105,7 @@ class WatchedRole:
 
 
 class LiveLoop:
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SimulatedHost) -> None:
         self._host = host
         self.budget = host.budget
         check: Any = SimpleNamespace(computed=lambda tokens: None)
@@ -122,7 +122,7 @@ class LiveLoop:
     def wake(self) -> None:
         self._loop.wake()
 
-    def run(self, role: Role, watch: Watch) -> None:
+    def run(self, role: RoleHandlers, watch: StepWatch) -> None:
         host, take_in = self._host, self._host.scheduler.update
 
         def updated(step: Step, result: StepResult) -> list[Emission]:
@@ -148,10 +148,10 @@ class Wiring:
 
     name = "wire"
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SimulatedHost) -> None:
         self._host = host
 
-    def pull(self, source: Host, copies: Sequence[object], deadline_s: float) -> tuple[float, float, int]:
+    def pull(self, source: SimulatedHost, copies: Sequence[object], deadline_s: float) -> tuple[float, float, int]:
         host = self._host
         begun_s, size_bytes = host.queue.now_s, len(copies) * host.shape.page_bytes
         source.gave(len(copies))
@@ -161,7 +161,7 @@ class Wiring:
         begun_s, end_s, pages = transfer
         await asyncio.sleep(end_s - begun_s)
         self._host.pulled(pages)
-        return TransferResult(Outcome.DONE, pages * self._host.shape.page_bytes, end_s - begun_s)
+        return TransferResult(ReadOutcome.DONE, pages * self._host.shape.page_bytes, end_s - begun_s)
 
     async def fence(self, transfer: object) -> None: ...
 
@@ -172,7 +172,7 @@ class Digests:
 
 
 class LivePulls:
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SimulatedHost) -> None:
         self._host = host
         self._progress = Condition()
         self._validator = RequestValidator(host.worker, host.epoch, "", host.metrics)
@@ -212,7 +212,7 @@ class LivePulls:
     def service(self) -> PagesService:
         if self._service is None:
             host: Any = self._host
-            endpoint = Endpoint("wire", host.worker, "", host.epoch, "", 0, 0)
+            endpoint = PageEndpoint("wire", host.worker, "", host.epoch, "", 0, 0)
             view: Any = SimpleNamespace(
                 pool=host.pool, loop=host.loop, validator=self._validator, progress=self._progress,
                 metrics=host.metrics,
@@ -230,14 +230,14 @@ class LivePulls:
         channel = SimpleNamespace(unary_stream=lambda *_, **__: call, unary_unary=lambda *_, **__: None)
         return SimpleNamespace(channel=channel, metadata=())
 
-    async def _connect(self, endpoints: Sequence[Endpoint]) -> tuple[Wiring, Host]:
+    async def _connect(self, endpoints: Sequence[PageEndpoint]) -> tuple[Wiring, SimulatedHost]:
         return Wiring(self._host), self._host.party(endpoints[0].address)
 
 
 class Call:
     """One Pull, each way in the time that a message takes."""
 
-    def __init__(self, host: Host, source: Host, request: worker_pb2.PullRequest) -> None:
+    def __init__(self, host: SimulatedHost, source: SimulatedHost, request: worker_pb2.PullRequest) -> None:
         self._loop = host.virtual_loop
         self._delay_s = host.shape.delays.pull_s
         self._said: asyncio.Queue[worker_pb2.PullResponse] = asyncio.Queue()

@@ -12,15 +12,15 @@ import pytest
 from router.routing.policies import RECONSIDERING, policy_named
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, SMALL, row, trace
 from tests.unit.tools.simulate.fleet.live_parts import LiveParts
-from tools.simulate.fleet.host import FastParts, Host, Parts
-from tools.simulate.fleet.results import Run
+from tools.simulate.fleet.host import FastParts, Parts, SimulatedHost
+from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
 from tools.simulate.fleet.steps import Flight
 from tools.simulate.traces.trace import Trace
 from twostroke.ids import BlockHash
-from twostroke.scheduler.scheduler import Admission
+from twostroke.scheduler.scheduler import AdmittedSequence
 
 History = dict[tuple[str, str], list[tuple[float, object]]]
 """Worker and kind of event -> what happened when."""
@@ -29,11 +29,11 @@ History = dict[tuple[str, str], list[tuple[float, object]]]
 def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> Any:
     history: History = defaultdict(list)
 
-    def note(host: Host, kind: str, what: object) -> None:
+    def note(host: SimulatedHost, kind: str, what: object) -> None:
         history[host.worker, kind].append((host.queue.now_s, what))
 
-    class Noted(Host):
-        def admitting(self, admission: Admission) -> Admission:
+    class Noted(SimulatedHost):
+        def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
             note(self, "admitted", (admission.sequence.request_id, tuple(admission.missing)))
             return super().admitting(admission)
 
@@ -61,7 +61,7 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
         return history, simulate(of, shape, adapters, parts=parts)
 
 
-def check(of: Trace, shape: FleetShape, policy: str, monkeypatch: pytest.MonkeyPatch) -> Run:
+def check(of: Trace, shape: FleetShape, policy: str, monkeypatch: pytest.MonkeyPatch) -> SimulatedRun:
     fast, fast_run = played(of, shape, policy, FastParts(), monkeypatch)
     live, live_run = played(of, shape, policy, LiveParts(), monkeypatch)
     assert fast.keys() == live.keys()

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, SMALL, chats, run
-from tools.simulate.fleet.results import Run, Status, percentile, ttfts
+from tools.simulate.fleet.results import SimulatedRun, Status, percentile, ttfts
 from tools.simulate.fleet.shape import Death, Delays, Faults, RouterRestart
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.simulation import name_of
@@ -102,7 +102,7 @@ def test_routers_that_hear_of_each_other_place_as_well_as_one() -> None:
     assert _p90(four) < 1.25 * _p90(one)
 
 
-def _p90(done: Run) -> float:
+def _p90(done: SimulatedRun) -> float:
     value = percentile(ttfts(done), 0.9)
     assert value is not None
     return value

@@ -10,8 +10,8 @@ import pytest
 from tools.simulate.fleet.results import (
     EventUse,
     Gaps,
-    Outcome,
-    Run,
+    RequestOutcome,
+    SimulatedRun,
     Status,
     attainment,
     goodput,
@@ -23,7 +23,7 @@ from tools.simulate.fleet.results import (
 )
 from twostroke.config import Role
 
-DONE = Outcome(
+DONE = RequestOutcome(
     index=0,
     status=Status.DONE,
     arrived_s=1.0,
@@ -36,11 +36,13 @@ DONE = Outcome(
     decided_s=1.1,
     predicted_ttft_s=0.5,
 )
-REFUSED = Outcome(index=1, status=Status.REFUSED, arrived_s=2.0, prompt_tokens=900, output_tokens=0, finished_s=2.0)
+REFUSED = RequestOutcome(
+    index=1, status=Status.REFUSED, arrived_s=2.0, prompt_tokens=900, output_tokens=0, finished_s=2.0
+)
 
 
-def a_run(*outcomes: Outcome) -> Run:
-    return Run(
+def a_run(*outcomes: RequestOutcome) -> SimulatedRun:
+    return SimulatedRun(
         policy="kv",
         outcomes=outcomes,
         workers=(),

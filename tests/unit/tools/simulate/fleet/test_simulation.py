@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.tools.simulate.fleet.fleets import BLOCK, COST, SMALL, chats, row, run, trace
 from tools.simulate.fleet import steps
-from tools.simulate.fleet.results import Run, Status, percentile, token_hit_rate, ttfts, utilisation
+from tools.simulate.fleet.results import SimulatedRun, Status, percentile, token_hit_rate, ttfts, utilisation
 from tools.simulate.fleet.shape import Delays, Faults, FleetShape, HostTier
 from twostroke.config import Role
 from twostroke.errors import ConfigError
@@ -176,7 +176,7 @@ def test_a_fleet_that_cannot_be_is_refused() -> None:
         Faults(event_drop=1.0)
 
 
-def _p90(done: Run) -> float:
+def _p90(done: SimulatedRun) -> float:
     value = percentile(ttfts(done), 0.9)
     assert value is not None
     return value

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tools.simulate.fleet.pulls import Wire, carry
-from tools.simulate.fleet.steps import ChunksOnly, Flight, Pace
+from tools.simulate.fleet.steps import ChunksOnly, Flight, StepPace
 from twostroke.ids import RequestId, SessionId
 from twostroke.request import SamplingParams
 from twostroke.scheduler.batching import Chunk
@@ -41,7 +41,7 @@ def test_a_flight_is_cut_after_the_step_that_runs() -> None:
 def test_noisy_steps_take_what_they_cost_on_average() -> None:
     sequence = Sequence(RequestId("0#0"), SessionId(1), [0] * 9, 9, [], sampling=SamplingParams(seed=0, max_tokens=9))
     step = ChunksOnly().build([Chunk(sequence, 8, 9, samples=True)])
-    pace = Pace(StepCost(step_s=1.0), 0.5, "seed")
+    pace = StepPace(StepCost(step_s=1.0), 0.5, "seed")
     flights = [pace.flight(step, 0.0, repeats=3) for _ in range(1000)]
     assert sum(each.end_s for each in flights) / 4000 == pytest.approx(1.0, abs=0.05)
     assert len({each.first_s for each in flights}) == 1
