@@ -1,27 +1,20 @@
 """Are docstrings whole sentences, and names the field's words (the glossary of the conventions)? `make lint` asks.
 
-What the tree has of both is in `english_baseline.json`, as a count for each file. A count may only shrink:
-
-    python -m tests.check_english            prints what is too much; exit status 1 then
-    python -m tests.check_english --all      prints everything that is left
-    python -m tests.check_english --shrink   writes the counts of today, after some have become smaller
+python -m tests.check_english    prints what is to be mended; exit status 1 then
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import re
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-BASELINE = Path(__file__).with_name("english_baseline.json")
 GENERATED = "twostroke/rpc/v1/"
 OWN = ("tests/check_english.py", "tests/unit/test_check_english.py")
 """Files that name what is banned."""
@@ -37,16 +30,7 @@ PROTO_NAME = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*\b")
 PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 
 
-class Kind:
-    OPENING = "openings"
-    WORD = "words"
-
-
-KINDS = (Kind.OPENING, Kind.WORD)
-
-
 class Finding(NamedTuple):
-    kind: str
     path: str
     line: int
     text: str
@@ -183,7 +167,7 @@ def findings(path: str, text: str) -> Iterator[Finding]:
 
 def _of_name(name: str, path: str, line: int, kind: str) -> Iterator[Finding]:
     for banned in banned_in(name, path, kind):
-        yield Finding(Kind.WORD, path, line, f"{kind} {name}: not {banned.words!r}, say {banned.say}")
+        yield Finding(path, line, f"{kind} {name}: not {banned.words!r}, say {banned.say}")
 
 
 def _openings(tree: ast.Module, path: str) -> Iterator[Finding]:
@@ -193,7 +177,7 @@ def _openings(tree: ast.Module, path: str) -> Iterator[Finding]:
             said = node.value.value.strip()
             if OPENING.match(said):
                 shown = " ".join(said.split()[:8])
-                yield Finding(Kind.OPENING, path, node.lineno, f"a docstring is a whole sentence: {shown!r}")
+                yield Finding(path, node.lineno, f"a docstring is a whole sentence: {shown!r}")
 
 
 def _python_names(tree: ast.Module, path: str) -> Iterator[Finding]:
@@ -227,29 +211,6 @@ def _given(tree: ast.Module) -> Iterator[tuple[str, str, int]]:
                     yield "log key", key, node.lineno
 
 
-Counts = dict[str, dict[str, int]]
-"""By kind and file."""
-
-
-def counts_of(found: Iterable[Finding]) -> Counts:
-    counted = Counter((each.kind, each.path) for each in found)
-    return {kind: {path: count for (own, path), count in sorted(counted.items()) if own == kind} for kind in KINDS}
-
-
-def grown(now: Counts, before: Mapping[str, Mapping[str, int]], files: Sequence[str]) -> Counts:
-    """Files with more than they may have, by kind. What files had that are gone may be in new ones: they were moved."""
-    there = set(files)
-    result: Counts = {}
-    for kind in KINDS:
-        allowed, counts = before.get(kind, {}), now[kind]
-        freed = sum(count for path, count in allowed.items() if path not in there)
-        new = {path: count for path, count in counts.items() if path not in allowed}
-        result[kind] = {path: count for path, count in counts.items() if count > allowed.get(path, count)}
-        if sum(new.values()) > freed:
-            result[kind] |= new
-    return result
-
-
 def files_of(root: Path) -> list[str]:
     """Tracked files, and new ones that git does not ignore."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -267,27 +228,15 @@ def all_findings(root: Path, files: Iterable[str]) -> list[Finding]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None, root: Path = ROOT, baseline: Path = BASELINE) -> int:
+def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("--all", action="store_true", help="print everything that is left")
-    parser.add_argument("--shrink", action="store_true", help="write the counts of today, where none is larger")
-    args = parser.parse_args(arguments)
-    files = files_of(root)
-    found = all_findings(root, files)
-    now = counts_of(found)
-    before = json.loads(baseline.read_text(encoding="utf-8")) if baseline.exists() else now
-    over = grown(now, before, files)
+    parser.parse_args(arguments)
+    found = all_findings(root, files_of(root))
     for finding in found:
-        if args.all or finding.path in over[finding.kind]:
-            print(finding)
-    for kind in KINDS:
-        print(f"{kind}: {sum(now[kind].values())}, at most {sum(before.get(kind, {}).values())}")
-    if any(over.values()):
-        print("counts may only shrink: mend the files above (see CONTRIBUTING.md)")
-        return 1
-    if args.shrink:
-        baseline.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    return 0
+        print(finding)
+    if found:
+        print("the rules are in CONTRIBUTING.md")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
