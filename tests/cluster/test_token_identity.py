@@ -13,7 +13,6 @@ import pytest
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, running_cluster
 from tests.cluster.reference import NEW_TOKENS, Reference, mismatches, references
-from tests.cluster.test_index_equality import forget_cached
 from tests.unit.worker.callers import Puller, Router
 from tests.unit.worker.rig import BLOCK
 from twostroke.config import CacheConfig, ModelConfig, ScheduleConfig
@@ -72,10 +71,9 @@ async def answers_of(client: Client, expected: list[Reference]) -> dict[str, lis
     return {reference.name: answer for reference, answer in zip(expected, answers, strict=True)}
 
 
-async def test_split_then_warm_and_without_the_prefill_worker_the_tokens_are_those_of_transformers(
+async def test_split_and_then_warm_the_tokens_are_those_of_transformers(
     smollm2_dir: Path, expected: list[Reference]
 ) -> None:
-    """One cluster for all three: to load the real model takes longer than to ask it."""
     async with real_cluster(smollm2_dir, 1, 1) as (cluster, client):
         assert mismatches(expected, await answers_of(client, expected)) == []
         pulled = cluster.metric("decode-0", "twostroke_pull_bytes_total")
@@ -83,14 +81,6 @@ async def test_split_then_warm_and_without_the_prefill_worker_the_tokens_are_tho
         hits = cluster.metric("decode-0", "twostroke_prefix_cache_hits_total")
         assert mismatches(expected, await answers_of(client, expected)) == []
         assert cluster.metric("decode-0", "twostroke_prefix_cache_hits_total") > hits + 1000
-        await forget_cached(cluster)
-        pulled = cluster.metric("decode-0", "twostroke_pull_bytes_total")
-        asked = asyncio.ensure_future(answers_of(client, expected))
-        while cluster.metric("decode-0", "twostroke_pull_bytes_total") == pulled:
-            await asyncio.sleep(0.02)
-        await cluster.kill("prefill-0")
-        assert mismatches(expected, await asked) == []
-        assert cluster.metric("decode-0", "twostroke_pull_failures_total") > 0
 
 
 async def test_prompts_of_a_burst_that_are_taken_over_have_the_tokens_of_transformers(
@@ -126,6 +116,18 @@ async def test_after_preemption_the_tokens_are_those_of_transformers(smollm2_dir
         assert mismatches(some, await answers_of(client, some)) == []
         assert [len(answer) for answer in await asyncio.gather(*growing)] == [250] * 3
         assert cluster.metric("decode-0", "twostroke_preemptions_total") > 0
+
+
+async def test_after_the_prefill_worker_is_killed_the_tokens_are_those_of_transformers(
+    smollm2_dir: Path, expected: list[Reference]
+) -> None:
+    async with real_cluster(smollm2_dir, 1, 1) as (cluster, client):
+        asked = asyncio.ensure_future(answers_of(client, expected))
+        while cluster.metric("decode-0", "twostroke_pull_bytes_total") == 0:
+            await asyncio.sleep(0.02)
+        await cluster.kill("prefill-0")
+        assert mismatches(expected, await asked) == []
+        assert cluster.metric("decode-0", "twostroke_pull_failures_total") > 0
 
 
 async def test_after_a_decode_worker_is_killed_mid_stream_the_tokens_are_those_of_transformers(
