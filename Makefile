@@ -38,7 +38,7 @@ help:
 	@echo "make bench-kernels     time the engine's parts; also bench-index, -decisions, -determinism, -policies, -overload, -sweep"
 	@echo "make clients           stock clients against a served model: openai (also node's), LiteLLM, LangChain, benchmarks (3 GB)"
 	@echo "make nixl              page transport nixl through the conformance suite, on a CPU (69 MB to download)"
-	@echo "make fuzz [ARGS=...]   garbage at every door, led by coverage (35 MB to download): ARGS=\"--for 3600\""
+	@echo "make fuzz [ARGS=...]   garbage at every endpoint, led by coverage (35 MB to download): ARGS=\"--for 3600\""
 	@echo "make neighbours        an honest client beside a hundred hostile ones, for 10 minutes: ARGS=\"--for 30m --seed 3\""
 	@echo "make gpu               check and time everything on one GPU; needs torch, Triton, numpy and pydantic alone (GPU_PYTHON=...)"
 	@echo "make proto             regenerate twostroke/rpc/v1 from proto/ (make proto-check: is it up to date?)"

@@ -9,6 +9,7 @@ itself failed.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import resource
 import signal
@@ -70,6 +71,9 @@ async def serve(config: RouterConfig) -> None:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser("python -m router", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.parse_args()
     give_large_buffers_back()
     return run(lambda: RouterConfig.from_json(sys.stdin.read()))
 
