@@ -21,7 +21,7 @@
     ├── StepFailed               a worker could not compute this request; tried at one other (retryable)
     ├── TransferFailed           pages did not arrive as announced             (retryable)
     ├── FingerprintMismatch      two workers do not serve the same KV
-    ├── StaleEpoch               an earlier life of a worker spoke, or was spoken to
+    ├── StaleEpoch               an earlier epoch of a worker spoke, or was spoken to
     ├── Unauthenticated          the cluster token is missing or wrong
     │   └── InvalidApiKey        no API key, or none that is good
     └── InternalError            our bug

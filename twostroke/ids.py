@@ -17,13 +17,13 @@ RequestId = NewType("RequestId", str)
 """One answer stream on a decode worker: "<client's request id>#<choice index>"."""
 
 WorkerId = NewType("WorkerId", str)
-"""Stable over a worker's lives: "prefill-0", "decode-1"."""
+"""Stable over a worker's epochs: "prefill-0", "decode-1"."""
 
 RouterId = NewType("RouterId", str)
-"""One life of a router process."""
+"""One router process, from its start to its end."""
 
 SessionId = NewType("SessionId", int)
-"""One writer of pages within one worker's life: a pull, or a sequence that computes."""
+"""One writer of pages within one epoch of a worker: a pull, or a sequence that computes."""
 
 
 _EPOCH = re.compile(r"([0-9]{1,18})\.([0-9a-f]{1,16})")
@@ -31,7 +31,7 @@ _EPOCH = re.compile(r"([0-9]{1,18})\.([0-9a-f]{1,16})")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Epoch:
-    """One life of a worker process. A higher incarnation wins; the random half tells two lives apart for sure."""
+    """One worker process in one role. A higher incarnation wins; the random half tells two processes apart for sure."""
 
     incarnation: int
     nonce: int

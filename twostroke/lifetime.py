@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 class Instant(enum.StrEnum):
     RECEIVED = "received"
-    """The front door has the whole request."""
+    """The router has the whole request."""
     ROUTED = "routed"
     """A decode worker and a page source are chosen."""
     OPENED = "opened"

@@ -42,7 +42,7 @@ class CertificateUse(enum.Enum):
     """What a certificate is for; the values are what the names of its flags begin with."""
 
     CLIENTS = "--tls"
-    """Clients of the front door; they may have to show certificates as well."""
+    """Clients of the router; they may have to show certificates as well."""
     CLUSTER = "--cluster-tls"
     """Processes of one cluster: each has a certificate with CLUSTER_NAME in it, and each looks at the other's."""
 

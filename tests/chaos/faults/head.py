@@ -29,7 +29,7 @@ async def freeze(head: psutil.Process, seconds: float) -> None:
 
 
 class Restart:
-    """Read while it lives: how it is started again, as a machine's supervisor would."""
+    """Read while it is alive: how it is started again, as a machine's supervisor would."""
 
     def __init__(self, head: psutil.Process) -> None:
         self._command = _with_port(head.cmdline(), process_table.listening_ports(head))

@@ -128,7 +128,7 @@ class Bed:
         return view
 
     def _forget_fleet(self) -> None:
-        """It may serve elsewhere in its next life, where there is one."""
+        """It may serve elsewhere in its next epoch, where there is one."""
         if self._launcher is not None:
             self._fleet_address = None
 
@@ -196,7 +196,7 @@ class Bed:
     async def whole_within(self, seconds: float, over: Mapping[str, str] | None = None) -> str | None:
         """None as soon as every process serves and every router knows; what is missing after so long.
 
-        `over`: worker -> epoch of a life that has ended, whoever still believes in it.
+        `over`: worker -> an epoch that has ended, though some still believe in it.
         """
         missing: str | None = None
         with contextlib.suppress(TimeoutError):

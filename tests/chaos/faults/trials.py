@@ -50,7 +50,7 @@ SELDOM = frozenset(
         Point.TRANSPORT_GREETED,
     }
 )
-"""Points to which one stream of a wave may come, or one connection in a worker's life: a second time may never come."""
+"""Points to which one stream of a wave may come, or one connection in an epoch: a second time may never come."""
 _AS_READER = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_ASKING})
 
 QUICK = (

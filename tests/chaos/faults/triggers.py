@@ -87,6 +87,6 @@ TRIGGERS: dict[Point, Trigger] = {
     Point.SUPERVISOR_CREATING: supervisor_begins_again,
 }
 ON_NEW_CONNECTIONS = frozenset({Point.TRANSPORT_CONNECTING, Point.TRANSPORT_GREETED})
-"""Workers keep the connections that they have: it takes a new life of one for new ones."""
+"""Workers keep the connections that they have: only a new epoch of one opens new ones."""
 CROWDED = frozenset({Point.DECODE_PREEMPTED})
 """Reached where more sequences grow than a pool has pages for."""

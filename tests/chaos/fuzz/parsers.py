@@ -326,7 +326,7 @@ PARSERS = [
             b"\0" + WELCOME + b"\0" + bytes(2 * PAGE_BYTES) + b"\0",
             b"\0" + WELCOME + b"\1" + frame(["page 2 has generation 1"]),
             b"\1" + WELCOME + frame([""]),
-            b"\1" + frame(["refused", "StaleEpoch", "another life"]),
+            b"\1" + frame(["refused", "StaleEpoch", "another epoch"]),
         ],
         mutate_bytes,
         page_reader,

@@ -23,7 +23,7 @@ HEADINGS = (
     "allowed",
     "later streams' tokens after",
     "all serve after",
-    "old life ends after return",
+    "old epoch ends after return",
     "stale, refused",
     "verdict",
 )

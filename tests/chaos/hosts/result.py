@@ -28,9 +28,9 @@ class Result:
     capacity_s: float | None = None
     """Seconds until as many workers served as before, and every router knew."""
     fenced_s: float | None = None
-    """For which a life whose place was taken still answered after the host was back; None: there was none."""
+    """Seconds for which a replaced epoch still answered after the host was back; None: there was none."""
     overlaps: tuple[str, ...] = ()
-    """Two lives of one worker, or one that came back."""
+    """Two epochs of one worker at once, or a replaced one that came back."""
     missing: str | None = None
     """What did not serve again."""
     left: str | None = None
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def stale(self) -> int:
-        """Calls and messages of lives whose time was over, refused."""
+        """Calls and messages of replaced epochs, refused."""
         return sum(count for name, count in self.refused.items() if is_stale(name))
 
     @property

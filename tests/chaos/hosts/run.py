@@ -33,7 +33,7 @@ WHOLE_S = 180.0
 """For all to serve again, on a busy machine: a node of Ray needs many seconds to start."""
 REST_S = 30.0
 FENCED_S = 60.0
-"""For a life whose place is taken to end, once its host is back."""
+"""Time for a replaced epoch to end, once its host is back."""
 NOTICED_S = 4.0
 """For a head that was killed to take the supervisor along."""
 LOOK_S = 0.25
@@ -166,7 +166,7 @@ class HostFaultRun:
             while await self._answers(worker):
                 found = True
                 if time.monotonic() - began_s > FENCED_S:
-                    raise ConfigError(f"{worker.worker_id}: its life {worker.epoch} goes on at {worker.address}")
+                    raise ConfigError(f"{worker.worker_id}: its epoch {worker.epoch} goes on at {worker.address}")
                 await asyncio.sleep(POLL_S)
         return time.monotonic() - began_s if found else None
 

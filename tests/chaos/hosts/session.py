@@ -160,7 +160,7 @@ class _Session:
         waited = "" if result.recovery_s is None else f", next token after {result.recovery_s:.2f} s"
         later = "" if result.later_s is None else f", later streams' within {result.later_s:.2f} s"
         back = "" if result.capacity_s is None else f", all serve after {result.capacity_s:.1f} s"
-        ended = "" if result.fenced_s is None else f", the old life ended {result.fenced_s:.1f} s after the return"
+        ended = "" if result.fenced_s is None else f", the old epoch ended {result.fenced_s:.1f} s after the return"
         self._say(
             f"{result.fault} ({result.host}): {result.open_streams} of {result.streams} streams were open"
             f"{waited}{later}{back}{ended}: {result.verdict}"

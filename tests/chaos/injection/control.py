@@ -46,7 +46,7 @@ def port_file(journal: str | Path, process: str) -> Path:
 
 
 def serve(armable: Armable, file: Path) -> None:
-    """Answer on a thread for as long as the process lives; `file` says where, once it is written."""
+    """Answer on a thread for as long as the process is alive; `file` says where, once it is written."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

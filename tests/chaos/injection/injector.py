@@ -25,7 +25,7 @@ BY_CALL = "control"
 JOURNAL = "TWOSTROKE_FAULT_JOURNAL"
 """Names a file to which a line of JSON is appended before each fault happens: who, where, what, when."""
 NEXT_EPOCH = "{journal}.{process}"
-"""Names a file with a fault for the process's next life: points are reached before a call could arm anything."""
+"""Names a file with a fault for the next process of that name: points are reached before a call could arm anything."""
 ONE = "{journal}.{fault}.one"
 """Names a file that one process of all in which the fault is armed takes away: in the others it does not happen then.
 Where there never was one, it happens in all."""

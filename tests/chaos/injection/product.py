@@ -154,7 +154,7 @@ def _feeds(injection: Injection, module: ModuleType) -> None:
 def _router(injection: Injection, module: ModuleType) -> None:
     def begin(inner: Around, server: Any, *args: Any, **named: Any) -> None:
         inner(server, *args, **named)
-        # By a port of clients: that is the same in the router's next life.
+        # By a port of clients: that is the same in the router's next process.
         injection.injector.begin(f"router-{server.addresses.grpc.rpartition(':')[2]}")
 
     injection.wrap(module.RouterServer, "__init__", begin)

@@ -1,4 +1,4 @@
-"""How much the processes of a cluster hold, over their lives. Pure."""
+"""How much the processes of a cluster hold, from start to end. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 WARM_UP_S = 120.0
 """Seconds of a process in which caches, pools and allocators fill."""
 LEAST_S = 240.0
-"""After it, of a life from which anything can be told."""
+"""Time of a process after which its growth can be told."""
 GROWTH_BYTES = 24 << 20
 """After its warm-up, over what was watched and as a trend per hour: more is a leak."""
 FILES = 200
@@ -72,7 +72,7 @@ class Memory:
     """Processes by their id."""
 
     def take(self, now_s: float, processes: Iterable[tuple[int, str, int, int]]) -> None:
-        """Process id, title, resident bytes and open files of each that lives."""
+        """Process id, title, resident bytes and open files of each that is alive."""
         for pid, title, rss_bytes, files in processes:
             kind = kind_of(title)
             if kind is not None and rss_bytes:

@@ -111,10 +111,11 @@ def _memory(course: Course) -> str:
             ]
         )
     table = markdown(
-        ["process", "lives", "largest, MiB", "long lives", "worst trend, MiB/h", "most open files"],
+        ["process", "starts", "largest, MiB", "long runs", "worst trend, MiB/h", "most open files"],
         rows,
     )
-    return f"Memory; trends are of what long lives did after their first {WARM_UP_S / 60:.0f} minutes.\n\n{table}"
+    warm_up = f"their first {WARM_UP_S / 60:.0f} minutes"
+    return f"Memory; trends are of what processes that ran long did after {warm_up}.\n\n{table}"
 
 
 def as_json(course: Course, facts: Facts) -> dict[str, Any]:

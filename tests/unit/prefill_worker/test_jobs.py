@@ -62,7 +62,7 @@ async def test_a_page_that_was_given_to_another_block_is_announced_with_its_new_
                     announced.setdefault(page.page, set()).add((page.generation, page.digest))
             call.cancel()
             await source.idle()
-        assert all(len(generations) == 2 for generations in announced.values()), "every page had two lives"
+        assert all(len(generations) == 2 for generations in announced.values()), "every page was announced twice"
 
 
 async def test_finished_blocks_are_announced_while_later_ones_are_computed() -> None:

@@ -207,7 +207,7 @@ class Pages(RuleBasedStateMachine):
 
     @rule(pick=picks, rpc=st.booleans(), pages=st.booleans())
     def port_is_anothers(self, pick: int, rpc: bool, pages: bool) -> None:
-        """A network that heals, or a port number that is used again, leads to another life than was meant."""
+        """A network that heals, or a port number that is used again, leads to another epoch than was meant."""
         worker_epoch = self.worker_epoch(pick)
         for ports, is_meant in ((self.world.rpc_ports, rpc), (self.world.page_ports, pages)):
             if is_meant:

@@ -1,4 +1,4 @@
-"""Peers that are damaged, slow, gone, of another life or not what was thought: what they held is computed."""
+"""Peers that are damaged, slow, gone, of another epoch or not what was thought: what they held is computed."""
 
 from __future__ import annotations
 

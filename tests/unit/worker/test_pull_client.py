@@ -1,4 +1,4 @@
-"""Pulling pages from peers that are right, slow, damaged, dead or of another life."""
+"""Pulling pages from peers that are right, slow, damaged, dead or of another epoch."""
 
 from __future__ import annotations
 

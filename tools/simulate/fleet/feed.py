@@ -1,4 +1,4 @@
-"""A simulated router's event stream from one life of a worker, by the rules of the live one (router.fleet.feed).
+"""A simulated router's event stream from one epoch of a worker, by the rules of the live one (router.fleet.feed).
 
 Batches arrive in order, some time after they were published, unless faults are asked for. Where the log does not follow
 on the stream is broken off and asked for again from the sequence that is missing: a replay, or a snapshot.

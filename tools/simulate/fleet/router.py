@@ -60,7 +60,7 @@ class SimulatedRouter:
     # Workers
 
     def join(self, host: SimulatedHost) -> None:
-        """The supervisor lists this life of a worker."""
+        """The supervisor lists this epoch of a worker."""
         adapter, worker, epoch = self.adapter, host.worker, host.epoch
         self._close_feed(worker)
         adapter.joined(worker, host.role, epoch)
@@ -75,7 +75,7 @@ class SimulatedRouter:
         self._feeds[worker] = SimulatedFeed(host, listener, self._draws, self._dependencies.counts)
 
     def leave(self, host: SimulatedHost) -> None:
-        """This life of a worker is over; one that has begun since is not."""
+        """This epoch of a worker is over; one that has begun since is not."""
         if self._dependencies.workers.host(host.worker) is not host:
             return
         self._close_feed(host.worker)

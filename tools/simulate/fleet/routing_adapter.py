@@ -130,7 +130,7 @@ class RoutingAdapter:
         self._decision_cpu_s = 0.0
 
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
-        """The supervisor lists this life of the worker."""
+        """The supervisor lists this epoch of the worker."""
         known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)
         known.model = ModelInfo()
         self._known[worker] = known
@@ -157,7 +157,7 @@ class RoutingAdapter:
         return self._index.next_sequence(worker, epoch)
 
     def left(self, worker: WorkerId, now_s: float) -> None:
-        """This life is over."""
+        """This epoch is over."""
         self._known.pop(worker, None)
         self._index.forget(worker)
 

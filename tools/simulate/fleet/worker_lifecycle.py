@@ -1,4 +1,4 @@
-"""The workers of a simulated fleet: who lives, in which life, and how it dies and comes back."""
+"""The workers of a simulated fleet: which are alive, in which epoch, and how each dies and comes back."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class WorkerLifecycle:
 
     @property
     def latest(self) -> list[SimulatedHost]:
-        """The latest life of each that has lived."""
+        """The latest epoch of each worker that has begun."""
         return [self._hosts[worker] for worker in self._shape.workers if worker in self._hosts]
 
     def host(self, worker: WorkerId) -> SimulatedHost:
-        """Its latest life."""
+        """Its latest epoch."""
         return self._hosts[worker]
 
     def begin(self, worker: WorkerId) -> SimulatedHost:
-        """A new life, with nothing."""
+        """A new epoch begins, with an empty cache."""
         tally = self.tallies[worker]
         role = Role.PREFILL if worker.startswith(Role.PREFILL.value) else Role.DECODE
         epoch = Epoch(tally.epochs + 1, _nonce(f"{self._shape.seed} {worker} {tally.epochs + 1}"))
