@@ -73,17 +73,7 @@ class WorkerHost:
         self.feed = EventFeed(engine_state.begin_epoch(epoch), config.patience.heartbeat_s)
         self.pool = engine_state.pool
         self.recorder = recorder_of(config.worker_id, config.role.value, config.tracing, self.metrics.registry)
-        self.scheduler = Scheduler(
-            self.pool,
-            config.schedule,
-            SchedulerLimits(
-                facts.block_size,
-                facts.max_model_len,
-                facts.eos_token_ids,
-                align_chunks=config.role is Role.PREFILL,
-                on_gpu=not isinstance(engine_state.memory, PageMemory),
-            ),
-        )
+        self.scheduler = _scheduler_of(config, engine_state)
         self.validator = RequestValidator(config.worker_id, epoch, facts.fingerprint, self.metrics)
         self.progress = Condition()
         self.engine = engine_state.engine
@@ -242,6 +232,18 @@ class WorkerHost:
         await calibrate(self.engine, self.loop.rates, step_limits, budget)
         self._engine_state.is_calibrated = True
         log.info("calibrated seconds=%.3f %s", time.monotonic() - started_s, self.loop.rates.cost)
+
+
+def _scheduler_of(config: WorkerConfig, engine_state: EngineState) -> Scheduler:
+    facts = engine_state.facts
+    limits = SchedulerLimits(
+        facts.block_size,
+        facts.max_model_len,
+        facts.eos_token_ids,
+        align_chunks=config.role is Role.PREFILL,
+        on_gpu=not isinstance(engine_state.memory, PageMemory),
+    )
+    return Scheduler(engine_state.pool, config.schedule, limits)
 
 
 class EventFeed:
