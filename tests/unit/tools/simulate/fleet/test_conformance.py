@@ -56,7 +56,7 @@ def played(of: Trace, shape: FleetShape, policy: str, parts: Parts, monkeypatch:
             super().removed(name)
 
     with monkeypatch.context() as patch:
-        patch.setattr("tools.simulate.fleet.worker_lifecycle.Host", Noted)
+        patch.setattr("tools.simulate.fleet.worker_lifecycle.SimulatedHost", Noted)
         adapters = RoutingAdapters(policy, lambda: policy_named(policy), holds=policy in RECONSIDERING)
         return history, simulate(of, shape, adapters, parts=parts)
 
