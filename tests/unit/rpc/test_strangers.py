@@ -176,7 +176,7 @@ async def test_who_was_let_in_may_watch_beside_any_number_of_strangers() -> None
         mine = health_pb2_grpc.HealthStub(channel.channel).Watch(WATCH)
         assert (await mine.read()).status == health_pb2.HealthCheckResponse.SERVING
         # More than have to end: gRPC may not tell a client of the end of a call in the middle of a write.
-        watches = [health_pb2_grpc.HealthStub(strangers).Watch(WATCH) for _ in range(14)]
+        watches = [health_pb2_grpc.HealthStub(strangers).Watch(WATCH) for _ in range(30)]
         following = [asyncio.create_task(_until_ended(watch)) for watch in watches]
         async with asyncio.timeout(20):
             while sum(each.done() for each in following) < 8:
