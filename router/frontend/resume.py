@@ -133,10 +133,14 @@ class SentProgress:
 
 
 class Pulse:
-    """Sends a sign of life to a client that gets nothing else, so that it does not leave."""
+    """Sends a sign of life to a client that gets nothing else, so that it does not leave.
 
-    def __init__(self, beat: Callable[[], Awaitable[None]]) -> None:
+    A router that knows of no worker sends none: it may be the one that is cut off, and another router may serve.
+    """
+
+    def __init__(self, beat: Callable[[], Awaitable[None]], can_serve: Callable[[], bool]) -> None:
         self._beat = beat
+        self._can_serve = can_serve
         self._last_s = time.monotonic()
         self.turns = asyncio.Lock()
         """Held while a message or a beat is sent."""
@@ -166,7 +170,8 @@ class Pulse:
                 continue
             async with self.turns:
                 self.sent()
-                await self._beat()
+                if self._can_serve():
+                    await self._beat()
 
 
 class Seeds:

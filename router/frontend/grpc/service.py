@@ -74,7 +74,7 @@ class InferenceService:
             if has_begun:
                 await context.write(inference_pb2.GenerateResponse(request_id=asked.request_id))
 
-        pulse = Pulse(beat)
+        pulse = Pulse(beat, lambda: self._handler.dispatcher.is_ready)
         last: list[inference_pb2.GenerateResponse] = []
 
         async def send(event: TextEvent) -> None:

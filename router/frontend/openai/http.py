@@ -123,7 +123,7 @@ class AnswerResponse(Response):
             if events.is_started or self._request.point.resumptions:
                 await events.send_comment()
 
-        pulse = Pulse(beat)
+        pulse = Pulse(beat, lambda: self._handler.dispatcher.is_ready)
 
         async def forward(event: TextEvent) -> None:
             async with pulse.turns:  # several prompts are answered at once: what a token says was sent goes before it
