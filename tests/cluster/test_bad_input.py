@@ -16,17 +16,19 @@ import pytest
 import pytest_asyncio
 
 from tests.cluster.processes import TOKEN, Client, ProcessCluster, generate_request, running_cluster
-from twostroke.config import CacheConfig, ListenConfig, ModelConfig, Role, RouterConfig, WorkerConfig
+from twostroke.config import CacheConfig, ListenConfig, ModelConfig, Role, RouterConfig, ScheduleConfig, WorkerConfig
 
 PACED = ModelConfig(model="paced:prefill_tokens_per_s=4000,step_ms=10,vocab=2048,page_bytes=16384,max_model_len=8192")
 POOL = CacheConfig(kv_cache_memory_bytes=256 * 16384)
+ELSEWHERE = ScheduleConfig(local_prefill=False)
+"""Prompts are pulled however busy the machine is."""
 POOL_TOKENS = 256 * 16
 module_loop = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster() -> AsyncIterator[ProcessCluster]:
-    async with running_cluster(prefill=1, decode=1, model=PACED, cache=POOL) as started:
+    async with running_cluster(prefill=1, decode=1, model=PACED, cache=POOL, schedule=ELSEWHERE) as started:
         yield started
 
 
