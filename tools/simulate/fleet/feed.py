@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from tools.simulate.fleet.host import SimulatedHost
 from twostroke.kv_cache.events import EventBatch
@@ -18,26 +17,19 @@ REPLAY_PAUSE_S = 0.02
 """The live feed waits as long before it asks again."""
 
 
-@dataclass(frozen=True, slots=True)
-class EventListener:
-    """The router's end."""
-
-    hear: Callable[[EventBatch, Load], bool]
-    """False: the log does not follow on."""
-    next_sequence: Callable[[], int | None]
-
-
-@dataclass(slots=True)
-class EventCounts:
-    batches: int = 0
-
-
 class SimulatedFeed:
-    def __init__(self, host: SimulatedHost, listener: EventListener, draws: random.Random, counts: EventCounts) -> None:
+    def __init__(
+        self,
+        host: SimulatedHost,
+        hear: Callable[[EventBatch, Load], bool],
+        next_sequence: Callable[[], int | None],
+        draws: random.Random,
+    ) -> None:
+        """`hear` returns False where the log does not follow on."""
         self._host = host
-        self._listener = listener
+        self._hear = hear
+        self._next_sequence = next_sequence
         self._draws = draws
-        self._counts = counts
         self._delays = host.shape.delays
         self._faults = host.shape.faults
         self._spoils = bool(self._faults.event_drop or self._faults.event_duplicate or self._faults.event_reorder)
@@ -59,7 +51,7 @@ class SimulatedFeed:
         host = self._host
         if host.is_dead or self._is_following:
             return
-        following = self._listener.next_sequence()
+        following = self._next_sequence()
         batches = host.log.since(following) if following is not None else None
         load = host.load_report()
         for batch in [host.log.snapshot()] if batches is None else batches:
@@ -95,15 +87,13 @@ class SimulatedFeed:
     def _take(self, stream: int, batch: EventBatch, load: Load) -> None:
         if stream != self._stream:
             return
-        self._counts.batches += 1
-        if self._listener.hear(batch, load):
+        if self._hear(batch, load):
             return
         self.close()
         again = self._stream
-        delay_s = REPLAY_PAUSE_S + self._delays.event_s
 
         def subscribe() -> None:
             if again == self._stream:
                 self._subscribe()
 
-        self._host.queue.after(delay_s, subscribe)
+        self._host.queue.after(REPLAY_PAUSE_S + self._delays.event_s, subscribe)

@@ -19,6 +19,7 @@ from prefill_worker.jobs import BuildJobs
 from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.host_memory import HostMemory
 from tools.simulate.fleet.pulls import SimulatedPull, SimulatedPulls, Wire
+from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import ChunksOnly, Flight, SimulatedLoop, StepPace, StepWatch
@@ -44,23 +45,6 @@ MAX_MODEL_LEN = 1 << 30
 """No trace's prompt is refused for its length alone."""
 
 Follower = Callable[[EventBatch, control_pb2.Load], None]
-
-
-@dataclass(slots=True)
-class WorkerTally:
-    """What a worker has done, over all of its epochs."""
-
-    busy_s: float = 0.0
-    prefill_s: float = 0.0
-    prefill_span_s: float = 0.0
-    steps: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    pulled_pages: int = 0
-    served_pages: int = 0
-    evicted_pages: int = 0
-    preemptions: int = 0
-    epochs: int = 0
 
 
 class HostPulls(Pulls, Protocol):
@@ -124,15 +108,15 @@ class SharedFleet:
 
 
 class SimulatedHost:
-    def __init__(self, fleet: SharedFleet, worker: WorkerId, role: Role, epoch: Epoch, tally: WorkerTally) -> None:
-        shape, queue = fleet.shape, fleet.queue
+    def __init__(self, fleet: SharedFleet, worker: WorkerId, epoch: Epoch, use: WorkerUse) -> None:
+        shape, queue, role = fleet.shape, fleet.queue, use.role
         self._fleet = fleet
         self.queue = queue
         self.virtual_loop = fleet.loop
         self.shape = shape
         self.worker = worker
         self.epoch = epoch
-        self.tally = tally
+        self.use = use
         self.is_dead = False
         self.config = _config(shape, worker, role)
         self.metrics = WorkerMetrics(role, shape.block_size)
@@ -165,7 +149,7 @@ class SimulatedHost:
         self.actions = self.request_manager or BuildJobs(self, tasks)
         self.loop.run(self.actions, self)
         queue.after(shape.heartbeat_s, self._beat)
-        tally.epochs += 1
+        use.epochs += 1
 
     @property
     def role(self) -> Role:
@@ -216,9 +200,8 @@ class SimulatedHost:
     ) -> None:
         """Raises Overloaded."""
         assert self.request_manager is not None
-        placement = request.placement
-        assert placement is not None
-        prefix = None if peer is None else PeerPrefix(peer.page_source(), placement.peer_blocks)
+        assert request.placement is not None
+        prefix = None if peer is None else PeerPrefix(peer.page_source(), request.placement.decision.peer_blocks)
         self.request_manager.open(request.to_open(router_id), None if source is None else source.page_source(), prefix)
         request.has_begun, request.peer_pages = False, 0
         self._open[request.request_id] = request
@@ -279,10 +262,10 @@ class SimulatedHost:
         return self.actions.begin(wanted)
 
     def gave(self, pages: int) -> None:
-        self.tally.served_pages += pages
+        self.use.served_pages += pages
 
     def pulled(self, pages: int) -> None:
-        self.tally.pulled_pages += pages
+        self.use.pulled_pages += pages
         self._lasting = None
 
     def pulled_from_peer(self, request_id: RequestId) -> None:
@@ -292,14 +275,14 @@ class SimulatedHost:
 
     # What the pool tells
 
-    def stored(self, name: BlockHash) -> None:
-        self.log.stored(name)
+    def stored(self, block: BlockHash) -> None:
+        self.log.stored(block)
 
-    def removed(self, name: BlockHash) -> None:
-        self.tally.evicted_pages += 1
-        self.log.removed(name)
+    def removed(self, block: BlockHash) -> None:
+        self.use.evicted_pages += 1
+        self.log.removed(block)
         if self.host_memory is not None:
-            self.host_memory.keep(name)
+            self.host_memory.store(block)
 
     def new_writer(self, page: PageId) -> None:
         """No page is ever read after it was reused: there is no generation to count."""
@@ -309,23 +292,23 @@ class SimulatedHost:
     def admitting(self, admission: AdmittedSequence) -> AdmittedSequence:
         if self.host_memory is None:
             return admission
-        coming = self.host_memory.bring_up(admission.sequence, admission.missing)
-        return AdmittedSequence(admission.sequence, [block for block in admission.missing if block not in coming])
+        loading = self.host_memory.load(admission.sequence, admission.missing)
+        return AdmittedSequence(admission.sequence, [block for block in admission.missing if block not in loading])
 
     def most_steps(self, flight: Flight) -> int:
         """A first token is told of at once."""
         return 1 if self.request_manager is not None and self._times.has_first(flight) else flight.steps
 
     def preempted(self) -> None:
-        self.tally.preemptions += 1
+        self.use.preemptions += 1
 
     def ran(self, flight: Flight) -> None:
-        seconds, tally = flight.after(flight.steps), self.tally
-        tally.busy_s += seconds
-        tally.prefill_s += seconds * flight.prompt_share
-        tally.steps += flight.steps
-        tally.prompt_tokens += flight.terms.prompt_tokens
-        tally.output_tokens += flight.terms.streams * flight.steps
+        seconds, use = flight.after(flight.steps), self.use
+        use.busy_s += seconds
+        use.prefill_s += seconds * flight.prompt_share
+        use.steps += flight.steps
+        use.prompt_tokens += flight.terms.prompt_tokens
+        use.output_tokens += flight.terms.streams * flight.steps
         self.prefill_busy_s += seconds * flight.prompt_share
         if self.request_manager is not None:
             self._times.count(flight)

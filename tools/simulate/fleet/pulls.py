@@ -17,6 +17,7 @@ from tools.simulate.fleet.event_queue import EventQueue, VirtualLoop
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.errors import PeerLost, ServeError, TransferFailed
 from twostroke.ids import Epoch, RequestId, SessionId, WorkerId
+from twostroke.kv_cache.events import EventLog
 from twostroke.kv_cache.pool import BlockPool
 from twostroke.worker.pulls.link_rates import LinkRates
 from twostroke.worker.pulls.pages_service import PageJob, RequestedBlocks, readable
@@ -62,6 +63,8 @@ class Party(Protocol):
     @property
     def pool(self) -> BlockPool: ...
     @property
+    def log(self) -> EventLog: ...
+    @property
     def wire(self) -> Wire: ...
     @property
     def served(self) -> dict[SimulatedPull, None]:
@@ -76,6 +79,7 @@ class Party(Protocol):
     def serve(self, wanted: RequestedBlocks, *, is_from_cache: bool) -> PageJob:
         """Raises InvalidRequest or Overloaded."""
 
+    def new_session(self) -> SessionId: ...
     def wake(self) -> None: ...
     def gave(self, pages: int) -> None: ...
     def pulled(self, pages: int) -> None: ...

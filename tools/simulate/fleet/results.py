@@ -94,34 +94,34 @@ class Gaps:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WorkerUse:
-    """What one worker did, over all of its lives."""
+    """What one worker has done, over all of its epochs."""
 
     worker: str
     role: Role
-    busy_s: float
-    """In steps, of whatever kind."""
-    prefill_s: float
+    busy_s: float = 0.0
+    """Seconds in steps, of whatever kind."""
+    prefill_s: float = 0.0
     """Busy seconds that were spent on prompt tokens."""
-    prefill_span_s: float
+    prefill_span_s: float = 0.0
     """The same until the last request arrived: what came after is the run fading out."""
-    steps: int
-    prompt_tokens: int
-    """Computed."""
-    output_tokens: int
-    """Sampled."""
-    pulled_pages: int
-    served_pages: int
-    evicted_pages: int
-    preemptions: int
-    epochs: int
-    pages: int
-    pages_cached: int
-    """At the end."""
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens that were computed."""
+    output_tokens: int = 0
+    """Tokens that were sampled."""
+    pulled_pages: int = 0
+    served_pages: int = 0
+    evicted_pages: int = 0
+    preemptions: int = 0
+    epochs: int = 0
+    pages: int = 0
+    pages_cached: int = 0
+    """Cached pages at the end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class EventUse:
     """How the routers' indexes were kept."""
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from router.admission.queued_request import Placement, QueuedRequest
+from router.routing.policy import Decision
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.feed import EventCounts, EventListener, SimulatedFeed
+from tools.simulate.fleet.feed import SimulatedFeed
 from tools.simulate.fleet.host import SimulatedHost
-from tools.simulate.fleet.results import RequestOutcome, Status
-from tools.simulate.fleet.routing_adapter import Ask, RoutingAdapter, SimulatedPlacement
+from tools.simulate.fleet.results import EventUse, RequestOutcome, Status
+from tools.simulate.fleet.routing_adapter import RoutingAdapter
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from tools.simulate.fleet.steps import TOKEN
@@ -37,7 +39,7 @@ class RouterDependencies:
     queue: EventQueue
     shape: FleetShape
     workers: WorkerLifecycle
-    counts: EventCounts
+    events: EventUse
     over: Callable[[RequestOutcome], None]
 
 
@@ -66,13 +68,13 @@ class SimulatedRouter:
         adapter.joined(worker, host.role, epoch)
 
         def hear(batch: EventBatch, load: Load) -> bool:
+            self._dependencies.events.batches += 1
             follows_on = adapter.heard(worker, epoch, batch, load, self._queue.now_s)
             self._drain()
             return follows_on
 
-        listener = EventListener(hear, lambda: adapter.next_sequence(worker, epoch))
         host.stream(self.name, lambda entry: self._hear_tokens(host, entry))
-        self._feeds[worker] = SimulatedFeed(host, listener, self._draws, self._dependencies.counts)
+        self._feeds[worker] = SimulatedFeed(host, hear, partial(adapter.next_sequence, worker, epoch), self._draws)
 
     def leave(self, host: SimulatedHost) -> None:
         """This epoch of a worker is over; one that has begun since is not."""
@@ -100,7 +102,7 @@ class SimulatedRouter:
         lost = list(self._open)
         for request in lost:
             if request.placement is not None:
-                self._dependencies.workers.host(request.placement.decode).close(request)
+                self._dependencies.workers.host(request.placement.decision.decode).close(request)
             request.forget_answer(self._shape.block_size)
         self._open.clear()
         self._by_id.clear()
@@ -139,18 +141,18 @@ class SimulatedRouter:
 
     def _place(self, request: SimulatedRequest) -> None:
         self._name_blocks(request)
-        ask = Ask(
+        without = self._open[request]
+        queued = QueuedRequest(
             request_id=request.request_id,
             arrived_s=request.arrived_s,
             known_tokens=request.known_tokens,
             block_hashes=tuple(request.block_hashes),
-            most_answer_tokens=request.answer_tokens - request.emitted,
+            most_output_tokens=request.answer_tokens - request.emitted,
             tenant=request.tenant,
             priority=request.priority,
-            has_had_turn=request.placement is not None,
-            without=self._open[request],
+            is_urgent=request.placement is not None or bool(without),
         )
-        self.adapter.place(ask, self._queue.now_s)
+        self.adapter.place(queued, without, self._queue.now_s)
         self._drain()
 
     def _drain(self) -> None:
@@ -158,10 +160,10 @@ class SimulatedRouter:
         adapter, now_s = self.adapter, self._queue.now_s
         for decided in adapter.due(now_s):
             request = self._by_id[decided.request_id]
-            if isinstance(decided, SimulatedPlacement):
+            if isinstance(decided, Placement):
                 self._send(request, decided)
             else:
-                self._end(request, Status.REFUSED, decided.retry_after_s)
+                self._end(request, Status.REFUSED, decided.late_s or None)
         wake_s = adapter.wake_s()
         if wake_s is not None and (self._wake_s is None or wake_s < self._wake_s):
             self._wake_s = wake_s
@@ -172,40 +174,37 @@ class SimulatedRouter:
         self._wake_s = None
         self._drain()
 
-    def _send(self, request: SimulatedRequest, placement: SimulatedPlacement) -> None:
+    def _send(self, request: SimulatedRequest, placement: Placement) -> None:
         request.placement = placement
         request.attempts += 1
         if request.predicted_cached_tokens is None:
-            request.predicted_cached_tokens = placement.cached_blocks * self._shape.block_size
-        attempt, open_s = request.attempts, self._shape.delays.open_s
+            request.predicted_cached_tokens = placement.decision.forecast.cached_blocks * self._shape.block_size
+        self._later(request, self._shape.delays.open_s, lambda: self._reach(request, placement.decision))
 
-        def reach() -> None:
+    def _later(self, request: SimulatedRequest, delay_s: float, action: Callable[[], None]) -> None:
+        """Act after a delay, if this attempt of the request is still the latest then."""
+        attempt = request.attempts
+
+        def act() -> None:
             if request in self._open and request.attempts == attempt:
-                self._reach(request, placement, attempt)
+                action()
 
-        self._queue.after(open_s, reach)
+        self._queue.after(delay_s, act)
 
-    def _reach(self, request: SimulatedRequest, placement: SimulatedPlacement, attempt: int) -> None:
+    def _reach(self, request: SimulatedRequest, decision: Decision) -> None:
         workers, delays = self._dependencies.workers, self._shape.delays
-
-        def later(delay_s: float, action: Callable[[], None]) -> None:
-            def act() -> None:
-                if request in self._open and request.attempts == attempt:
-                    action()
-
-            self._queue.after(delay_s, act)
-
-        if workers.host(placement.decode).is_dead:
-            later(delays.detection_s, lambda: self._again(request))
+        decode = workers.host(decision.decode)
+        if decode.is_dead:
+            self._later(request, delays.detection_s, lambda: self._again(request))
             return
-        source = workers.host(placement.source) if placement.source is not None else None
-        peer = workers.host(placement.peer) if placement.peer is not None else None
+        source = workers.host(decision.source) if decision.source is not None else None
+        peer = workers.host(decision.peer) if decision.peer is not None else None
         try:
-            workers.host(placement.decode).open(request, self.name, source, peer)
+            decode.open(request, self.name, source, peer)
         except Overloaded:
-            later(delays.open_s, lambda: self._elsewhere(request, placement.decode))
+            self._later(request, delays.open_s, lambda: self._elsewhere(request, decision.decode))
             return
-        later(delays.open_s, lambda: self._opened(request))
+        self._later(request, delays.open_s, lambda: self._opened(request))
 
     def _opened(self, request: SimulatedRequest) -> None:
         self.adapter.opened(request.request_id, self._queue.now_s)

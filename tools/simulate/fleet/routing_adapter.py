@@ -11,10 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from router.admission import queued_request
 from router.admission.admission import Admission
 from router.admission.admission_queue import PAUSE_S
-from router.admission.queued_request import QueuedRequest, Refused, Rules, Stranded, Verdict
+from router.admission.queued_request import Placement, QueuedRequest, Reason, Refused, Rules, Stranded, Verdict
 from router.fleet.liveness import Liveness
 from router.fleet.worker import Worker, WorkerStatus
 from router.routing.policies import RECONSIDERING
@@ -22,63 +21,21 @@ from router.routing.policy import Policy
 from router.routing.prefix_index import Applied, PrefixIndex
 from router.routing.reservations import ReservationChanges, Reservations, ReservationWatch
 from router.routing.selector import Selector, Shape, Workers
+from tools.simulate.fleet.results import EventUse
 from tools.simulate.fleet.shape import FleetShape
 from twostroke.config import Role
-from twostroke.ids import BlockHash, Epoch, RequestId, RouterId, WorkerId
+from twostroke.ids import Epoch, RequestId, RouterId, WorkerId
 from twostroke.kv_cache.events import EventBatch
 from twostroke.rpc.v1.control_pb2 import WORKER_STATE_SERVING, Load, ModelInfo
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
-    """One answer that wants to be placed, for the first time or again."""
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A request that wants to be placed, for the first time or again."""
 
-    request_id: RequestId
-    arrived_s: float
-    known_tokens: int
-    """Tokens of prompt and answer so far."""
-    block_hashes: tuple[BlockHash, ...]
-    """Hashes of the full blocks of prompt and answer."""
-    most_answer_tokens: int
-    tenant: str = ""
-    priority: int = 0
-    has_had_turn: bool = False
-    """It was placed, on a worker that was lost."""
-    without: frozenset[WorkerId] = frozenset()
+    request: QueuedRequest
+    without: frozenset[WorkerId]
     """Decode workers that have refused it already."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedPlacement:
-    request_id: RequestId
-    decode: WorkerId
-    source: WorkerId | None
-    peer: WorkerId | None
-    peer_blocks: int
-    decided_s: float
-    first_token_s: float
-    """Predicted, from then on."""
-    cached_blocks: int
-    """Predicted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedRefusal:
-    request_id: RequestId
-    retry_after_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingCounts:
-    reservations: int
-    """Open now."""
-    decisions: int
-    decision_cpu_s: float
-    gaps: int
-    snapshots: int
-    divergences: int
-    false_refusals: int = 0
-    """Refused ones that would have made it, as far as can be known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +48,9 @@ class RoutingAdapters:
     """Requests wait in the router for their turn; otherwise they go at once and wait at their workers, as in systems
     that know no admission."""
 
-    def __call__(self, shape: FleetShape, router: int) -> RoutingAdapter:
+    def __call__(self, shape: FleetShape, router: int, events: EventUse) -> RoutingAdapter:
         rules = Rules(queues=self.holds, reconsiders=self.policy in RECONSIDERING, slo_ttft_s=shape.slo_ttft_s)
-        return RoutingAdapter(self.new_policy(), rules, shape, seed=shape.seed * 1000 + router)
+        return RoutingAdapter(self.new_policy(), rules, shape, events, seed=shape.seed * 1000 + router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +63,7 @@ class _ReservationUpdate:
 
 
 class RoutingAdapter:
-    def __init__(self, policy: Policy, rules: Rules, shape: FleetShape, seed: int) -> None:
+    def __init__(self, policy: Policy, rules: Rules, shape: FleetShape, events: EventUse, seed: int) -> None:
         self._index = PrefixIndex()
         self._reservations = Reservations()
         self._selector = Selector(policy, self._index, self._reservations, seed=seed)
@@ -115,9 +72,9 @@ class RoutingAdapter:
         self._watches: dict[str, ReservationWatch] = {}
         """What other routers have been told."""
         self._known: dict[WorkerId, Worker] = {}
-        self._asks: dict[RequestId, Ask] = {}
+        self._asks: dict[RequestId, _Ask] = {}
         """All requests that are open."""
-        self._waiting: dict[RequestId, Ask] = {}
+        self._waiting: dict[RequestId, _Ask] = {}
         """No decode worker serves."""
         self._noticed = False
         """Something has changed that may let held requests go."""
@@ -125,9 +82,20 @@ class RoutingAdapter:
         """When those were last looked at."""
         self._sent_s: dict[RequestId, float] = {}
         """When requests were given to a worker that has not confirmed them yet."""
-        self._due: list[SimulatedPlacement | SimulatedRefusal] = []
-        self._decisions = self._gaps = self._snapshots = self._divergences = 0
-        self._decision_cpu_s = 0.0
+        self._due: list[Placement | Refused] = []
+        self._events = events
+        self.decisions = 0
+        self.decision_cpu_s = 0.0
+
+    @property
+    def reservations(self) -> int:
+        """How many are open now."""
+        return len(self._reservations)
+
+    @property
+    def false_refusals(self) -> int:
+        """Refused requests that would have made it, as far as can be known."""
+        return self._admission.false_rejections.count
 
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
         """The supervisor lists this epoch of the worker."""
@@ -144,9 +112,9 @@ class RoutingAdapter:
         known.report(load, now_s)
         was_serving, known.liveness = known.liveness is Liveness.ALIVE, Liveness.ALIVE
         verdict = self._index.apply(worker, epoch, batch)
-        self._snapshots += verdict is Applied.APPLIED and batch.snapshot
-        self._gaps += verdict is Applied.GAP
-        self._divergences += verdict is Applied.DIVERGED
+        self._events.snapshots += verdict is Applied.APPLIED and batch.snapshot
+        self._events.gaps += verdict is Applied.GAP
+        self._events.divergences += verdict is Applied.DIVERGED
         self._noticed = True
         if not was_serving:
             self._look_again(now_s)
@@ -161,30 +129,30 @@ class RoutingAdapter:
         self._known.pop(worker, None)
         self._index.forget(worker)
 
-    def place(self, ask: Ask, now_s: float) -> None:
-        """Answered by `due`, now or later."""
-        workers = self._workers()
-        free = [worker for worker in workers.decode if worker.worker_id not in ask.without]
+    def place(self, request: QueuedRequest, without: frozenset[WorkerId], now_s: float) -> None:
+        """Place a request on a decode worker that is not in `without`; `due` has the answer, now or later."""
+        workers, request_id = self._workers(), request.request_id
+        free = [worker for worker in workers.decode if worker.worker_id not in without]
         if not workers.decode:
-            self._waiting[ask.request_id] = ask
+            self._waiting[request_id] = _Ask(request, without)
         elif not free:
-            self._due.append(SimulatedRefusal(request_id=ask.request_id, retry_after_s=None))
+            self._due.append(Refused(request_id, Reason.QUEUE_FULL))
         else:
-            self._asks[ask.request_id] = ask
+            self._asks[request_id] = _Ask(request, without)
             begun_s = time.thread_time()
-            verdict = self._admission.enter(_queued(ask), Workers(self._shape, free, workers.prefill), now_s)
-            self._decision_cpu_s += time.thread_time() - begun_s
-            self._decisions += 1
+            verdict = self._admission.enter(request, Workers(self._shape, free, workers.prefill), now_s)
+            self.decision_cpu_s += time.thread_time() - begun_s
+            self.decisions += 1
             if verdict is not None:
                 self._take(verdict, now_s)
 
-    def due(self, now_s: float) -> Sequence[SimulatedPlacement | SimulatedRefusal]:
+    def due(self, now_s: float) -> Sequence[Placement | Refused]:
         """What has been decided and not been fetched yet."""
         wake_s = self.wake_s()
         if wake_s is not None and wake_s <= now_s:
             begun_s = time.thread_time()
             verdicts = self._admission.wake(self._workers(), now_s)
-            self._decision_cpu_s += time.thread_time() - begun_s
+            self.decision_cpu_s += time.thread_time() - begun_s
             self._noticed, self._looked_s = False, now_s
             for verdict in verdicts:
                 self._take(verdict, now_s)
@@ -202,7 +170,6 @@ class RoutingAdapter:
         return None if wake_at_s is None else max(earliest_s, wake_at_s)
 
     def opened(self, request_id: RequestId, now_s: float) -> None:
-        """The attempt is over; with its whole answer, unless it was lost or refused."""
         self._reservations.opened(request_id, now_s)
         if request_id in self._sent_s:
             self._admission.capacity.opened_in(now_s - self._sent_s.pop(request_id))
@@ -211,6 +178,7 @@ class RoutingAdapter:
         self._noticed |= self._admission.first_token(request_id, now_s)
 
     def ended(self, request_id: RequestId, answer_tokens: int | None, now_s: float) -> None:
+        """The attempt is over; with its whole answer, unless it was lost or refused."""
         self._admission.leave(request_id, now_s)
         self._noticed = True
         for known in (self._waiting, self._asks, self._sent_s):
@@ -243,24 +211,13 @@ class RoutingAdapter:
         """The worker's set as the index has it, as a snapshot; None where it is not known to be true."""
         return self._index.snapshot(worker)
 
-    def counts(self) -> RoutingCounts:
-        return RoutingCounts(
-            reservations=len(self._reservations),
-            decisions=self._decisions,
-            decision_cpu_s=self._decision_cpu_s,
-            gaps=self._gaps,
-            snapshots=self._snapshots,
-            divergences=self._divergences,
-            false_refusals=self._admission.false_rejections.count,
-        )
-
     def _serving(self, role: Role) -> list[Worker]:
         return [w for w in self._known.values() if w.role is role and w.status is WorkerStatus.SERVING]
 
     def _look_again(self, now_s: float) -> None:
         waiting, self._waiting = self._waiting, {}
         for ask in waiting.values():
-            self.place(ask, now_s)
+            self.place(ask.request, ask.without, now_s)
 
     def _workers(self) -> Workers:
         return Workers(self._shape, self._serving(Role.DECODE), self._serving(Role.PREFILL))
@@ -269,37 +226,10 @@ class RoutingAdapter:
         """Hand out what was decided."""
         request_id = verdict.request_id
         match verdict:
-            case queued_request.Placement():
+            case Placement():
                 self._sent_s[request_id] = now_s
-                self._due.append(_placement(verdict))
+                self._due.append(verdict)
             case Refused():
-                self._due.append(SimulatedRefusal(request_id=request_id, retry_after_s=verdict.late_s))
+                self._due.append(verdict)
             case Stranded():
                 self._waiting[request_id] = self._asks[request_id]
-
-
-def _queued(ask: Ask) -> QueuedRequest:
-    return QueuedRequest(
-        request_id=ask.request_id,
-        known_tokens=ask.known_tokens,
-        block_hashes=ask.block_hashes,
-        most_output_tokens=ask.most_answer_tokens,
-        priority=ask.priority,
-        tenant=ask.tenant,
-        arrived_s=ask.arrived_s,
-        is_urgent=ask.has_had_turn or bool(ask.without),
-    )
-
-
-def _placement(placed: queued_request.Placement) -> SimulatedPlacement:
-    decision = placed.decision
-    return SimulatedPlacement(
-        request_id=placed.request_id,
-        decode=decision.decode,
-        source=decision.source,
-        peer=decision.peer,
-        peer_blocks=decision.peer_blocks,
-        decided_s=placed.decided_at_s,
-        first_token_s=decision.forecast.first_token_s,
-        cached_blocks=decision.forecast.cached_blocks,
-    )

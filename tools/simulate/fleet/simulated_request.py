@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from router.admission.queued_request import Placement
 from tools.simulate.fleet.results import RequestOutcome, Status
-from tools.simulate.fleet.routing_adapter import SimulatedPlacement
 from tools.simulate.fleet.steps import SAMPLED, TOKEN
 from twostroke.ids import BlockHash, RequestId
 from twostroke.request import Request, SamplingParams
@@ -22,7 +22,7 @@ class SimulatedRequest:
     """Hashes of the full blocks of prompt and answer so far."""
     tenant: str = ""
     priority: int = 0
-    placement: SimulatedPlacement | None = None
+    placement: Placement | None = None
     attempts: int = 0
     emitted: int = 0
     first_token_s: float | None = None
@@ -80,8 +80,9 @@ class SimulatedRequest:
     ) -> RequestOutcome:
         """`token_s`: from the decode worker to the client."""
         first_s, last_s, placement = self.first_token_s, self.last_token_s, self.placement
+        decision = placement.decision if placement is not None else None
         gaps = self.emitted - 1
-        is_timed = gaps > 0 and first_s is not None and last_s is not None
+        mean_s = (last_s - first_s) / gaps if gaps > 0 and first_s is not None and last_s is not None else None
         return RequestOutcome(
             index=self.index,
             status=status,
@@ -90,16 +91,16 @@ class SimulatedRequest:
             output_tokens=self.emitted,
             ttft_s=first_s + token_s - self.arrived_s if first_s is not None else None,
             finished_s=ended_s,
-            itl_mean_s=(last_s - first_s) / gaps if is_timed and last_s is not None and first_s is not None else None,
-            itl_max_s=self.longest_gap_s if is_timed else None,
+            itl_mean_s=mean_s,
+            itl_max_s=self.longest_gap_s if mean_s is not None else None,
             cached_tokens=self.cached_tokens,
             pulled_tokens=self.pulled_tokens,
-            predicted_ttft_s=placement.first_token_s if placement is not None and not self.was_lost else None,
-            decided_s=placement.decided_s if placement is not None else None,
+            predicted_ttft_s=decision.forecast.first_token_s if decision is not None and not self.was_lost else None,
+            decided_s=placement.decided_at_s if placement is not None else None,
             predicted_cached_tokens=self.predicted_cached_tokens,
-            decode=placement.decode if placement is not None else None,
-            source=placement.source if placement is not None else None,
-            peer=placement.peer if placement is not None else None,
+            decode=decision.decode if decision is not None else None,
+            source=decision.source if decision is not None else None,
+            peer=decision.peer if decision is not None else None,
             attempts=self.attempts,
             tenant=self.tenant,
             priority=self.priority,

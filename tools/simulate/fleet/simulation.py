@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from tools.simulate.fleet.event_queue import EventQueue
-from tools.simulate.fleet.feed import EventCounts
 from tools.simulate.fleet.host import FastParts, Parts, SharedFleet, SimulatedHost
 from tools.simulate.fleet.results import EventUse, Gaps, RequestOutcome, SimulatedRun, WorkerUse
 from tools.simulate.fleet.router import RouterDependencies, SimulatedRouter
@@ -88,13 +88,14 @@ class _Simulation:
         self._queue = EventQueue()
         self._fleet = SharedFleet(self._queue, shape, parts)
         self._workers = WorkerLifecycle(self._fleet, None if scaler is None else scaler.begin)
-        self._counts = EventCounts()
+        self._events = EventUse()
         self._outcomes: list[RequestOutcome] = []
         self._last_end_s = 0.0
         self._draws = random.Random(f"{shape.seed} routers")
-        dependencies = RouterDependencies(self._queue, shape, self._workers, self._counts, self._over)
+        dependencies = RouterDependencies(self._queue, shape, self._workers, self._events, self._over)
         self._routers = [
-            SimulatedRouter(number, adapters(shape, number), dependencies) for number in range(shape.routers)
+            SimulatedRouter(number, adapters(shape, number, self._events), dependencies)
+            for number in range(shape.routers)
         ]
         for router in self._routers:
             router.others = [other for other in self._routers if other is not router]
@@ -118,29 +119,24 @@ class _Simulation:
             queue.run()
         self._workers.check_quiet()
         for router in self._routers:
-            held = router.adapter.counts().reservations
+            held = router.adapter.reservations
             assert not held, f"{router.name} still holds {held} reservations"
 
     def result(self, cpu_s: float) -> SimulatedRun:
-        adapters = [router.adapter.counts() for router in self._routers]
+        adapters = [router.adapter for router in self._routers]
         first_s = self._trace.rows[0].timestamp_s
         return SimulatedRun(
             policy=self._adapters.policy,
             outcomes=tuple(sorted(self._outcomes, key=lambda outcome: outcome.index)),
             workers=tuple(self._use(host) for host in self._workers.latest),
-            events=EventUse(
-                batches=self._counts.batches,
-                gaps=sum(counts.gaps for counts in adapters),
-                snapshots=sum(counts.snapshots for counts in adapters),
-                divergences=sum(counts.divergences for counts in adapters),
-            ),
+            events=self._events,
             gaps=Gaps(dict(self._fleet.gaps)),
             span_s=self._trace.rows[-1].timestamp_s - first_s,
             duration_s=self._last_end_s - WARM_UP_S - first_s,
-            decisions=sum(counts.decisions for counts in adapters),
-            decision_cpu_s=sum(counts.decision_cpu_s for counts in adapters),
+            decisions=sum(adapter.decisions for adapter in adapters),
+            decision_cpu_s=sum(adapter.decision_cpu_s for adapter in adapters),
             cpu_s=cpu_s,
-            false_refusals=sum(counts.false_refusals for counts in adapters),
+            false_refusals=sum(adapter.false_refusals for adapter in adapters),
             unequal_indexes=tuple(self._unequal_indexes()),
             worker_s=self._worker_s(),
             scalings=0 if self._scaled is None else self._scaled.changes,
@@ -208,42 +204,22 @@ class _Simulation:
         attempts = [(request, request.attempts) for request in self._workers.end(death.worker)]
         self._queue.after(self._shape.delays.detection_s, partial(self._notice, host, attempts))
         if death.back_at_s is not None:
-            self._queue.at(WARM_UP_S + death.back_at_s, lambda: self._come_back(death))
+            self._queue.at(WARM_UP_S + death.back_at_s, lambda: self._join(self._workers.begin(death.worker)))
 
     def _notice(self, host: SimulatedHost, lost: list[tuple[SimulatedRequest, int]]) -> None:
-        for router in self._routers:
-            router.leave(host)
+        self._leave(host)
         for request, attempt in lost:
             for router in self._routers:
                 router.lost(request, attempt)
 
-    def _come_back(self, death: Death) -> None:
-        self._join(self._workers.begin(death.worker))
-
     def _restart(self, restart: RouterRestart) -> None:
         router = self._routers[restart.router]
-        for request in router.restart(self._adapters(self._shape, restart.router)):
+        for request in router.restart(self._adapters(self._shape, restart.router, self._events)):
             self._ask(request, router)
 
     def _use(self, host: SimulatedHost) -> WorkerUse:
-        tally = self._workers.tallies[host.worker]
-        return WorkerUse(
-            worker=host.worker,
-            role=host.role,
-            busy_s=tally.busy_s,
-            prefill_s=tally.prefill_s,
-            prefill_span_s=tally.prefill_span_s,
-            steps=tally.steps,
-            prompt_tokens=tally.prompt_tokens,
-            output_tokens=tally.output_tokens,
-            pulled_pages=tally.pulled_pages,
-            served_pages=tally.served_pages,
-            evicted_pages=tally.evicted_pages,
-            preemptions=tally.preemptions,
-            epochs=tally.epochs,
-            pages=host.pool.total,
-            pages_cached=host.pool.count(PageState.CACHED),
-        )
+        pool = host.pool
+        return replace(host.use, pages=pool.total, pages_cached=pool.count(PageState.CACHED))
 
     def _unequal_indexes(self) -> list[str]:
         """What the routers have of each worker, held against its own log."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
-from tools.simulate.fleet.host import SharedFleet, SimulatedHost, WorkerTally
+from tools.simulate.fleet.host import SharedFleet, SimulatedHost
+from tools.simulate.fleet.results import WorkerUse
 from tools.simulate.fleet.simulated_request import SimulatedRequest
 from twostroke.config import Role
 from twostroke.ids import Epoch, WorkerId
@@ -15,13 +16,12 @@ class WorkerLifecycle:
         """`begin`: so many of each role at first (None: all of them)."""
         self._fleet = fleet
         self._shape = shape = fleet.shape
-        self.tallies = {worker: WorkerTally() for worker in shape.workers}
+        self.uses = {worker: WorkerUse(worker=worker, role=Role(worker.rpartition("-")[0])) for worker in shape.workers}
         self._hosts = fleet.hosts
         self.leaving: dict[WorkerId, Role | None] = {}
         """They end what they have; with the role in which another one follows at once."""
         for worker in shape.workers:
-            role, _, number = worker.rpartition("-")
-            if begin is None or int(number) < begin[Role(role)]:
+            if begin is None or int(worker.rpartition("-")[2]) < begin[self.uses[worker].role]:
                 self.begin(worker)
 
     @property
@@ -49,10 +49,9 @@ class WorkerLifecycle:
 
     def begin(self, worker: WorkerId) -> SimulatedHost:
         """A new epoch begins, with an empty cache."""
-        tally = self.tallies[worker]
-        role = Role.PREFILL if worker.startswith(Role.PREFILL.value) else Role.DECODE
-        epoch = Epoch(tally.epochs + 1, _nonce(f"{self._shape.seed} {worker} {tally.epochs + 1}"))
-        host = self._hosts[worker] = SimulatedHost(self._fleet, worker, role, epoch, tally)
+        use = self.uses[worker]
+        epoch = Epoch(use.epochs + 1, _nonce(f"{self._shape.seed} {worker} {use.epochs + 1}"))
+        host = self._hosts[worker] = SimulatedHost(self._fleet, worker, epoch, use)
         return host
 
     def end(self, worker: WorkerId) -> list[SimulatedRequest]:
@@ -65,8 +64,8 @@ class WorkerLifecycle:
 
     def reach_span_end(self) -> None:
         """The last request has arrived."""
-        for tally in self.tallies.values():
-            tally.prefill_span_s = tally.prefill_s
+        for use in self.uses.values():
+            use.prefill_span_s = use.prefill_s
 
 
 def _nonce(text: str) -> int:

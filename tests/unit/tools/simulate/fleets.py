@@ -67,20 +67,4 @@ class Recording:
 
 
 def _use(worker: str, busy_s: float) -> WorkerUse:
-    return WorkerUse(
-        worker=worker,
-        role=Role.PREFILL,
-        busy_s=busy_s,
-        prefill_s=busy_s,
-        prefill_span_s=busy_s,
-        steps=1,
-        prompt_tokens=1,
-        output_tokens=0,
-        pulled_pages=0,
-        served_pages=0,
-        evicted_pages=0,
-        preemptions=0,
-        epochs=1,
-        pages=1,
-        pages_cached=0,
-    )
+    return WorkerUse(worker=worker, role=Role.PREFILL, busy_s=busy_s, prefill_s=busy_s, prefill_span_s=busy_s)
