@@ -7,8 +7,30 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster.flags.checks import STDOUT
+from cluster.flags.checks import STDOUT, file_can_be_made
+from twostroke.config.settings import Settings, setting
 from twostroke.errors import ConfigError
+
+
+class JsonFile(Settings):
+    """The JSON beside what is printed."""
+
+    json_path: str | None = setting(None, flag="--json", unit="FILE", help='also as JSON; "-": to standard output')
+
+    def model_post_init(self, _context: Any) -> None:
+        file_can_be_made("--json", self.json_path)
+
+
+class ReportFiles(JsonFile):
+    """The JSON and the page beside what is printed."""
+
+    html_path: str | None = setting(
+        None, flag="--html", unit="FILE", help="also as a page with figures, which needs no network"
+    )
+
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        file_can_be_made("--html", self.html_path)
 
 
 def write_json(content: dict[str, Any], path: str | None) -> None:

@@ -15,21 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from cluster.flags.checks import field_of, positive
 from cluster.scaling.capacity import LatencyTargets, first_tokens_alone_s
-from tools.figures.charts import Figure, Grid, Head, Line, Row, Section, Words, line_figure, render
+from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import ability_of, check_objectives, load_of
 from tools.simulate.fleet import results
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.options import GIGABYTE, Output, add_fleet, add_output, fleet_from, numbers, output_from
-from tools.simulate.report import console_for
+from tools.simulate.options import GIGABYTE, FleetFlags, Output, numbers
 from tools.simulate.runs import Trial, runner
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS
+from tools.tables import Grid, Row, console_for, table_of
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group
 from twostroke.errors import ConfigError
 
 VARIANTS = (ALWAYS_LOCAL, ALWAYS_REMOTE, OURS)
@@ -95,27 +96,32 @@ class Cell:
         return self.better >= LEAST_SHARE * self.requests_per_s
 
 
+class _Flags(Settings):
+    fleet: FleetFlags = group(FleetFlags, "fleet", "which fleet")
+    output: Output = group(Output, "output")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("axes")
-    group.add_argument("--prompt-tokens", default="512,2048,8192,32768", metavar="N[,N]", help="default: %(default)s")
-    group.add_argument("--loads", default="0.3,0.6,0.9,1.2", metavar="X[,X]", help="of prefill workers (%(default)s)")
-    group.add_argument("--bandwidths", default="0.3,2,12.5", metavar="GB/S[,..]", help="default: %(default)s")
-    group.add_argument("--output-tokens", type=int, default=200, metavar="N", help="on average (default: %(default)s)")
-    group.add_argument("--requests", type=int, default=300, metavar="N", help="of each run (default: %(default)s)")
-    group.add_argument("--slo-ttft", type=float, metavar="S", help=f"default: {SLACK:g} times an empty fleet's")
-    group.add_argument("--slo-itl", type=float, metavar="S", help=f"default: a step's with {STREAMS} streams, twice")
-    group.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
-    add_fleet(parser, has_bandwidth=False)
-    add_output(parser)
+    axes = parser.add_argument_group("axes")
+    axes.add_argument("--prompt-tokens", default="512,2048,8192,32768", metavar="N[,N]", help="default: %(default)s")
+    axes.add_argument("--loads", default="0.3,0.6,0.9,1.2", metavar="X[,X]", help="of prefill workers (%(default)s)")
+    axes.add_argument("--bandwidths", default="0.3,2,12.5", metavar="GB/S[,..]", help="default: %(default)s")
+    axes.add_argument("--output-tokens", type=int, default=200, metavar="N", help="on average (default: %(default)s)")
+    axes.add_argument("--requests", type=int, default=300, metavar="N", help="of each run (default: %(default)s)")
+    axes.add_argument("--slo-ttft", type=float, metavar="S", help=f"default: {SLACK:g} times an empty fleet's")
+    axes.add_argument("--slo-itl", type=float, metavar="S", help=f"default: a step's with {STREAMS} streams, twice")
+    axes.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
+    flags.add(parser, _Flags)
 
 
 def run(args: argparse.Namespace) -> int:
     axes = _axes(args)
-    output = output_from(args)
+    said = flags.read(_Flags, args)
+    output = said.output
     if args.requests < 2:
         raise ConfigError(f"--requests must be at least 2, got {args.requests}", field="requests")
     positive("--output-tokens", args.output_tokens)
-    shape = _small(fleet_from(args, BLOCK_TOKENS), args)
+    shape = _small(said.fleet.shape(BLOCK_TOKENS, args.seed), args)
     if not shape.prefill:
         raise ConfigError("--prefill must be at least 1: who else should compute?", field="prefill")
     asked = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
@@ -220,12 +226,7 @@ def _show(cells: Sequence[Cell], shape: FleetShape, output: Output) -> None:
 
 def _print(cells: Sequence[Cell], setting: str, console: Console) -> None:
     console.print(setting, markup=False)
-    table = Table(box=None, pad_edge=False)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
-    for cell in cells:
-        table.add_row(*_row(cell))
-    console.print(table)
+    console.print(table_of(_grid(cells)))
     console.print(verdict(cells), markup=False)
 
 
@@ -265,6 +266,10 @@ def _row(cell: Cell) -> tuple[str, ...]:
     )
 
 
+def _grid(cells: Sequence[Cell]) -> Grid:
+    return Grid(_HEADINGS, tuple(Row(None, _row(cell)) for cell in cells))
+
+
 def _as_json(cells: Sequence[Cell]) -> dict[str, Any]:
     return {
         "cells": [{**dataclasses.asdict(cell), "ratio": cell.ratio, "is_telling": cell.is_telling} for cell in cells],
@@ -284,8 +289,7 @@ def _page(cells: Sequence[Cell], setting: str) -> str:
         figures.append(
             Figure(title, line_figure(lines, Words(title, "load of prefill workers", "goodput, requests/s")))
         )
-    table = Grid(_HEADINGS, tuple(Row(None, _row(cell)) for cell in cells))
     return render(
         Head("tests.bench sweep", setting, VARIANTS),
-        [Section("Who computes", verdict(cells), figures=tuple(figures)), Section("All cells", grid=table)],
+        [Section("Who computes", verdict(cells), figures=tuple(figures)), Section("All cells", grid=_grid(cells))],
     )

@@ -16,6 +16,8 @@ from xml.sax.saxutils import escape, quoteattr
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
+from tools.tables import Grid
+
 WIDTH, HEIGHT = 470, 240
 LETTER = 6
 """Pixels: names that would overlap are left out."""
@@ -271,18 +273,6 @@ class Figure:
     @property
     def markup(self) -> Markup:
         return Markup(self.svg)  # ours: every text in it is escaped where it is drawn
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    colour: int | None
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    headings: tuple[str, ...]
-    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)

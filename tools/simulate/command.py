@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from importlib import import_module
 from typing import NamedTuple
 
 from cluster.flags.checks import Ignored, refuse_ignored
-from tools.simulate import session
-from tools.simulate.fitting import add_fit_arguments, run_fit
-from tools.simulate.options import add_fleet, add_output, add_source
+from tools.simulate import plan, scale, session
+from tools.simulate.fitting import run_fit
+from twostroke.config import flags
+from twostroke.config.settings import Settings
 
 EPILOG = """examples:
   twostroke simulate --trace conversation.jsonl --jitter 3 --policies all --utilisation 0.87 --html report.html
@@ -23,16 +23,17 @@ EPILOG = """examples:
 
 
 class Subcommand(NamedTuple):
-    module: str
     help: str
+    flags: type[Settings]
+    run: Callable[[argparse.Namespace], int]
 
 
 COMMANDS = {
     "plan": Subcommand(
-        "tools.simulate.plan", "how many workers of each role a load needs, and where splitting them pays"
+        "how many workers of each role a load needs, and where splitting them pays", plan.PlanFlags, plan.run_session
     ),
     "scale": Subcommand(
-        "tools.simulate.scale", "let the planner scale the fleet, and hold it against fleets that stay"
+        "let the planner scale the fleet, and hold it against fleets that stay", scale.ScaleFlags, scale.run_session
     ),
 }
 
@@ -40,20 +41,17 @@ COMMANDS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    add_source(parser)
-    add_fleet(parser)
-    session.add_arguments(parser)
-    add_fit_arguments(parser)
-    add_output(parser)
+    flags.add(parser, session.SimulateFlags)
     parser.set_defaults(simulate_command=_run)
     commands = parser.add_subparsers(
         title="other questions", metavar="COMMAND", required=False, description="each has flags of its own and --help"
     )
-    for name, (path, summary) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        module = import_module(path)
-        module.add_arguments(subparser)
-        subparser.set_defaults(simulate_command=module.run_session)
+    for name, command in COMMANDS.items():
+        subparser = commands.add_parser(
+            name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}."
+        )
+        flags.add(subparser, command.flags)
+        subparser.set_defaults(simulate_command=command.run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""A trace and a fleet's shape in the planner's terms. Pure."""
+"""Tells the planner what a trace demands and what a simulated fleet can do. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,15 @@ from tools.simulate.traces.trace import Trace
 from twostroke.errors import ConfigError
 
 BURST_S = 10.0
-"""Windows in which arrivals are counted: their variance over their mean says how bursty a trace is."""
+"""Length of the windows in which arrivals are counted. Their variance over their mean says how bursty a trace is."""
 
 
 def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> ExpectedLoad:
-    """With the hits of one cache of that many blocks: what good placement comes near to."""
+    """Return what the trace asks of a fleet, at `rate_scale` times its own pace.
+
+    Tokens count as cached where one cache of `capacity_blocks`, which sees every request, would hold them: good
+    placement comes near to that. Raises ConfigError for requests that all come at once.
+    """
     if not span_s(trace):
         raise ConfigError("a load needs requests at more than one instant (try --jitter)", field="trace")
     found = found_in_turns(trace, [LeastRecent(capacity_blocks)])
@@ -38,6 +42,7 @@ def load_of(trace: Trace, capacity_blocks: int, rate_scale: float = 1.0) -> Expe
 
 
 def ability_of(shape: FleetShape) -> MeasuredCapacity:
+    """Return what each worker of a simulated fleet can do, as the planner measures it on live ones."""
     delays = shape.delays
     calls_s = delays.frontend_s + 2 * delays.open_s + 2 * delays.pull_s + delays.token_s
     return MeasuredCapacity(
@@ -50,8 +55,8 @@ def ability_of(shape: FleetShape) -> MeasuredCapacity:
 
 
 def check_objectives(trace: Trace, shape: FleetShape, promise: LatencyTargets, flag: str = "--slo-ttft") -> None:
-    """Raises ConfigError where not even one request could meet them with the fleet for itself and everything cached
-    that was said before."""
+    """Check that some request could meet the objectives if it had the fleet for itself and every earlier token were
+    cached. Raises ConfigError that names `flag` where none could."""
     if promise.ttft_s is None and promise.itl_s is None:
         return
     load, ability = load_of(trace, sum(len(row.blocks) for row in trace.rows)), ability_of(shape)

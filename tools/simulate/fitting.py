@@ -11,15 +11,15 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from cluster.flags.checks import file_can_be_made
 from tools.output import write_text
 from tools.simulate.fleet.results import SimulatedRun, percentile
 from tools.simulate.fleet.shape import Delays, FleetShape
 from tools.simulate.options import profile_text
-from tools.simulate.report import console_for, seconds
+from tools.simulate.report import seconds
 from tools.simulate.traces.formats import is_record, lines_of, record_of
+from tools.tables import Grid, Row, console_for, table_of
 from twostroke.config import Role, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.lifetime import Instant
@@ -45,19 +45,12 @@ class Likeness:
         return tuple(b / a if a and b is not None else None for a, b in zip(self.real_s, self.simulated_s, strict=True))
 
 
-def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("calibration")
-    group.add_argument(
-        "--fit", type=Path, metavar="LOG", help="write --profile from a router's --request-log, and no more"
-    )
-
-
 def run_fit(args: argparse.Namespace) -> int:
     if args.profile is None:
         raise ConfigError("--fit needs --profile FILE: where the fitted fleet goes", field="profile")
-    file_can_be_made("--profile", str(args.profile))
-    shape = fitted(read_log(args.fit))
-    write_text(profile_text(shape), str(args.profile))
+    file_can_be_made("--profile", args.profile)
+    shape = fitted(read_log(Path(args.fit)))
+    write_text(profile_text(shape), args.profile)
     cost, delays = shape.cost, shape.delays
     console = console_for(None)
     console.print(
@@ -71,11 +64,11 @@ def run_fit(args: argparse.Namespace) -> int:
     return 0
 
 
-def real_answers(path: Path | None, limit: int | None) -> tuple[AnswerRecord, ...]:
+def real_answers(path: str | None, limit: int | None) -> tuple[AnswerRecord, ...]:
     """Return the first `limit` answers of a request log that is replayed; none of any other trace."""
-    if path is None or not _is_log(path):
+    if path is None or not _is_log(Path(path)):
         return ()
-    rows = [answer for answer in read_log(path).answers if answer.output_tokens]
+    rows = [answer for answer in read_log(Path(path)).answers if answer.output_tokens]
     return tuple(answer for answer in rows[:limit] if answer.ttft_s is not None)
 
 
@@ -96,21 +89,13 @@ def likeness(answers: Sequence[AnswerRecord], run: SimulatedRun) -> Likeness:
 
 
 def print_likeness(found: Sequence[Likeness], title: str, console: Console) -> None:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
-    table.add_column("policy", no_wrap=True)
-    for heading in ("answers", "real p50", "simulated", "ratio", "real p90", "simulated", "ratio"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("policy", "answers", "real p50", "simulated", "ratio", "real p90", "simulated", "ratio")
+    rows = []
     for each in found:
         cells = zip(each.real_s, each.simulated_s, each.ratios, strict=True)
         shown = [(seconds(real), seconds(simulated), _times(ratio)) for real, simulated, ratio in cells]
-        table.add_row(each.policy, str(each.requests), *(cell for group in shown for cell in group))
-    console.print(table)
+        rows.append(Row(None, (each.policy, str(each.requests), *(cell for group in shown for cell in group))))
+    console.print(table_of(Grid(headings, tuple(rows)), title))
 
 
 def likeness_json(found: Sequence[Likeness]) -> list[dict[str, Any]]:

@@ -2,55 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from cluster.flags.checks import at_least_zero, field_of, file_can_be_made, positive
+from cluster.flags.checks import field_of
+from tools.output import ReportFiles
 from tools.simulate.fleet.shape import Faults, FleetShape
 from tools.simulate.fleet.simulation import check_span
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
+from twostroke.config.settings import Settings, setting
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_values
 
 DEFAULT_REQUESTS = 2000
 """Requests taken of a workload that never ends."""
-DEFAULT_RATE = 3.4
-"""Requests per second of a workload; a trace has its own."""
 GIGABYTE = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSource:
+class RequestSource(Settings):
     """The origin of requests: a trace, or a workload by name."""
 
-    trace: Path | None
-    workload: str | None
-    rate: float
-    limit: int | None
-    jitter_s: float
-    length_scale: float
-    seed: int
+    trace: str | None = setting(None, unit="FILE", help="Mooncake's JSON lines, Azure's CSV, a request log")
+    workload: str | None = setting(None, unit="NAME", help="generated: conversation, prefix-groups, code-agent")
+    rate: float = setting(3.4, above=0, unit="PER_SECOND", help="requests per second of a workload")
+    limit: int | None = setting(None, least=1, help="only the first N requests")
+    jitter_s: float = setting(0.0, least=0, zero="raw bursts", help="delay each request by up to this")
+    length_scale: float = setting(1.0, above=0, unit="FACTOR", help="shrink prompts and answers alike")
+    seed: int = setting(0, help="seed of all draws")
 
-    def __post_init__(self) -> None:
+    def model_post_init(self, _context: Any) -> None:
         if (self.trace is None) == (self.workload is None):
             raise ConfigError("one of --trace FILE and --workload NAME is needed", field="trace")
-        positive("--rate", self.rate)
-        positive("--limit", self.limit)
-        positive("--length-scale", self.length_scale)
-        at_least_zero("--jitter", self.jitter_s)
 
     def read(self) -> Trace:
         """In order, from 0 s on, at the recorded pace."""
         if self.workload is not None:
             trace = generated(self.workload, self.limit or DEFAULT_REQUESTS, self.rate, self.seed)
         else:
-            assert self.trace is not None
-            trace = read_trace(self.trace, self.limit)
+            trace = read_trace(Path(self.trace or ""), self.limit)
         if trace.block_tokens * self.length_scale < 1:
             raise ConfigError(
                 f"--length-scale {self.length_scale:g} leaves less than a token of a block of {trace.block_tokens}",
@@ -63,111 +56,84 @@ class RequestSource:
 
     @property
     def label(self) -> str:
-        name = self.workload or (self.trace.name if self.trace is not None else "")
+        name = self.workload or Path(self.trace or "").name
         jitter = f", jitter {self.jitter_s:g} s" if self.jitter_s else ", raw bursts" if self.trace is not None else ""
         return name + jitter + (f", first {self.limit}" if self.limit else "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    json_path: str | None
-    html_path: str | None
-    jobs: int
+class FleetFlags(Settings):
+    """What is said of the fleet; the rest is as in the profile, or as in `FleetShape`."""
 
-    def __post_init__(self) -> None:
-        file_can_be_made("--json", self.json_path)
-        file_can_be_made("--html", self.html_path)
-        positive("--jobs", self.jobs)
-
-
-def add_source(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("which requests")
-    source = group.add_mutually_exclusive_group()
-    source.add_argument("--trace", type=Path, metavar="FILE", help="Mooncake's JSON lines, Azure's CSV, a request log")
-    source.add_argument("--workload", metavar="NAME", help="generated: conversation, prefix-groups, code-agent")
-    group.add_argument("--rate", type=float, default=DEFAULT_RATE, help="of a workload, in requests/s (%(default)s)")
-    group.add_argument("--limit", type=int, metavar="N", help="the first N requests")
-    group.add_argument(
-        "--jitter",
-        type=float,
-        metavar="S",
-        default=0.0,
-        help="delay each by up to S seconds (default: raw bursts)",
+    profile: str | None = setting(None, unit="FILE", help="measured costs, links and delays, made by --fit")
+    prefill: int | None = setting(None, help="prefill workers")
+    decode: int | None = setting(None, help="decode workers")
+    pool_tokens: int | None = setting(None, help="tokens that fit into a prefill worker's pages")
+    decode_pool_tokens: int | None = setting(None, help="tokens that fit into a decode worker's pages")
+    routers: int | None = setting(None, help="router replicas, which share their reservations")
+    event_delay_s: float | None = setting(None, least=0, help="time until a router hears of a worker's events")
+    event_faults: float | None = setting(
+        None, unit="SHARE", help="share of events that are dropped; as many are doubled, and reordered"
     )
-    group.add_argument("--length-scale", type=float, default=1.0, metavar="X", help="of prompts and answers alike")
-    group.add_argument("--seed", type=int, default=0, help="of all draws (default: %(default)s)")
+    noise: float | None = setting(None, unit="SIGMA", help="log-normal noise of every step's length")
+
+    def model_post_init(self, _context: Any) -> None:
+        if self.event_faults is not None and not 0 <= self.event_faults < 1:
+            raise ConfigError(
+                f"--event-faults must be a share from 0 to below 1, got {self.event_faults:g}", field="event_faults"
+            )
+
+    def shape(self, block_tokens: int, seed: int) -> FleetShape:
+        """Return a fleet with pages of the trace's blocks, whatever the profile's were: as many bytes, as many tokens.
+        Raises ConfigError."""
+        for flag, value in (("--pool-tokens", self.pool_tokens), ("--decode-pool-tokens", self.decode_pool_tokens)):
+            if value is not None and value < block_tokens:
+                raise ConfigError(
+                    f"{flag} {value} does not hold one block of {block_tokens} tokens", field=field_of(flag)
+                )
+        shape = with_blocks_of(FleetShape() if self.profile is None else read_profile(Path(self.profile)), block_tokens)
+        if self.event_delay_s is not None:
+            shape = dataclasses.replace(shape, delays=dataclasses.replace(shape.delays, event_s=self.event_delay_s))
+        if (share := self.event_faults) is not None:
+            faults = Faults(event_drop=share, event_duplicate=share, event_reorder=share)
+            shape = dataclasses.replace(shape, faults=faults)
+        said: dict[str, Any] = {
+            "prefill": self.prefill,
+            "decode": self.decode,
+            "prefill_pages": None if self.pool_tokens is None else self.pool_tokens // block_tokens,
+            "decode_pages": None if self.decode_pool_tokens is None else self.decode_pool_tokens // block_tokens,
+            "routers": self.routers,
+            "noise": self.noise,
+            "seed": seed,
+        }
+        return dataclasses.replace(shape, **{name: value for name, value in said.items() if value is not None})
 
 
-def add_fleet(parser: argparse.ArgumentParser, *, has_bandwidth: bool = True) -> None:
-    """Whatever is not said is as in --profile, or as in `FleetShape`."""
-    group = parser.add_argument_group("which fleet")
-    group.add_argument("--profile", type=Path, metavar="FILE", help="measured costs, links and delays, made by --fit")
-    group.add_argument("--prefill", type=int, metavar="N", help="prefill workers")
-    group.add_argument("--decode", type=int, metavar="N", help="decode workers")
-    group.add_argument("--pool-tokens", type=int, metavar="N", help="that fit into a prefill worker's pages")
-    group.add_argument("--decode-pool-tokens", type=int, metavar="N", help="that fit into a decode worker's pages")
-    if has_bandwidth:
-        group.add_argument("--bandwidth", type=float, metavar="GB/S", help="of each worker's network, in and out")
-    else:
-        parser.set_defaults(bandwidth=None)
-    group.add_argument("--routers", type=int, metavar="N", help="replicas, which share their reservations")
-    group.add_argument("--event-delay", type=float, metavar="S", help="until a router hears of a worker's events")
-    group.add_argument(
-        "--event-faults", type=float, metavar="SHARE", help="of events, each: dropped, doubled, reordered"
-    )
-    group.add_argument("--noise", type=float, metavar="SIGMA", help="log-normal, of every step's length")
+class LinkedFleetFlags(FleetFlags):
+    """The same with the network between the workers."""
+
+    bandwidth: float | None = setting(None, above=0, unit="GB/S", help="of each worker's network, in and out")
+
+    def shape(self, block_tokens: int, seed: int) -> FleetShape:
+        shape = super().shape(block_tokens, seed)
+        if self.bandwidth is None:
+            return shape
+        return dataclasses.replace(shape, link_bytes_per_s=self.bandwidth * GIGABYTE)
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("output")
-    add_json(group)
-    group.add_argument("--html", metavar="FILE", help="also as a page with figures")
-    group.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time (default: %(default)s)")
+class Output(ReportFiles):
+    """Where results go, and how fast they come."""
+
+    jobs: int = setting(1, least=1, help="runs at a time")
 
 
-def add_json(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--json", metavar="FILE", help='also as JSON; "-" for standard output')
+class Promise(Settings):
+    """What is promised to every request."""
+
+    slo_ttft_s: float = setting(..., help="the first token within this")
+    slo_itl_s: float = setting(..., help="on average this between tokens")
 
 
-def source_from(args: argparse.Namespace) -> RequestSource:
-    return RequestSource(
-        trace=args.trace,
-        workload=args.workload,
-        rate=args.rate,
-        limit=args.limit,
-        jitter_s=args.jitter,
-        length_scale=args.length_scale,
-        seed=args.seed,
-    )
-
-
-def output_from(args: argparse.Namespace) -> Output:
-    return Output(json_path=args.json, html_path=args.html, jobs=args.jobs)
-
-
-def fleet_from(args: argparse.Namespace, block_tokens: int) -> FleetShape:
-    """With pages of the trace's blocks, whatever the profile's were: as many bytes, as many tokens."""
-    for flag, value in (("--pool-tokens", args.pool_tokens), ("--decode-pool-tokens", args.decode_pool_tokens)):
-        if value is not None and value < block_tokens:
-            raise ConfigError(f"{flag} {value} does not hold one block of {block_tokens} tokens", field=field_of(flag))
-    positive("--bandwidth", args.bandwidth)
-    shape = FleetShape() if args.profile is None else read_profile(args.profile)
-    shape = with_blocks_of(shape, block_tokens)
-    said = {
-        "prefill": args.prefill,
-        "decode": args.decode,
-        "prefill_pages": None if args.pool_tokens is None else args.pool_tokens // block_tokens,
-        "decode_pages": None if args.decode_pool_tokens is None else args.decode_pool_tokens // block_tokens,
-        "link_bytes_per_s": None if args.bandwidth is None else args.bandwidth * GIGABYTE,
-        "routers": args.routers,
-        "noise": args.noise,
-        "seed": args.seed,
-    }
-    shape = dataclasses.replace(shape, **{name: value for name, value in said.items() if value is not None})
-    return _with_events(shape, args.event_delay, args.event_faults)
-
-
-def numbers(flag: str, text: str) -> tuple[float, ...]:
+def numbers(flag: str, text: str | None) -> tuple[float, ...]:
     """Return the numbers of a list with commas; none where nothing is said."""
     try:
         values = tuple(float(part) for part in text.split(",")) if text else ()
@@ -189,21 +155,8 @@ def with_blocks_of(shape: FleetShape, block_tokens: int) -> FleetShape:
     )
 
 
-def _with_events(shape: FleetShape, delay_s: float | None, faults: float | None) -> FleetShape:
-    if delay_s is not None:
-        at_least_zero("--event-delay", delay_s)
-        shape = dataclasses.replace(shape, delays=dataclasses.replace(shape.delays, event_s=delay_s))
-    if faults is not None:
-        if not 0 <= faults < 1:
-            raise ConfigError(f"--event-faults must be a share from 0 to below 1, got {faults:g}", field="event_faults")
-        shape = dataclasses.replace(
-            shape, faults=Faults(event_drop=faults, event_duplicate=faults, event_reorder=faults)
-        )
-    return shape
-
-
 def profile_text(shape: FleetShape) -> str:
-    return json.dumps(asdict(shape), indent=2) + "\n"
+    return json.dumps(dataclasses.asdict(shape), indent=2) + "\n"
 
 
 def read_profile(path: Path) -> FleetShape:

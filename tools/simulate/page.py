@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from cluster.scaling.capacity import LatencyTargets
 from tools.figures.charts import (
     Figure,
-    Grid,
     Head,
     Line,
-    Row,
     Section,
     Series,
     Words,
@@ -25,7 +23,7 @@ from tools.figures.charts import (
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.loads import FoundRate
-from tools.simulate.report import COLUMNS_SHOWN, explanation, seconds
+from tools.simulate.report import explanation, rates_grid, summaries_grid
 from tools.simulate.summary import Summary
 from twostroke.config import Role
 
@@ -87,14 +85,10 @@ def _ttft_over_load(by_variant: dict[str, list[Summary]], colours: dict[str, int
 def _at_pace(found: Found, scale: float, colours: dict[str, int]) -> Section:
     here = [each for each in found.summaries if each.rate_scale == scale]
     runs = [run for pace, run in found.runs if pace == scale]
-    grid = Grid(
-        tuple(column.title for column in COLUMNS_SHOWN),
-        tuple(Row(colours[each.variant], tuple(column.shown(each) for column in COLUMNS_SHOWN)) for each in here),
-    )
     ttfts = [Series(colours[run.policy], tuple(results.ttfts(run))) for run in runs]
     return Section(
         f"{here[0].requests_per_s:.2f} requests/s (x{scale:.3g})",
-        grid=grid,
+        grid=summaries_grid(here, colours),
         figures=(
             Figure("Time to first token", latency_figure(ttfts)),
             Figure("Predicted (up) and actual time to first token, s", _predictions(runs, colours)),
@@ -142,22 +136,6 @@ def _busy(runs: Sequence[SimulatedRun], colours: dict[str, int]) -> str:
 
 
 def _rates(rates: Sequence[FoundRate], colours: dict[str, int]) -> Section:
-    grid = Grid(
-        ("policy", "requests/s", "fails at", "p90", "util"),
-        tuple(
-            Row(
-                colours[each.variant],
-                (
-                    each.variant,
-                    "none" if each.keeps is None else f"{each.keeps:.2f}",
-                    "-" if each.breaks is None else f"{each.breaks:.2f}",
-                    seconds(each.p90_s),
-                    "-" if each.utilisation is None else f"{each.utilisation:.3f}",
-                ),
-            )
-            for each in rates
-        ),
-    )
     bars = [("", [(colours[each.variant], each.keeps or 0.0) for each in rates])]
     figure = Figure("Highest rate, requests/s", bar_figure(bars, Words("highest rate by policy", "", "requests/s")))
-    return Section("Highest rate", grid=grid, figures=(figure,))
+    return Section("Highest rate", grid=rates_grid(rates, colours), figures=(figure,))

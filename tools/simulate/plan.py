@@ -7,84 +7,65 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from cluster.scaling.capacity import LatencyTargets, WorkerCounts
-from tools.figures.charts import Figure, Grid, Head, Line, Row, Section, Words, line_figure, render
+from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
-from tools.simulate.options import (
-    Output,
-    add_fleet,
-    add_output,
-    add_source,
-    fleet_from,
-    numbers,
-    output_from,
-    source_from,
-)
-from tools.simulate.report import console_for, percent, seconds
+from tools.simulate.options import LinkedFleetFlags, Output, Promise, RequestSource, numbers
+from tools.simulate.report import percent, seconds
 from tools.simulate.runs import runner
 from tools.simulate.sizing import LoadPoint, Sizing, crossing, crossover, smallest_fleet
+from tools.tables import Grid, Row, console_for, table_of
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 BOTH, SPLIT = "colocated", "split"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is promised")
-    group.add_argument("--slo-ttft", type=float, required=True, metavar="S", help="the first token within S seconds")
-    group.add_argument("--slo-itl", type=float, required=True, metavar="S", help="on average S seconds between tokens")
-    group.add_argument(
-        "--attainment", type=float, default=0.9, metavar="SHARE", help="of requests (default: %(default)s)"
+class PlanPromise(Promise):
+    """What is promised, and at which loads splits are compared."""
+
+    attainment: float = setting(0.9, unit="SHARE", help="share of requests that get both")
+    loads: str = setting(
+        "0.25,0.5,0.75,1,1.25,1.5,2",
+        unit="X[,X]",
+        help="times the trace's pace, at which splits are compared with as many workers that do both",
     )
-    group.add_argument(
-        "--loads",
-        default="0.25,0.5,0.75,1,1.25,1.5,2",
-        metavar="X[,X]",
-        help="times the trace's pace, at which splits are compared with as many workers that do both (%(default)s)",
-    )
-    add_source(parser)
-    add_fleet(parser)
-    add_output(parser)
+
+
+class PlanFlags(Settings):
+    promise: PlanPromise = group(PlanPromise, "promise", "what is promised")
+    source: RequestSource = group(RequestSource, "requests", "which requests")
+    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
+    output: Output = group(Output, "output")
 
 
 def run_session(args: argparse.Namespace) -> int:
-    promise = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl, attainment=args.attainment)
-    source, output, scales = source_from(args), output_from(args), numbers("--loads", args.loads)
+    said = flags.read(PlanFlags, args)
+    output, scales = said.output, numbers("--loads", said.promise.loads)
+    promise = LatencyTargets(
+        ttft_s=said.promise.slo_ttft_s, itl_s=said.promise.slo_itl_s, attainment=said.promise.attainment
+    )
     if any(scale <= 0 for scale in scales):
-        raise ConfigError(f"--loads must be positive, got {args.loads}", field="loads")
-    trace = source.read()
-    shape = fleet_from(args, trace.block_tokens)
+        raise ConfigError(f"--loads must be positive, got {said.promise.loads}", field="loads")
+    trace = said.source.read()
+    shape = said.fleet.shape(trace.block_tokens, said.source.seed)
     check_objectives(trace, shape, promise)
     run_all = runner(output.jobs)
     sizing = smallest_fleet(trace, shape, promise, run_all)
     enough = dataclasses.replace(shape, prefill=sizing.smallest.prefill, decode=sizing.smallest.decode)
     points = crossover(trace, enough, promise, scales, run_all)
-    _show(sizing, points, f"{source.label}: {len(trace.rows)} requests; {_words(promise)}", output)
-    return 0
-
-
-def _show(sizing: Sizing, points: Sequence[LoadPoint], setting: str, output: Output) -> None:
+    heading = f"{said.source.label}: {len(trace.rows)} requests; {_words(promise)}"
     console = console_for(output.json_path)
-    console.print(setting, markup=False)
-    _print(sizing, points, console)
-    write_json({"schema_version": 1, "setting": setting, **_as_json(sizing, points)}, output.json_path)
-    if output.html_path is not None:
-        write_text(_page(sizing, points, setting), output.html_path)
-
-
-def _print(sizing: Sizing, points: Sequence[LoadPoint], console: Console) -> None:
+    console.print(heading, markup=False)
     for title, grid in ((answer(sizing), _tried_grid(sizing)), (pays(points), _points_grid(points))):
-        console.print(f"[bold]{escape(title)}[/bold]")
-        table = Table(box=None, pad_edge=False)
-        for at, heading in enumerate(grid.headings):
-            table.add_column(heading, justify="right" if at else "left", no_wrap=True)
-        for row in grid.rows:
-            table.add_row(*row.cells)
-        console.print(table)
+        console.print(title, style="bold", markup=False)
+        console.print(table_of(grid))
+    write_json({"schema_version": 1, "setting": heading, **_as_json(sizing, points)}, output.json_path)
+    if output.html_path is not None:
+        write_text(_page(sizing, points, heading), output.html_path)
+    return 0
 
 
 def answer(sizing: Sizing) -> str:

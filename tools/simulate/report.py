@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.loads import FoundRate
 from tools.simulate.summary import Summary
+from tools.tables import Grid, Row, table_of
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
-COLUMNS = 190
-"""The table's width where no terminal says one."""
+NO_COLOURS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,23 +63,17 @@ def tokens(count: int) -> str:
     return f"{count / 1e6:.2f}M" if count >= 1e6 else f"{count / 1e3:.0f}k" if count >= 1e3 else str(count)
 
 
-def console_for(json_path: str | None) -> Console:
-    """Standard error, where standard output is the JSON's."""
-    out = sys.stderr if json_path == "-" else sys.stdout
-    return Console(file=out, highlight=False, width=None if out.isatty() else COLUMNS)
-
-
 def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
     """A table for each pace."""
     for scale in dict.fromkeys(each.rate_scale for each in summaries):
         here = [each for each in summaries if each.rate_scale == scale]
         title = f"{here[0].requests_per_s:.2f} requests/s (x{scale:.3g})"
-        table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-        for at, column in enumerate(COLUMNS_SHOWN):
-            table.add_column(column.title, justify="right" if at else "left", no_wrap=True)
-        for each in here:
-            table.add_row(*(escape(column.shown(each)) for column in COLUMNS_SHOWN))
-        console.print(table)
+        console.print(table_of(summaries_grid(here), title))
+
+
+def summaries_grid(summaries: Sequence[Summary], colours: Mapping[str, int] = NO_COLOURS) -> Grid:
+    rows = (Row(colours.get(each.variant), tuple(column.shown(each) for column in COLUMNS_SHOWN)) for each in summaries)
+    return Grid(tuple(column.title for column in COLUMNS_SHOWN), tuple(rows))
 
 
 def explanation(promise: LatencyTargets, oracle_rate: float) -> str:
@@ -109,27 +101,23 @@ def notes_of(summaries: Sequence[Summary]) -> list[str]:
     return notes
 
 
-def print_rates(found: Sequence[FoundRate], ttft_s: float, console: Console) -> None:
-    table = Table(
-        title=f"highest rate with a p90 TTFT up to {ttft_s:g} s (all requests count)",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        pad_edge=False,
-    )
+def rates_grid(found: Sequence[FoundRate], colours: Mapping[str, int] = NO_COLOURS) -> Grid:
     base = found[0].keeps
-    for at, heading in enumerate(("policy", "requests/s", f"over {found[0].variant}", "fails at", "p90", "util")):
-        table.add_column(heading, justify="right" if at else "left", no_wrap=True)
-    for each in found:
-        table.add_row(
-            escape(each.variant),
-            "none" if each.keeps is None else f"{each.keeps:.2f}",
-            f"{each.keeps / base:.2f}x" if each.keeps and base else "-",
-            "-" if each.breaks is None else f"{each.breaks:.2f}",
-            seconds(each.p90_s),
-            "-" if each.utilisation is None else f"{each.utilisation:.3f}",
+    rows = (
+        Row(
+            colours.get(each.variant),
+            (
+                each.variant,
+                "none" if each.keeps is None else f"{each.keeps:.2f}",
+                f"{each.keeps / base:.2f}x" if each.keeps and base else "-",
+                "-" if each.breaks is None else f"{each.breaks:.2f}",
+                seconds(each.p90_s),
+                "-" if each.utilisation is None else f"{each.utilisation:.3f}",
+            ),
         )
-    console.print(table)
+        for each in found
+    )
+    return Grid(("policy", "requests/s", f"over {found[0].variant}", "fails at", "p90", "util"), tuple(rows))
 
 
 def as_json(summaries: Sequence[Summary], found: Sequence[FoundRate], facts: dict[str, Any]) -> dict[str, Any]:

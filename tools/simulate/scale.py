@@ -7,13 +7,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rich.table import Table
-
-from cluster.flags.checks import at_least_zero, file_can_be_made
 from cluster.scaling.autoscaler import seen_from
 from cluster.scaling.capacity import LatencyTargets, RequestDemand, WorkerCounts
 from cluster.scaling.planner import Planner, ScalingDecision
-from tools.output import write_json
+from tools.output import JsonFile, write_json
 from tools.simulate.demand import check_objectives
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import RequestOutcome, SimulatedRun, Status
@@ -21,11 +18,13 @@ from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.options import add_fleet, add_json, add_source, fleet_from, source_from
-from tools.simulate.report import console_for, percent
+from tools.simulate.options import LinkedFleetFlags, Promise, RequestSource
+from tools.simulate.report import percent
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS, policy_of
-from twostroke.config import Role, ScalingConfig
+from tools.tables import Grid, Row, console_for, table_of
+from twostroke.config import Role, ScalingConfig, flags
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 SWITCH_S = 1.0
@@ -79,47 +78,42 @@ class Fared:
     not_answered: int
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is promised, and what may be used")
-    group.add_argument("--slo-ttft", type=float, required=True, metavar="S", help="the first token within S seconds")
-    group.add_argument("--slo-itl", type=float, required=True, metavar="S", help="on average S seconds between tokens")
-    for role in ("prefill", "decode"):
-        group.add_argument(f"--min-{role}", type=int, metavar="N", help=f"(default: as --{role})")
-        group.add_argument(f"--max-{role}", type=int, metavar="N", required=True)
-    group.add_argument(
-        "--start", type=float, default=20.0, metavar="S", help="until a new worker serves (default: %(default)s)"
-    )
-    group.add_argument(
-        "--surge", type=float, default=1.0, metavar="X", help="the middle third comes X times as fast (default: 1)"
-    )
-    add_source(parser)
-    add_fleet(parser)
-    add_json(parser.add_argument_group("output"))
+class ScalePromise(Promise):
+    """What is promised, and what may be used for it."""
+
+    min_prefill: int | None = setting(None, default_text="as --prefill", help="fewest prefill workers")
+    max_prefill: int = setting(..., help="most prefill workers")
+    min_decode: int | None = setting(None, default_text="as --decode", help="fewest decode workers")
+    max_decode: int = setting(..., help="most decode workers")
+    start_s: float = setting(20.0, least=0, help="time until a new worker serves")
+    surge: float = setting(1.0, unit="FACTOR", help="the middle third of the requests comes so many times as fast")
+
+
+class ScaleFlags(Settings):
+    promise: ScalePromise = group(ScalePromise, "promise", "what is promised, and what may be used")
+    source: RequestSource = group(RequestSource, "requests", "which requests")
+    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
+    output: JsonFile = group(JsonFile, "output")
 
 
 def run_session(args: argparse.Namespace) -> int:
-    promise = LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl)
-    at_least_zero("--start", args.start)
-    source = source_from(args)
-    file_can_be_made("--json", args.json)
-    trace = surged(source.read(), args.surge)
-    shape = fleet_from(args, trace.block_tokens)
-    pace = ScalingConfig(
-        min_prefill=args.min_prefill,
-        max_prefill=args.max_prefill,
-        min_decode=args.min_decode,
-        max_decode=args.max_decode,
-    )
+    said = flags.read(ScaleFlags, args)
+    wanted, source = said.promise, said.source
+    promise = LatencyTargets(ttft_s=wanted.slo_ttft_s, itl_s=wanted.slo_itl_s)
+    trace = surged(source.read(), wanted.surge)
+    shape = said.fleet.shape(trace.block_tokens, source.seed)
+    bounds = ("min_prefill", "max_prefill", "min_decode", "max_decode")
+    pace = ScalingConfig(**wanted.model_dump(include=set(bounds)))
     check_objectives(trace, shape, promise)
-    planned, fared = compared(trace, shape, promise, pace, args.start)
-    console = console_for(args.json)
-    console.print(f"{source.label}: {len(trace.rows)} requests, the middle third x{args.surge:g}", markup=False)
-    console.print(_table(fared))
+    planned, fared = compared(trace, shape, promise, pace, wanted.start_s)
+    console = console_for(said.output.json_path)
+    console.print(f"{source.label}: {len(trace.rows)} requests, the middle third x{wanted.surge:g}", markup=False)
+    console.print(table_of(_grid(fared)))
     for at_s, decision in planned.history:
         console.print(f"{at_s:8.1f} s  {decision}", markup=False, soft_wrap=True)
     history = [{"at_s": at_s, **dataclasses.asdict(decision)} for at_s, decision in planned.history]
-    write_json({"schema_version": 1, "fleets": list(map(dataclasses.asdict, fared)), "changes": history},
-               args.json)  # fmt: skip
+    content = {"schema_version": 1, "fleets": list(map(dataclasses.asdict, fared)), "changes": history}
+    write_json(content, said.output.json_path)
     return 0
 
 
@@ -176,15 +170,22 @@ def _fared(name: str, run: SimulatedRun, promise: LatencyTargets) -> Fared:
     )
 
 
-def _table(fared: Sequence[Fared]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for at, heading in enumerate(("fleet", "in time", "TTFT p90", "worker-seconds", "changes", "not answered")):
-        table.add_column(heading, justify="right" if at else "left", no_wrap=True)
-    for each in fared:
-        ttft = "-" if each.ttft_p90_s is None else f"{each.ttft_p90_s:.2f} s"
-        cells = (each.name, percent(each.attainment), ttft, f"{each.worker_s:,.0f}", str(each.changes))
-        table.add_row(*cells, str(each.not_answered))
-    return table
+def _grid(fared: Sequence[Fared]) -> Grid:
+    rows = (
+        Row(
+            None,
+            (
+                each.name,
+                percent(each.attainment),
+                "-" if each.ttft_p90_s is None else f"{each.ttft_p90_s:.2f} s",
+                f"{each.worker_s:,.0f}",
+                str(each.changes),
+                str(each.not_answered),
+            ),
+        )
+        for each in fared
+    )
+    return Grid(("fleet", "in time", "TTFT p90", "worker-seconds", "changes", "not answered"), tuple(rows))
 
 
 def _by_role(counts: WorkerCounts) -> dict[Role, int]:

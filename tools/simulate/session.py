@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -17,182 +16,165 @@ from tools.simulate.demand import check_objectives
 from tools.simulate.fitting import SINCE_DECISION, likeness, likeness_json, policies_of, print_likeness, real_answers
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.loads import FoundRate, highest_rates, pace_at
-from tools.simulate.options import Output, RequestSource, fleet_from, numbers, output_from, source_from
+from tools.simulate.loads import highest_rates, pace_at
+from tools.simulate.options import LinkedFleetFlags, Output, RequestSource, numbers
 from tools.simulate.page import Found, render_page
 from tools.simulate.report import (
     as_json,
-    console_for,
     explanation,
     notes_of,
-    print_rates,
     print_summaries,
+    rates_grid,
 )
 from tools.simulate.runs import Runner, Trial, runner
-from tools.simulate.summary import Summary, oracle_rate_of, summarise, with_ratios
+from tools.simulate.summary import oracle_rate_of, summarise, with_ratios
 from tools.simulate.traces.trace import Trace
-from tools.simulate.variants import BASELINE, DEFAULT, check_variant, variants_from, with_baseline
+from tools.simulate.variants import BASELINE, DEFAULT, check_variant, variants_from
+from tools.tables import console_for, table_of
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateOptions:
-    source: RequestSource
-    output: Output
-    variants: tuple[str, ...]
-    """Round-robin first."""
-    rate_scales: tuple[float, ...]
-    utilisations: tuple[float, ...]
-    """Instead of scales."""
-    of: str
-    """The policy whose utilisation is meant."""
-    peer_pulls: bool
-    promise: LatencyTargets
-    admits: bool
-    """Routers refuse what would miss the objective."""
-    find_rate_s: float | None
-    precision: float
+class Comparison(Settings):
+    """What is compared."""
 
-    def __post_init__(self) -> None:
-        for value in self.rate_scales:
-            positive("--rate-scale", value)
-        for value in self.utilisations:
-            positive("--utilisation", value)
-        positive("--find-rate", self.find_rate_s)
-        positive("--precision", self.precision)
+    policies: str = setting(",".join(DEFAULT), unit="NAMES", help='policies with commas between them, or "all"')
+    rate_scale: str | None = setting(None, unit="X[,X]", default_text="1", help="times the trace's own pace")
+    utilisation: str | None = setting(
+        None, unit="U[,U]", help="instead: paces at which --of keeps prefill workers that busy"
+    )
+    of: str = setting(BASELINE, unit="POLICY", help="the policy whose utilisation is meant")
+    peer_pulls: bool = setting(True, help="pull pages from peers")
+    slo_ttft_s: float | None = setting(None, help="for goodput: the first token within this")
+    slo_itl_s: float | None = setting(None, help="for goodput: on average this between tokens")
+    admission: bool = setting(False, help="routers refuse what would miss --slo-ttft")
+    find_rate_s: float | None = setting(None, above=0, help="find the highest rate with a p90 TTFT up to this")
+    precision: float = setting(0.04, above=0, unit="FRACTION", help="of --find-rate, relative")
+
+    def model_post_init(self, _context: Any) -> None:
+        for flag, values in (("--rate-scale", self.rate_scales), ("--utilisation", self.utilisations)):
+            for value in values:
+                positive(flag, value)
         if self.rate_scales and self.utilisations:
             raise ConfigError("--rate-scale and --utilisation exclude each other", field="utilisation")
-        if self.admits and self.promise.ttft_s is None:
+        if self.admission and self.promise.ttft_s is None:
             raise ConfigError("--admission refuses by --slo-ttft: how many seconds?", field="slo_ttft")
         check_variant("--of", self.of)
 
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The policies, round-robin first: everything is told relative to it."""
+        return tuple(dict.fromkeys((BASELINE, *variants_from(self.policies))))
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what is compared")
-    group.add_argument("--policies", default=",".join(DEFAULT), help='names, or "all" (default: %(default)s)')
-    group.add_argument("--rate-scale", default="", metavar="X[,X]", help="times the trace's own pace (default: 1)")
-    group.add_argument(
-        "--utilisation", default="", metavar="U[,U]", help="instead: at which --of keeps prefill workers that busy"
+    @property
+    def rate_scales(self) -> tuple[float, ...]:
+        return numbers("--rate-scale", self.rate_scale)
+
+    @property
+    def utilisations(self) -> tuple[float, ...]:
+        """Utilisations that say the pace, instead of scales."""
+        return numbers("--utilisation", self.utilisation)
+
+    @property
+    def promise(self) -> LatencyTargets:
+        return LatencyTargets(ttft_s=self.slo_ttft_s, itl_s=self.slo_itl_s)
+
+
+class Calibration(Settings):
+    """The profile of a real fleet."""
+
+    fit: str | None = setting(
+        None, unit="LOG", help="write --profile from the log of a router's --request-log, and no more"
     )
-    group.add_argument("--of", default=BASELINE, metavar="POLICY", help="default: %(default)s")
-    group.add_argument("--peer-pulls", action=argparse.BooleanOptionalAction, default=True, help="default: yes")
-    group.add_argument("--slo-ttft", type=float, metavar="S", help="for goodput: the first token within S seconds")
-    group.add_argument("--slo-itl", type=float, metavar="S", help="for goodput: on average S seconds between tokens")
-    group.add_argument("--admission", action="store_true", help="routers refuse what would miss --slo-ttft")
-    group.add_argument("--find-rate", type=float, metavar="S", help="the highest rate with a p90 TTFT up to S seconds")
-    group.add_argument("--precision", type=float, default=0.04, help="of --find-rate, relative (default: %(default)s)")
 
 
-def options_from(args: argparse.Namespace) -> SimulateOptions:
-    return SimulateOptions(
-        source=source_from(args),
-        output=output_from(args),
-        variants=with_baseline(variants_from(args.policies)),
-        rate_scales=numbers("--rate-scale", args.rate_scale),
-        utilisations=numbers("--utilisation", args.utilisation),
-        of=args.of,
-        peer_pulls=args.peer_pulls,
-        promise=LatencyTargets(ttft_s=args.slo_ttft, itl_s=args.slo_itl),
-        admits=args.admission,
-        find_rate_s=args.find_rate,
-        precision=args.precision,
-    )
+class SimulateFlags(Settings):
+    source: RequestSource = group(RequestSource, "requests", "which requests")
+    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
+    compared: Comparison = group(Comparison, "compared", "what is compared")
+    calibration: Calibration = group(Calibration, "calibration")
+    output: Output = group(Output, "output")
 
 
 def run_session(args: argparse.Namespace) -> int:
-    options = options_from(args)
-    trace = options.source.read()
-    shape = fleet_from(args, trace.block_tokens)
-    _check(options, trace, shape)
-    if options.admits:
-        shape = dataclasses.replace(shape, slo_ttft_s=options.promise.ttft_s)
-    console = console_for(options.output.json_path)
-    console.print(_heading(options, trace, shape), markup=False)
-    run_all = runner(options.output.jobs)
-    real = real_answers(options.source.trace, options.source.limit)
-    options = dataclasses.replace(options, variants=tuple(dict.fromkeys((*options.variants, *policies_of(real)))))
-    found = _rates(options, trace, shape, run_all)
-    oracle_rate = oracle_rate_of(trace, shape)
-    compared = _compare(options, trace, shape, run_all, holds=bool(real)) if options.find_rate_s is None else []
-    summaries = with_ratios([summarise(run, scale, options.promise, oracle_rate) for scale, run in compared])
-    facts = _facts(options, shape, oracle_rate)
-    _print(options, summaries, found, oracle_rate, console)
-    alike = [likeness(real, run) for scale, run in compared if scale == 1.0 and run.policy in policies_of(real)]
+    said = flags.read(SimulateFlags, args)
+    compared, output, promise = said.compared, said.output, said.compared.promise
+    variants = compared.variants
+    trace = said.source.read()
+    shape = said.fleet.shape(trace.block_tokens, said.source.seed)
+    _check(compared, trace, shape)
+    if compared.admission:
+        shape = dataclasses.replace(shape, slo_ttft_s=promise.ttft_s)
+    heading = _heading(said, trace, shape)
+    console = console_for(output.json_path)
+    console.print(heading, markup=False)
+    run_all = runner(output.jobs)
+    real = real_answers(said.source.trace, said.source.limit)
+    trials = [
+        Trial(variant=variant, trace=trace, shape=shape, peer_pulls=compared.peer_pulls)
+        for variant in dict.fromkeys((*variants, *policies_of(real)))
+    ]
+    rates, runs, oracle_rate = [], [], oracle_rate_of(trace, shape)
+    if compared.find_rate_s is not None:
+        rates = highest_rates(trials, compared.find_rate_s, compared.precision, run_all)
+    else:
+        runs = _compare(compared, trials, run_all, holds=bool(real))
+    summaries = with_ratios([summarise(run, scale, promise, oracle_rate) for scale, run in runs])
+    found = Found(summaries=tuple(summaries), runs=tuple(runs), rates=tuple(rates), oracle_rate=oracle_rate)
+    _print(compared, found, console)
+    alike = [likeness(real, run) for scale, run in runs if scale == 1.0 and run.policy in policies_of(real)]
     if alike:
         print_likeness(alike, SINCE_DECISION, console)
-    write_json({**as_json(summaries, found, facts), "replay": likeness_json(alike)}, options.output.json_path)
-    if options.output.html_path is not None:
-        page = Found(summaries=tuple(summaries), runs=tuple(compared), rates=tuple(found), oracle_rate=oracle_rate)
-        write_text(render_page(page, _heading(options, trace, shape), options.promise), options.output.html_path)
+    facts = {
+        "source": said.source.model_dump(),
+        "fleet": dataclasses.asdict(shape),
+        "promise": dataclasses.asdict(promise),
+        "peer_pulls": compared.peer_pulls,
+        "oracle_hit_rate": oracle_rate,
+    }
+    write_json({**as_json(summaries, rates, facts), "replay": likeness_json(alike)}, output.json_path)
+    if output.html_path is not None:
+        write_text(render_page(found, heading, promise), output.html_path)
     return 0
 
 
-def _check(options: SimulateOptions, trace: Trace, shape: FleetShape) -> None:
-    """Before minutes of simulating, not after."""
-    check_objectives(trace, shape, options.promise)
-    if options.find_rate_s is not None:
-        check_objectives(trace, shape, LatencyTargets(ttft_s=options.find_rate_s, itl_s=None), "--find-rate")
+def _check(compared: Comparison, trace: Trace, shape: FleetShape) -> None:
+    """Check what is asked for before minutes of simulating, not after."""
+    check_objectives(trace, shape, compared.promise)
+    if compared.find_rate_s is not None:
+        check_objectives(trace, shape, LatencyTargets(ttft_s=compared.find_rate_s, itl_s=None), "--find-rate")
 
 
 def _compare(
-    options: SimulateOptions, trace: Trace, shape: FleetShape, run_all: Runner, *, holds: bool
+    compared: Comparison, trials: Sequence[Trial], run_all: Runner, *, holds: bool
 ) -> list[tuple[float, SimulatedRun]]:
     """`holds`: requests wait in routers, as those of the live router did whose log this is."""
-    scales = options.rate_scales or (1.0,)
-    if options.utilisations:
-        meant = Trial(variant=options.of, trace=trace, shape=shape, peer_pulls=options.peer_pulls)
-        scales = tuple(pace_at(utilisation, meant, run_all) for utilisation in options.utilisations)
-    trials = [
-        Trial(variant=variant, trace=trace, shape=shape, rate_scale=scale, peer_pulls=options.peer_pulls, holds=holds)
-        for scale in scales
-        for variant in options.variants
-    ]
-    return [(trial.rate_scale, run) for trial, run in zip(trials, run_all(trials), strict=True)]
+    scales = compared.rate_scales or (1.0,)
+    if compared.utilisations:
+        meant = dataclasses.replace(trials[0], variant=compared.of)
+        scales = tuple(pace_at(utilisation, meant, run_all) for utilisation in compared.utilisations)
+    at_scales = [dataclasses.replace(trial, rate_scale=scale, holds=holds) for scale in scales for trial in trials]
+    return [(trial.rate_scale, run) for trial, run in zip(at_scales, run_all(at_scales), strict=True)]
 
 
-def _rates(options: SimulateOptions, trace: Trace, shape: FleetShape, run_all: Runner) -> list[FoundRate]:
-    if options.find_rate_s is None:
-        return []
-    trials = [
-        Trial(variant=variant, trace=trace, shape=shape, peer_pulls=options.peer_pulls) for variant in options.variants
-    ]
-    return highest_rates(trials, options.find_rate_s, options.precision, run_all)
-
-
-def _heading(options: SimulateOptions, trace: Trace, shape: FleetShape) -> str:
-    pulls = "peers are pulled from" if options.peer_pulls else "no pulls from peers"
+def _heading(said: SimulateFlags, trace: Trace, shape: FleetShape) -> str:
+    pulls = "peers are pulled from" if said.compared.peer_pulls else "no pulls from peers"
     routers = f"{shape.routers} router{'s' if shape.routers > 1 else ''}"
     return (
-        f"{options.source.label}: {len(trace.rows)} requests; {shape.prefill} prefill workers of "
+        f"{said.source.label}: {len(trace.rows)} requests; {shape.prefill} prefill workers of "
         f"{shape.prefill_pages * shape.block_size:,} tokens, {shape.decode} decode workers of "
         f"{shape.decode_pool_tokens:,}; {shape.link_bytes_per_s / 1e9:g} GB/s; {routers}; {pulls}; "
-        f"seed {options.source.seed}"
+        f"seed {said.source.seed}"
     )
 
 
-def _facts(options: SimulateOptions, shape: FleetShape, oracle_rate: float) -> dict[str, Any]:
-    source = dataclasses.asdict(options.source)
-    source["trace"] = None if options.source.trace is None else str(options.source.trace)
-    return {
-        "source": source,
-        "fleet": dataclasses.asdict(shape),
-        "promise": dataclasses.asdict(options.promise),
-        "peer_pulls": options.peer_pulls,
-        "oracle_hit_rate": oracle_rate,
-    }
-
-
-def _print(
-    options: SimulateOptions,
-    summaries: Sequence[Summary],
-    found: Sequence[FoundRate],
-    oracle_rate: float,
-    console: Console,
-) -> None:
-    print_summaries(summaries, console)
-    if summaries:
-        console.print(f"[dim]{explanation(options.promise, oracle_rate)}[/dim]")
-    if options.find_rate_s is not None:
-        print_rates(found, options.find_rate_s, console)
-    for note in notes_of(summaries):
+def _print(compared: Comparison, found: Found, console: Console) -> None:
+    print_summaries(found.summaries, console)
+    if found.summaries:
+        console.print(f"[dim]{explanation(compared.promise, found.oracle_rate)}[/dim]")
+    if compared.find_rate_s is not None:
+        title = f"highest rate with a p90 TTFT up to {compared.find_rate_s:g} s (all requests count)"
+        console.print(table_of(rates_grid(found.rates), title))
+    for note in notes_of(found.summaries):
         console.print(f"note: {note}", markup=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from cluster.flags.checks import field_of
 from router.routing.policies import POLICIES, policy_named
@@ -54,8 +54,3 @@ def check_variant(flag: str, variant: str) -> None:
     if variant not in _OWN and variant not in POLICIES:
         known = ", ".join((*POLICIES, *_OWN))
         raise ConfigError(f"{flag} must be of {known}; got {variant!r}", field=field_of(flag))
-
-
-def with_baseline(variants: Sequence[str]) -> tuple[str, ...]:
-    """Round-robin first: everything is told relative to it."""
-    return tuple(dict.fromkeys((BASELINE, *variants)))

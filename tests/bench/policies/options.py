@@ -9,8 +9,10 @@ from pathlib import Path
 
 from cluster.flags.checks import file_can_be_made, positive
 from router.routing.policies import POLICIES
-from tools.simulate.options import RequestSource, add_source, source_from
+from tools.simulate.options import RequestSource
 from tools.simulate.variants import BASELINE, variants_from
+from twostroke.config import flags
+from twostroke.config.settings import Settings, group
 from twostroke.errors import ConfigError
 
 DEFAULT_POLICIES = "kv,round-robin,least-requests"
@@ -73,24 +75,28 @@ class PoliciesOptions:
             raise ConfigError(f"--policies: `twostroke serve` has no {', '.join(unknown)}", field="policies")
 
 
+class _Flags(Settings):
+    source: RequestSource = group(RequestSource, "requests", "which requests")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_source(parser)
-    group = parser.add_argument_group("which clusters")
-    group.add_argument("--model", default="paced:", help="as `serve --model` (default: %(default)s)")
-    group.add_argument("--prefill", type=int, default=4, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--decode", type=int, default=4, metavar="N", help="(default: %(default)s)")
-    group.add_argument("--kv-cache-memory", metavar="SIZE", help="as `serve --kv-cache-memory`")
-    group.add_argument(
+    flags.add(parser, _Flags)
+    titled = parser.add_argument_group("which clusters")
+    titled.add_argument("--model", default="paced:", help="as `serve --model` (default: %(default)s)")
+    titled.add_argument("--prefill", type=int, default=4, metavar="N", help="(default: %(default)s)")
+    titled.add_argument("--decode", type=int, default=4, metavar="N", help="(default: %(default)s)")
+    titled.add_argument("--kv-cache-memory", metavar="SIZE", help="as `serve --kv-cache-memory`")
+    titled.add_argument(
         "--serve-flags",
         default="",
         metavar="FLAGS",
         help='others of `twostroke serve`: --serve-flags="--threads 2 --no-local-prefill"',
     )
-    group = parser.add_argument_group("what is compared")
-    group.add_argument(
+    titled = parser.add_argument_group("what is compared")
+    titled.add_argument(
         "--policies", default=DEFAULT_POLICIES, help=f"round-robin is always among them (default: {DEFAULT_POLICIES})"
     )
-    group.add_argument(
+    titled.add_argument(
         "--utilisations",
         type=float,
         nargs="+",
@@ -98,23 +104,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="U",
         help="of prefill workers under round-robin (default: %(default)s)",
     )
-    group.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    group.add_argument(
+    titled.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
+    titled.add_argument(
         "--warmup", type=int, default=32, metavar="N", help="short requests before each trial (default: %(default)s)"
     )
-    group = parser.add_argument_group("results")
-    group.add_argument(
+    titled = parser.add_argument_group("results")
+    titled.add_argument(
         "--simulate",
         action="store_true",
         help="also play the same rows against a simulated fleet that is fitted to the request logs",
     )
-    group.add_argument("--log-dir", type=Path, metavar="DIR", help="keep the request logs there")
-    group.add_argument("--json", metavar="FILE", help='"-": to standard output')
+    titled.add_argument("--log-dir", type=Path, metavar="DIR", help="keep the request logs there")
+    titled.add_argument("--json", metavar="FILE", help='"-": to standard output')
 
 
 def options_from(args: argparse.Namespace) -> PoliciesOptions:
     return PoliciesOptions(
-        source=source_from(args),
+        source=flags.read(_Flags, args).source,
         served=Served(
             model=args.model,
             prefill=args.prefill,

@@ -25,10 +25,10 @@ from tools.output import write_json
 from tools.simulate.fitting import SHARES, Likeness, fitted, likeness_json, print_likeness
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import offered_in_turns
-from tools.simulate.report import console_for
 from tools.simulate.runs import paced, runner, span_s
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE
+from tools.tables import console_for
 from twostroke.config import PACED_PREFIX
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
@@ -169,8 +169,7 @@ def _as_json(
     trials: Sequence[Trial],
     simulated: Sequence[Replayed],
 ) -> dict[str, Any]:
-    source = dataclasses.asdict(options.source)
-    source["trace"] = None if options.source.trace is None else str(options.source.trace)
+    source = options.source.model_dump()
     return {
         "schema_version": SCHEMA_VERSION,
         "source": source,
