@@ -31,6 +31,10 @@ COMMANDS = {
         "tests.bench.index",
         "the router's prefix index: lookups, learning and memory, beside another router's if it is at hand",
     ),
+    "host": Command(
+        "tests.bench.host_cost",
+        "processor time that router and decode worker spend on each token, beside the model",
+    ),
     "decisions": Command("tests.bench.decisions", "how long the router thinks about one request, in a large fleet"),
 }
 PROGRAM = Program("python -m tests.bench", "Measure the product's parts.", COMMANDS)
