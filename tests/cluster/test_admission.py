@@ -11,21 +11,22 @@ import grpc.aio
 import pytest
 
 from tests.cluster.processes import PATIENCE_S, Client, generate_request, running_cluster
-from twostroke.config import ModelConfig, ScheduleConfig
+from twostroke.config import ModelConfig
 
 PACED = ModelConfig(model="paced:step_ms=1,max_model_len=2048", served_model_name="tiny")
-ELSEWHERE = ScheduleConfig(local_prefill=False)
-"""Prompts wait for the prefill worker: an idle decode worker would take the late one at once, and be right."""
+WARM = 4
+"""Requests from which the worker learns its costs: one alone may have been held up."""
 FLOOD = 90
 PROMPT_TOKENS = 1600
 DEADLINE_S = 2.0
-"""The flood holds the prefill worker for several times as long."""
+"""The flood holds the only worker for several times as long. An idle second one would rightly take the late request."""
 
 
 async def test_a_flood_delays_its_own_tenant_and_late_requests_are_refused_by_prediction() -> None:
-    async with running_cluster(prefill=1, decode=1, model=PACED, schedule=ELSEWHERE) as cluster:
+    async with running_cluster(prefill=0, decode=1, model=PACED) as cluster:
         client = Client(cluster.grpc)
-        await first_token_s(client, 0, "warm")
+        for number in range(WARM):
+            await first_token_s(client, 2001 + number, "warm")
         flood = [asyncio.create_task(first_token_s(client, number, "flood")) for number in range(1, FLOOD + 1)]
         await asyncio.sleep(0.5)
         singles = [await first_token_s(client, 1000 + number, "single") for number in range(3)]
