@@ -37,15 +37,16 @@ async def test_a_flood_delays_its_own_tenant_and_late_requests_are_refused_by_pr
         assert time.monotonic() - begun_s < DEADLINE_S * 0.9
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         retry_after_ms = dict(refused.value.trailing_metadata() or ())["retry-after-ms"]
-        assert 0 < int(retry_after_ms) < 60_000
-        flooded = await asyncio.gather(*flood)
+        assert int(retry_after_ms) > 0
+        async with asyncio.timeout(PATIENCE_S):
+            flooded = await asyncio.gather(*flood)
         assert max(singles) < statistics.median(flooded) / 2
         await client.close()
         await cluster.assert_quiet()
 
 
 async def first_token_s(
-    client: Client, number: int, tenant: str, *, priority: int = 0, timeout_s: float = PATIENCE_S
+    client: Client, number: int, tenant: str, *, priority: int = 0, timeout_s: float | None = None
 ) -> float:
     """Prompts have no block in common."""
     begun_s = time.monotonic()
