@@ -28,7 +28,7 @@ PAGE_BYTES = 128
 BLOCK_TOKENS = 16
 SPARE_S = 60.0
 """Time for which an answer must last beside the measurement: while streams are opened the others run."""
-SETTLE_STEPS = 10
+STEPS_BEFORE = 10
 """Steps between the first token of the last stream and the measurement."""
 
 
@@ -74,7 +74,7 @@ async def measure(options: HostCostOptions, number: int) -> HostCost:
         )
         try:
             await until_all_run(streams, number, most_tokens, PATIENCE_S)
-            await asyncio.sleep(SETTLE_STEPS * options.step_ms / 1000)
+            await asyncio.sleep(STEPS_BEFORE * options.step_ms / 1000)
             rounds = [await _round(cluster, streams, options.seconds) for _ in range(options.rounds)]
         finally:
             await streams.close()
@@ -116,7 +116,7 @@ def _spent(pid: int) -> Iterator[list[float]]:
 
 def _thread_seconds(pid: int) -> float:
     threads = psutil.Process(pid).threads()
-    return sum(each.user_time + each.system_time for each in threads if not _is_engine(pid, each.id))
+    return float(sum(each.user_time + each.system_time for each in threads if not _is_engine(pid, each.id)))
 
 
 def _is_engine(pid: int, thread: int) -> bool:
