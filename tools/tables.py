@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -15,16 +16,33 @@ COLUMNS = 190
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    text: str
+    detail: str = ""
+    """It stands below the text, in smaller or paler letters."""
+    kind: str = ""
+    """The style of the cell in a page: "better" or "worse"."""
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     colour: int | None
     """The number of the swatch that a page shows before the row."""
-    cells: tuple[str, ...]
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    headings: tuple[str, ...]
+    headings: tuple[Cell, ...]
     rows: tuple[Row, ...]
+
+
+def text_row(cells: Iterable[str], colour: int | None = None) -> Row:
+    return Row(colour, tuple(map(Cell, cells)))
+
+
+def text_grid(headings: Iterable[str], rows: Iterable[Row]) -> Grid:
+    return Grid(tuple(map(Cell, headings)), tuple(rows))
 
 
 def console_for(json_path: str | None, columns: int = COLUMNS) -> Console:
@@ -36,10 +54,12 @@ def console_for(json_path: str | None, columns: int = COLUMNS) -> Console:
 
 
 def table_of(grid: Grid, title: str | None = None) -> Table:
-    """The first column says what a row is of; the others are numbers."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    """The first column says what a row is of; the others are numbers. A heading's detail is left to pages."""
+    table = Table(title=title and escape(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for at, heading in enumerate(grid.headings):
-        table.add_column(heading, justify="right" if at else "left", no_wrap=True)
-    for row in grid.rows:
-        table.add_row(*map(escape, row.cells))
+        table.add_column(heading.text, justify="right" if at else "left", no_wrap=True)
+    for each in grid.rows:
+        table.add_row(*(escape(cell.text) for cell in each.cells))
+        if any(cell.detail for cell in each.cells):
+            table.add_row(*(escape(cell.detail) for cell in each.cells), style="dim")
     return table

@@ -28,7 +28,7 @@ from tools.simulate.runs import Trial, runner
 from tools.simulate.traces.formats import TraceRow
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import ALWAYS_LOCAL, ALWAYS_REMOTE, OURS
-from tools.tables import Grid, Row, console_for, table_of
+from tools.tables import Grid, console_for, table_of, text_grid, text_row
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group
 from twostroke.errors import ConfigError
@@ -252,7 +252,7 @@ def _telling(cells: Sequence[Cell]) -> list[Cell]:
 _HEADINGS = ("prompt", "load", "GB/s", "requests/s", "TTFT <=", "ITL <=", *VARIANTS, f"{OURS} / better")
 
 
-def _row(cell: Cell) -> tuple[str, ...]:
+def _cells(cell: Cell) -> tuple[str, ...]:
     place = cell.place
     return (
         str(place.prompt_tokens),
@@ -267,7 +267,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 
 def _grid(cells: Sequence[Cell]) -> Grid:
-    return Grid(_HEADINGS, tuple(Row(None, _row(cell)) for cell in cells))
+    return text_grid(_HEADINGS, (text_row(_cells(cell)) for cell in cells))
 
 
 def _as_json(cells: Sequence[Cell]) -> dict[str, Any]:

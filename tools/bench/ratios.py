@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
-from rich.markup import escape
-from rich.table import Table
+from tools.tables import Cell, Grid, Row, text_row
 
 ReportT = TypeVar("ReportT")
+
+CLEARLY = 0.05
+"""A ratio is coloured where all rounds agree that it is at least this far from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +118,44 @@ def _spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(known) if known else None
 
 
-def ratio_table(outcome: LoadOutcome, baseline: str, metrics: Sequence[Metric[ReportT]]) -> Table:
-    table = Table(title=escape(outcome.load), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("")
-    for metric in metrics:
-        table.add_column(metric.label, justify="right", no_wrap=True)
-    for each in outcome.outcomes:
-        table.add_row(escape(each.name), *(shown_value(metric, each.values.get(metric.key)) for metric in metrics))
-    for each in outcome.outcomes:
-        if each.name != baseline:
-            for label, row in _ratio_rows(each, baseline, metrics):
-                table.add_row(f"[dim]{escape(label)}[/dim]", *row)
-    return table
+def ratio_grid(
+    outcome: LoadOutcome,
+    baseline: str,
+    metrics: Sequence[Metric[ReportT]],
+    colours: Mapping[str, int] = MappingProxyType({}),
+) -> Grid:
+    """Values of every contestant, then what the others have over the baseline."""
+    values = [
+        text_row(
+            (each.name, *(_value(metric, each.values.get(metric.key)) for metric in metrics)), colours.get(each.name)
+        )
+        for each in outcome.outcomes
+    ]
+    ratios = [
+        Row(None, (Cell(f"{each.name} / {baseline}"), *(_ratio_cell(metric, each) for metric in metrics)))
+        for each in outcome.outcomes
+        if each.name != baseline
+    ]
+    return Grid((Cell(""), *(Cell(metric.label, metric.unit) for metric in metrics)), (*values, *ratios))
 
 
-def shown_value(metric: Metric[ReportT], spread: Spread | None) -> str:
+def _value(metric: Metric[ReportT], spread: Spread | None) -> str:
     if spread is None:
         return "-"
     value = (spread.total if metric.adds_up else spread.median) * metric.scale
     return f"{value:.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
 
 
-def shown_ratio(spread: Spread | None) -> str:
-    return "" if spread is None else f"{spread.median:.2f}x"
-
-
-def shown_range(spread: Spread | None) -> str:
-    return "" if spread is None else f"{spread.low:.2f}..{spread.high:.2f}"
+def _ratio_cell(metric: Metric[ReportT], outcome: ContestantOutcome) -> Cell:
+    spread = outcome.ratios.get(metric.key)
+    if spread is None:
+        return Cell("")
+    kind = ""
+    if spread.low > 1 + CLEARLY:
+        kind = "better" if metric.more_is_better else "worse"
+    elif spread.high < 1 - CLEARLY:
+        kind = "worse" if metric.more_is_better else "better"
+    return Cell(f"{spread.median:.2f}x", f"{spread.low:.2f}..{spread.high:.2f}", kind)
 
 
 def loads_json(outcomes: Sequence[LoadOutcome]) -> list[dict[str, Any]]:
@@ -162,13 +176,3 @@ def _spreads(spreads: dict[str, Spread]) -> dict[str, Any]:
         key: {"median": spread.median, "min": spread.low, "max": spread.high, "rounds": list(spread.values)}
         for key, spread in spreads.items()
     }
-
-
-def _ratio_rows(
-    outcome: ContestantOutcome, baseline: str, metrics: Sequence[Metric[ReportT]]
-) -> list[tuple[str, list[str]]]:
-    spreads = [outcome.ratios.get(metric.key) for metric in metrics]
-    return [
-        (f"{outcome.name} / {baseline}", [shown_ratio(spread) for spread in spreads]),
-        ("", [f"[dim]{shown_range(spread)}[/dim]" for spread in spreads]),
-    ]

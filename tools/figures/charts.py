@@ -9,11 +9,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from jinja2 import DictLoader, Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from tools.tables import Grid
@@ -251,18 +249,6 @@ def svg(parts: Sequence[str], width: int, height: int, title: str) -> str:
 
 COLOURS = 12
 """Beyond them the first one comes again."""
-PAGE, STYLE = "page.html.jinja", "style.css.jinja"
-
-
-def rendered(package: str, **values: Any) -> str:
-    """The page.html.jinja of `package`; it includes style.css.jinja."""
-    texts = {
-        name: files(where).joinpath(name).read_text("utf-8") for where, name in ((package, PAGE), (__package__, STYLE))
-    }
-    environment = Environment(
-        loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template(PAGE).render(colours=COLOURS, **values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +267,10 @@ class Section:
     text: str = ""
     grid: Grid | None = None
     figures: tuple[Figure, ...] = ()
+    """Figures that stand beside each other."""
+    wide_figures: tuple[Figure, ...] = ()
+    items: tuple[str, ...] = ()
+    """A list below the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +283,15 @@ class Head:
 
 
 def render(head: Head, sections: Sequence[Section]) -> str:
-    return rendered("tools.simulate", head=head, sections=sections, made_at=time.strftime("%Y-%m-%d %H:%M"))
+    environment = Environment(
+        loader=PackageLoader("tools.figures", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    page = environment.get_template("page.html.jinja")
+    return page.render(head=head, sections=sections, colours=COLOURS, made_at=time.strftime("%Y-%m-%d %H:%M"))
 
 
 def colours_of(names: Sequence[str]) -> dict[str, int]:

@@ -19,7 +19,7 @@ from tools.simulate.fleet.shape import Delays, FleetShape
 from tools.simulate.options import profile_text
 from tools.simulate.report import seconds
 from tools.simulate.traces.formats import is_record, lines_of, record_of
-from tools.tables import Grid, Row, console_for, table_of
+from tools.tables import console_for, table_of, text_grid, text_row
 from twostroke.config import Role, ScheduleConfig
 from twostroke.errors import ConfigError
 from twostroke.lifetime import Instant
@@ -94,8 +94,8 @@ def print_likeness(found: Sequence[Likeness], title: str, console: Console) -> N
     for each in found:
         cells = zip(each.real_s, each.simulated_s, each.ratios, strict=True)
         shown = [(seconds(real), seconds(simulated), _times(ratio)) for real, simulated, ratio in cells]
-        rows.append(Row(None, (each.policy, str(each.requests), *(cell for group in shown for cell in group))))
-    console.print(table_of(Grid(headings, tuple(rows)), title))
+        rows.append(text_row((each.policy, str(each.requests), *(cell for group in shown for cell in group))))
+    console.print(table_of(text_grid(headings, rows), title))
 
 
 def likeness_json(found: Sequence[Likeness]) -> list[dict[str, Any]]:

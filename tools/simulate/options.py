@@ -121,7 +121,7 @@ class LinkedFleetFlags(FleetFlags):
 
 
 class Output(ReportFiles):
-    """Where results go, and how fast they come."""
+    """The files that results go to, and how many runs go on at a time."""
 
     jobs: int = setting(1, least=1, help="runs at a time")
 

@@ -15,7 +15,7 @@ from tools.simulate.options import LinkedFleetFlags, Output, Promise, RequestSou
 from tools.simulate.report import percent, seconds
 from tools.simulate.runs import runner
 from tools.simulate.sizing import LoadPoint, Sizing, crossing, crossover, smallest_fleet
-from tools.tables import Grid, Row, console_for, table_of
+from tools.tables import Grid, console_for, table_of, text_grid, text_row
 from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
@@ -59,9 +59,9 @@ def run_session(args: argparse.Namespace) -> int:
     heading = f"{said.source.label}: {len(trace.rows)} requests; {_words(promise)}"
     console = console_for(output.json_path)
     console.print(heading, markup=False)
-    for title, grid in ((answer(sizing), _tried_grid(sizing)), (pays(points), _points_grid(points))):
+    for title, found in ((answer(sizing), _tried_grid(sizing)), (pays(points), _points_grid(points))):
         console.print(title, style="bold", markup=False)
-        console.print(table_of(grid))
+        console.print(table_of(found))
     write_json({"schema_version": 1, "setting": heading, **_as_json(sizing, points)}, output.json_path)
     if output.html_path is not None:
         write_text(_page(sizing, points, heading), output.html_path)
@@ -94,8 +94,7 @@ def _words(promise: LatencyTargets) -> str:
 
 def _tried_grid(sizing: Sizing) -> Grid:
     rows = [
-        Row(
-            None,
+        text_row(
             (
                 f"{each.counts}{' *' if each.counts == sizing.smallest else ''}",
                 percent(each.attainment),
@@ -108,14 +107,13 @@ def _tried_grid(sizing: Sizing) -> Grid:
         )
         for each in sizing.tried
     ]
-    return Grid(("workers", "in time", "first tokens", "answers", "TTFT p90", "ITL p99", "util"), tuple(rows))
+    return text_grid(("workers", "in time", "first tokens", "answers", "TTFT p90", "ITL p99", "util"), rows)
 
 
 def _points_grid(points: Sequence[LoadPoint]) -> Grid:
     splits = list(points[0].goodput) if points else []
     rows = [
-        Row(
-            None,
+        text_row(
             (
                 f"{point.requests_per_s:.2f} (x{point.rate_scale:g})",
                 *(f"{point.goodput[split]:.2f}" for split in splits),
@@ -124,7 +122,7 @@ def _points_grid(points: Sequence[LoadPoint]) -> Grid:
         )
         for point in points
     ]
-    return Grid(("requests/s", *(_split_name(split) for split in splits), "best split"), tuple(rows))
+    return text_grid(("requests/s", *(_split_name(split) for split in splits), "best split"), rows)
 
 
 def _split_name(counts: WorkerCounts) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.loads import FoundRate
 from tools.simulate.summary import Summary
-from tools.tables import Grid, Row, table_of
+from tools.tables import Grid, table_of, text_grid, text_row
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -72,8 +72,8 @@ def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
 
 
 def summaries_grid(summaries: Sequence[Summary], colours: Mapping[str, int] = NO_COLOURS) -> Grid:
-    rows = (Row(colours.get(each.variant), tuple(column.shown(each) for column in COLUMNS_SHOWN)) for each in summaries)
-    return Grid(tuple(column.title for column in COLUMNS_SHOWN), tuple(rows))
+    rows = (text_row((column.shown(each) for column in COLUMNS_SHOWN), colours.get(each.variant)) for each in summaries)
+    return text_grid((column.title for column in COLUMNS_SHOWN), rows)
 
 
 def explanation(promise: LatencyTargets, oracle_rate: float) -> str:
@@ -104,8 +104,7 @@ def notes_of(summaries: Sequence[Summary]) -> list[str]:
 def rates_grid(found: Sequence[FoundRate], colours: Mapping[str, int] = NO_COLOURS) -> Grid:
     base = found[0].keeps
     rows = (
-        Row(
-            colours.get(each.variant),
+        text_row(
             (
                 each.variant,
                 "none" if each.keeps is None else f"{each.keeps:.2f}",
@@ -114,10 +113,11 @@ def rates_grid(found: Sequence[FoundRate], colours: Mapping[str, int] = NO_COLOU
                 seconds(each.p90_s),
                 "-" if each.utilisation is None else f"{each.utilisation:.3f}",
             ),
+            colours.get(each.variant),
         )
         for each in found
     )
-    return Grid(("policy", "requests/s", f"over {found[0].variant}", "fails at", "p90", "util"), tuple(rows))
+    return text_grid(("policy", "requests/s", f"over {found[0].variant}", "fails at", "p90", "util"), rows)
 
 
 def as_json(summaries: Sequence[Summary], found: Sequence[FoundRate], facts: dict[str, Any]) -> dict[str, Any]:

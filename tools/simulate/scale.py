@@ -22,7 +22,7 @@ from tools.simulate.options import LinkedFleetFlags, Promise, RequestSource
 from tools.simulate.report import percent
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS, policy_of
-from tools.tables import Grid, Row, console_for, table_of
+from tools.tables import Grid, console_for, table_of, text_grid, text_row
 from twostroke.config import Role, ScalingConfig, flags
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
@@ -172,8 +172,7 @@ def _fared(name: str, run: SimulatedRun, promise: LatencyTargets) -> Fared:
 
 def _grid(fared: Sequence[Fared]) -> Grid:
     rows = (
-        Row(
-            None,
+        text_row(
             (
                 each.name,
                 percent(each.attainment),
@@ -185,7 +184,7 @@ def _grid(fared: Sequence[Fared]) -> Grid:
         )
         for each in fared
     )
-    return Grid(("fleet", "in time", "TTFT p90", "worker-seconds", "changes", "not answered"), tuple(rows))
+    return text_grid(("fleet", "in time", "TTFT p90", "worker-seconds", "changes", "not answered"), rows)
 
 
 def _by_role(counts: WorkerCounts) -> dict[Role, int]:

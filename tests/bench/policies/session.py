@@ -20,7 +20,7 @@ from tests.bench.policies.options import PoliciesOptions
 from tests.bench.policies.trial import Course, Trial, probe, run_trial
 from tools.bench.compare.rounds import in_turns
 from tools.bench.connect import allow_many_sockets
-from tools.bench.ratios import LoadOutcome, loads_json, ratio_table
+from tools.bench.ratios import LoadOutcome, loads_json, ratio_grid
 from tools.output import write_json
 from tools.simulate.fitting import SHARES, Likeness, fitted, likeness_json, print_likeness
 from tools.simulate.fleet.shape import FleetShape
@@ -28,7 +28,7 @@ from tools.simulate.loads import offered_in_turns
 from tools.simulate.runs import paced, runner, span_s
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE
-from tools.tables import console_for
+from tools.tables import console_for, table_of
 from twostroke.config import PACED_PREFIX
 from twostroke.engine.paced_runner import PacedSpec
 from twostroke.errors import ConfigError
@@ -66,7 +66,7 @@ def run_session(options: PoliciesOptions) -> int:
     console = console_for(options.json_path)
     console.print(_heading(options, trace), markup=False)
     for outcome in outcomes:
-        console.print(ratio_table(outcome, BASELINE, METRICS))
+        console.print(table_of(ratio_grid(outcome, BASELINE, METRICS), outcome.load))
     for note in notes_of(trials):
         console.print(f"note: {note}", markup=False)
     simulated = _simulate(options, loads, trials) if options.simulates else []

@@ -1,131 +1,74 @@
-"""A comparison as one HTML file: nothing is fetched, and both light and dark screens can read it."""
+"""A comparison as one HTML file, with figures of all rounds and of every request of the last one."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-
-from markupsafe import Markup
 
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.report import METRICS, explanation, notes_of
 from tools.bench.compare.rounds import CompareRun
-from tools.bench.measure import Record, Report
-from tools.bench.ratios import ContestantOutcome, LoadOutcome, Metric, shown_range, shown_ratio, shown_value
+from tools.bench.measure import Record
+from tools.bench.ratios import CLEARLY, LoadOutcome, ratio_grid
 from tools.figures.charts import (
     BOTTOM,
-    COLOURS,
     LEAST_STEP,
     LEFT,
     RIGHT,
     TOP,
     Axis,
+    Figure,
+    Head,
+    Section,
     Series,
+    colours_of,
     grid,
     label,
     latency_figure,
     linear_axis,
-    rendered,
+    render,
     svg,
 )
 
-CLEARLY = 0.05
-"""A ratio is coloured where all rounds agree that it is at least this far from 1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    text: str
-    detail: str = ""
-    kind: str = ""
-    """"better" or "worse" than the baseline in every round."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompareRow:
-    title: str
-    colour: int | None
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    endpoint: str
-    figure: Markup
-
-
-@dataclass(frozen=True, slots=True)
-class CompareSection:
-    load: str
-    rows: tuple[CompareRow, ...]
-    first_token: Markup
-    inter_token: Markup
-    timelines: tuple[Timeline, ...]
-    timeline_round: int
-
 
 def render_page(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[CompareRun]) -> str:
-    return rendered(
-        "tools.bench.compare",
-        endpoints=[(endpoint.name, endpoint.target.name) for endpoint in options.endpoints.all],
-        explanation=explanation(options, runs),
-        made_at=time.strftime("%Y-%m-%d %H:%M"),
-        metrics=METRICS,
-        most_lanes=MOST_LANES,
-        notes=notes_of(runs),
-        sections=[_section(outcome, options, runs) for outcome in outcomes],
-    )
+    names, notes = options.endpoints.names, notes_of(runs)
+    clearly = f"Green and red: every round agrees that the ratio is better or worse by more than {CLEARLY:.0%}."
+    addresses = tuple(f"{endpoint.name}: {endpoint.target.name}" for endpoint in options.endpoints.all)
+    sections = [
+        Section("Endpoints", items=addresses),
+        *([Section("Notes", items=tuple(notes))] if notes else []),
+        *(_section(outcome, options, runs) for outcome in outcomes),
+    ]
+    return render(Head(" / ".join(names), f"{explanation(options, runs)} {clearly}", names), sections)
 
 
-def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[CompareRun]) -> CompareSection:
+def _section(outcome: LoadOutcome, options: CompareOptions, runs: Sequence[CompareRun]) -> Section:
     names = options.endpoints.names
     of_load = [run for run in runs if run.load.name == outcome.load]
     last = {run.endpoint: run for run in of_load}
     records_of = {name: [record for run in of_load if run.endpoint == name for record in run.records] for name in names}
-    span_s = max(span_of(run.records) for run in last.values())
-    colour_of = {name: number % COLOURS for number, name in enumerate(names)}
-    first = [Series(colour_of[name], first_token_samples(records_of[name])) for name in names]
-    between = [Series(colour_of[name], inter_token_samples(records_of[name])) for name in names]
-    return CompareSection(
-        load=outcome.load,
-        rows=tuple(_rows(outcome, options.endpoints.baseline, colour_of)),
-        first_token=Markup(latency_figure(first)),
-        inter_token=Markup(latency_figure(between)),
-        timelines=tuple(
-            Timeline(name, Markup(timeline_figure(run.records, colour_of[name], span_s))) for name, run in last.items()
+    span_s, last_round = max(span_of(run.records) for run in last.values()), max(run.round for run in last.values())
+    colours = colours_of(names)
+    first = [Series(colours[name], first_token_samples(records_of[name])) for name in names]
+    between = [Series(colours[name], inter_token_samples(records_of[name])) for name in names]
+    return Section(
+        outcome.load,
+        f"In the lanes, a pale bar goes from the sending of a request to its first token (waiting and prefill). Ticks "
+        f"are events with tokens; a gap under somebody else's bar is a stall. At most {MOST_LANES} requests are drawn.",
+        grid=ratio_grid(outcome, options.endpoints.baseline, METRICS, colours),
+        figures=(
+            Figure("Time to first token, all rounds", latency_figure(first)),
+            Figure("Between tokens, all rounds", latency_figure(between)),
         ),
-        timeline_round=1 + max(run.round for run in last.values()),
+        wide_figures=tuple(
+            Figure(
+                f"{name}, round {last_round + 1}: a lane per request",
+                timeline_figure(run.records, colours[name], span_s),
+            )
+            for name, run in last.items()
+        ),
     )
-
-
-def _rows(outcome: LoadOutcome, baseline: str, colour_of: dict[str, int]) -> list[CompareRow]:
-    rows = [
-        CompareRow(
-            each.name,
-            colour_of[each.name],
-            tuple(Cell(shown_value(metric, each.values.get(metric.key))) for metric in METRICS),
-        )
-        for each in outcome.outcomes
-    ]
-    others = [each for each in outcome.outcomes if each.name != baseline]
-    return rows + [
-        CompareRow(f"{each.name} / {baseline}", None, tuple(_ratio_cell(metric, each) for metric in METRICS))
-        for each in others
-    ]
-
-
-def _ratio_cell(metric: Metric[Report], outcome: ContestantOutcome) -> Cell:
-    spread = outcome.ratios.get(metric.key)
-    if spread is None:
-        return Cell("")
-    kind = ""
-    if spread.low > 1 + CLEARLY:
-        kind = "better" if metric.more_is_better else "worse"
-    elif spread.high < 1 - CLEARLY:
-        kind = "worse" if metric.more_is_better else "better"
-    return Cell(shown_ratio(spread), shown_range(spread), kind)
 
 
 MOST_LANES = 32

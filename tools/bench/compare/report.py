@@ -12,7 +12,8 @@ from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.rounds import CompareRun, runs_of
 from tools.bench.endpoints import Endpoint
 from tools.bench.measure import Distribution, Report
-from tools.bench.ratios import LoadOutcome, Metric, Sample, loads_json, outcomes_of, ratio_table
+from tools.bench.ratios import LoadOutcome, Metric, Sample, loads_json, outcomes_of, ratio_grid
+from tools.tables import table_of
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -24,10 +25,10 @@ def print_outcomes(
     outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequence[CompareRun], console: Console
 ) -> None:
     for outcome in outcomes:
-        console.print(ratio_table(outcome, options.endpoints.baseline, METRICS))
-    console.print(f"[dim]{explanation(options, runs)}[/dim]", highlight=False)
+        console.print(table_of(ratio_grid(outcome, options.endpoints.baseline, METRICS), outcome.load))
+    console.print(f"[dim]{explanation(options, runs)}[/dim]")
     for note in notes_of(runs):
-        console.print(f"note: {note}", highlight=False, markup=False)
+        console.print(f"note: {note}", markup=False)
 
 
 def explanation(options: CompareOptions, runs: Sequence[CompareRun]) -> str:

@@ -6,15 +6,13 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from cluster.flags.checks import STDOUT
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.page import render_page
 from tools.bench.compare.report import COLUMNS, as_json, compared, print_outcomes
 from tools.bench.compare.rounds import CompareRun, OnRun, runs_of, take_turns
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 from tools.output import write_json, write_text
+from tools.tables import console_for
 
 
 def run_session(options: CompareOptions) -> int:
@@ -33,9 +31,7 @@ def run_session(options: CompareOptions) -> int:
 
 def _report(options: CompareOptions, runs: Sequence[CompareRun]) -> None:
     outcomes = compared(runs, options.endpoints.names, options.endpoints.baseline)
-    console = Console(stderr=options.json_path == STDOUT)
-    if not console.is_terminal:
-        console.width = COLUMNS
+    console = console_for(options.json_path, COLUMNS)
     print_outcomes(outcomes, options, runs, console)
     write_json(as_json(outcomes, options, runs), options.json_path)
     if options.html_path is not None:
