@@ -13,53 +13,63 @@ imported until `run` is called.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from importlib import import_module
 
 from cluster.flags.checks import refuse_ignored
 from tools.bench import options
-from tools.bench.options import IGNORED, options_from
+from tools.bench.compare import options as compare_options
+from tools.bench.goodput import options as goodput_options
+from tools.bench.options import IGNORED
+from tools.subcommands import Subcommand, add_subcommands, run_subcommand
 
 __all__ = ["add_arguments", "run"]
-
-COMMANDS = {
-    "compare": "the same loads against several servers, in turns: ratios with their spread, figures",
-    "goodput": "the highest request rate at which nine in ten requests are as fast as asked for",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arguments(parser)
-    parser.set_defaults(bench_command=_run_once)
-    commands = parser.add_subparsers(
-        title="other measurements",
-        metavar="COMMAND",
-        required=False,
-        description="each has flags of its own and --help",
-    )
-    for name, summary in COMMANDS.items():
-        command = import_module(f"tools.bench.{name}")
-        subparser = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=command.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(bench_command=command.run)
+    add_subcommands(parser, "other measurements", COMMANDS, otherwise=_run_once)
 
 
 def run(args: argparse.Namespace) -> int:
     """0, or 1 if what was measured did not work. Raises ServeError for bad flags, files and endpoints."""
-    command: Callable[[argparse.Namespace], int] = args.bench_command
-    return command(args)
+    return run_subcommand(args)
 
 
 def _run_once(args: argparse.Namespace) -> int:
     """1 if every request failed."""
     refuse_ignored(args, IGNORED)
-    chosen = options_from(args)
+    chosen = options.options_from(args)
     from tools.bench.session import run_session
 
     return run_session(chosen)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """1 if some endpoint completed no request of some load."""
+    chosen = compare_options.options_from(args)
+    from tools.bench.compare.session import run_session
+
+    return run_session(chosen)
+
+
+def _goodput(args: argparse.Namespace) -> int:
+    """1 if some endpoint keeps the promise at no rate."""
+    chosen = goodput_options.options_from(args)
+    from tools.bench.goodput.session import run_session
+
+    return run_session(chosen)
+
+
+COMMANDS = {
+    "compare": Subcommand(
+        "the same loads against several servers, in turns: ratios with their spread, figures",
+        compare_options.add_arguments,
+        _compare,
+        compare_options.EPILOG,
+    ),
+    "goodput": Subcommand(
+        "the highest request rate at which nine in ten requests are as fast as asked for",
+        goodput_options.add_arguments,
+        _goodput,
+        goodput_options.EPILOG,
+    ),
+}

@@ -13,7 +13,7 @@ import aiohttp
 from cluster.clients.connect import connector
 from tools.bench.client import AnswerRecorder, Client, Clock, Send
 from tools.bench.load import PlannedRequest, Speller
-from tools.bench.measure import Answer
+from tools.bench.measure import Answer, Failure
 from tools.bench.options import Target
 from twostroke.errors import ConfigError, PeerLost
 
@@ -151,12 +151,6 @@ class ReportedUsage:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamError:
-    kind: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class StreamEvent:
     carries_tokens: bool
     id_count: int | None
@@ -164,7 +158,7 @@ class StreamEvent:
     is_last: bool
     """It says why the answer ended."""
     usage: ReportedUsage | None
-    error: StreamError | None
+    error: Failure | None
 
 
 class SseLines:
@@ -223,10 +217,10 @@ def _usage(usage: Any) -> ReportedUsage | None:
     return ReportedUsage(usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens"))
 
 
-def _error(error: Any) -> StreamError | None:
+def _error(error: Any) -> Failure | None:
     if error is None:
         return None
     if isinstance(error, dict):
         kind = error.get("type") or error.get("code") or "error"
-        return StreamError(str(kind), str(error.get("message") or error.get("detail") or error))
-    return StreamError("error", str(error))
+        return Failure(str(kind), str(error.get("message") or error.get("detail") or error))
+    return Failure("error", str(error))

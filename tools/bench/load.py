@@ -119,6 +119,23 @@ def synthetic_plan(prompts: Prompts, due_s: Sequence[float | None]) -> list[Plan
     return plan
 
 
+def even_plan(
+    due_s: Sequence[float | None],
+    tokens: tuple[int, int],
+    *,
+    prefix: tuple[Segment, ...] = (),
+    stream: Stream = Stream.OWN,
+    first: int = 0,
+) -> list[PlannedRequest]:
+    """Return requests of equal length, which share `prefix`. `tokens`: of each prompt behind it, and of each output;
+    `first`: number of the first prompt in its stream."""
+    prompt_tokens, output_tokens = tokens
+    return [
+        PlannedRequest(index, (*prefix, Segment(stream, first + index, prompt_tokens)), output_tokens, due)
+        for index, due in enumerate(due_s)
+    ]
+
+
 def trace_plan(trace: Trace, due_s: Sequence[float | None]) -> list[PlannedRequest]:
     """The rows of a replayed trace as requests."""
     return [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import numpy as np
 
 from tools.bench.load import PlannedRequest
 
@@ -133,25 +134,13 @@ def summarise(records: Sequence[Record], client_cpu_s: float) -> Report:
 
 def distribution(samples: Iterable[float]) -> Distribution | None:
     """None without samples."""
-    ordered = sorted(samples)
-    if not ordered:
+    values = np.fromiter(samples, float)
+    if not values.size:
         return None
+    p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
     return Distribution(
-        count=len(ordered),
-        mean=math.fsum(ordered) / len(ordered),
-        p50=percentile(ordered, 50),
-        p90=percentile(ordered, 90),
-        p99=percentile(ordered, 99),
-        max=ordered[-1],
+        count=values.size, mean=float(values.mean()), p50=p50, p90=p90, p99=p99, max=float(values.max())
     )
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear between the two nearest samples, as numpy does by default. `ordered` ascends and is not empty."""
-    position = (len(ordered) - 1) * percent / 100
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def _prompt_tokens(record: Record) -> int:

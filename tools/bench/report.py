@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tools.bench.measure import Distribution, Report
+from tools.bench.measure import Report
 from tools.bench.options import BenchOptions, Target
+from tools.tables import Grid, table_of, text_grid, text_row
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -23,7 +24,7 @@ REFUSALS = {"http 400", "http 422"}
 def print_report(report: Report, title: str, console: Console) -> None:
     console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
     console.print(_totals(report))
-    console.print(_latencies(report))
+    console.print(table_of(_latencies(report), "milliseconds"))
     for error in report.errors:
         console.print(
             f"[red]{error.count} failed: {escape(error.kind)}[/red] ({escape(error.example)})", highlight=False
@@ -108,22 +109,17 @@ def _totals(report: Report) -> Table:
     return table
 
 
-def _latencies(report: Report) -> Table:
-    table = Table(title="milliseconds", title_justify="left")
-    table.add_column("")
-    for column in ("mean", "p50", "p90", "p99", "max"):
-        table.add_column(column, justify="right")
-    for name, found in (
+def _latencies(report: Report) -> Grid:
+    named = (
         ("time to first token", report.ttft_s),
         ("inter-token latency", report.inter_token_s),
         ("time per output token", report.tpot_s),
         ("end to end", report.end_to_end_s),
         ("sent late by", report.send_lag_s),
-    ):
-        if found is not None:
-            table.add_row(name, *_milliseconds(found))
-    return table
-
-
-def _milliseconds(found: Distribution) -> list[str]:
-    return [f"{seconds * 1000:.1f}" for seconds in (found.mean, found.p50, found.p90, found.p99, found.max)]
+    )
+    rows = (
+        text_row((name, *(f"{1e3 * each:.1f}" for each in (found.mean, found.p50, found.p90, found.p99, found.max))))
+        for name, found in named
+        if found is not None
+    )
+    return text_grid(("", "mean", "p50", "p90", "p99", "max"), rows)

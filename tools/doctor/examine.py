@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,10 +36,7 @@ def examine(channel: grpc.Channel, admin: AdminAccess, endpoint: ChatEndpoint, s
     """`channel` is to the first of `admin`'s addresses. Raises PeerLost where the server cannot be asked."""
     control, address = control_pb2_grpc.ControlStub(channel), admin.addresses[0]
     server = _server_info(channel, admin)
-    try:
-        model = control.GetModelInfo(control_pb2.GetModelInfoRequest(), timeout=ANSWER_S, metadata=admin.metadata)
-    except grpc.RpcError as error:
-        raise PeerLost(f"{address}: {describe(error)}") from error
+    model: control_pb2.ModelInfo = _answer(control.GetModelInfo, control_pb2.GetModelInfoRequest(), admin)
     text = _chat_of(endpoint, BLOCKS * model.block_size, model.max_model_len - ANSWER_TOKENS)
     first = Canary(salt=salts[0], tokens=endpoint.tokenize(text))
     names = block_hashes_of(first.tokens, model.block_size, owner_salt("", salts[0].encode()))
@@ -70,10 +68,15 @@ def grpc_address_of(channel: grpc.Channel, admin: AdminAccess) -> str:
 
 
 def _server_info(channel: grpc.Channel, admin: AdminAccess) -> control_pb2.ServerInfo:
+    control = control_pb2_grpc.ControlStub(channel)
+    info: control_pb2.ServerInfo = _answer(control.GetServerInfo, control_pb2.GetServerInfoRequest(), admin)
+    return info
+
+
+def _answer(call: Callable[..., Any], request: object, admin: AdminAccess) -> Any:
+    """Raises PeerLost."""
     try:
-        return control_pb2_grpc.ControlStub(channel).GetServerInfo(
-            control_pb2.GetServerInfoRequest(), timeout=ANSWER_S, metadata=admin.metadata
-        )
+        return call(request, timeout=ANSWER_S, metadata=admin.metadata)
     except grpc.RpcError as error:
         raise PeerLost(f"{admin.addresses[0]}: {describe(error)}") from error
 
@@ -93,14 +96,8 @@ def _chat_of(endpoint: ChatEndpoint, tokens: int, most_tokens: int) -> str:
 def _workers(
     control: control_pb2_grpc.ControlStub, admin: AdminAccess, router: Samples, watch: IndexWatch
 ) -> list[WorkerFacts]:
-    address = admin.addresses[0]
-    try:
-        loads: Sequence[control_pb2.WorkerLoad] = control.GetLoad(
-            control_pb2.GetLoadRequest(), timeout=ANSWER_S, metadata=admin.metadata
-        ).workers
-    except grpc.RpcError as error:
-        raise PeerLost(f"{address}: {describe(error)}") from error
-    return [_worker(entry, address, router, watch) for entry in loads]
+    loads: control_pb2.GetLoadResponse = _answer(control.GetLoad, control_pb2.GetLoadRequest(), admin)
+    return [_worker(entry, admin.addresses[0], router, watch) for entry in loads.workers]
 
 
 def _worker(entry: control_pb2.WorkerLoad, address: str, router: Samples, watch: IndexWatch) -> WorkerFacts:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 from cluster.flags.checks import Ignored, refuse_ignored
 from tools.simulate import plan, scale, session
 from tools.simulate.fitting import run_fit
+from tools.subcommands import Subcommand, add_subcommands, run_subcommand
 from twostroke.config import flags
-from twostroke.config.settings import Settings
 
 EPILOG = """examples:
   twostroke simulate --trace conversation.jsonl --jitter 3 --policies all --utilisation 0.87 --html report.html
@@ -22,43 +21,17 @@ EPILOG = """examples:
 """
 
 
-class Subcommand(NamedTuple):
-    help: str
-    flags: type[Settings]
-    run: Callable[[argparse.Namespace], int]
-
-
-COMMANDS = {
-    "plan": Subcommand(
-        "how many workers of each role a load needs, and where splitting them pays", plan.PlanFlags, plan.run_session
-    ),
-    "scale": Subcommand(
-        "let the planner scale the fleet, and hold it against fleets that stay", scale.ScaleFlags, scale.run_session
-    ),
-}
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     flags.add(parser, session.SimulateFlags)
-    parser.set_defaults(simulate_command=_run)
-    commands = parser.add_subparsers(
-        title="other questions", metavar="COMMAND", required=False, description="each has flags of its own and --help"
-    )
-    for name, command in COMMANDS.items():
-        subparser = commands.add_parser(
-            name, help=command.help, description=f"{command.help[0].upper()}{command.help[1:]}."
-        )
-        flags.add(subparser, command.flags)
-        subparser.set_defaults(simulate_command=command.run)
+    add_subcommands(parser, "other questions", COMMANDS, otherwise=_run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Raises ServeError for bad flags and files."""
     refuse_ignored(args, IGNORED)
-    command: Callable[[argparse.Namespace], int] = args.simulate_command
-    return command(args)
+    return run_subcommand(args)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -69,6 +42,19 @@ def _has(name: str, args: argparse.Namespace) -> bool:
     """A subcommand may not know the flag at all."""
     return vars(args).get(name) not in (None, "")
 
+
+COMMANDS = {
+    "plan": Subcommand(
+        "how many workers of each role a load needs, and where splitting them pays",
+        partial(flags.add, kind=plan.PlanFlags),
+        plan.run_session,
+    ),
+    "scale": Subcommand(
+        "let the planner scale the fleet, and hold it against fleets that stay",
+        partial(flags.add, kind=scale.ScaleFlags),
+        scale.run_session,
+    ),
+}
 
 _NOT_FITTED = (
     *("--trace", "--workload", "--rate", "--limit", "--jitter", "--length-scale", "--seed"),

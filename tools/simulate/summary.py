@@ -10,7 +10,7 @@ from cluster.scaling.capacity import LatencyTargets
 from tools.simulate.fleet import results
 from tools.simulate.fleet.results import SimulatedRun, Status, percentile
 from tools.simulate.fleet.shape import FleetShape
-from tools.simulate.oracle import oracle
+from tools.simulate.oracle import oracle_rate
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import BASELINE
 from twostroke.config import Role
@@ -59,7 +59,7 @@ class Summary:
     cpu_s: float
 
 
-def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, oracle_rate: float) -> Summary:
+def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, oracle: float) -> Summary:
     """Without its ratio, which takes another run: see `with_ratios`."""
     ttfts = results.ttfts(run)
     errors = results.prediction_errors(run.outcomes)
@@ -81,7 +81,7 @@ def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, ora
         itl_p50_s=run.gaps.percentile(0.5),
         itl_p99_s=run.gaps.percentile(0.99),
         hit_rate=hit_rate,
-        oracle_share=hit_rate / oracle_rate if oracle_rate else None,
+        oracle_share=hit_rate / oracle if oracle else None,
         pulled_tokens=sum(outcome.pulled_tokens for outcome in run.outcomes),
         goodput_per_s=results.goodput(run, promise.ttft_s, promise.itl_s),
         p90_ratio=None,
@@ -106,7 +106,7 @@ def with_ratios(summaries: Sequence[Summary]) -> list[Summary]:
 def oracle_rate_of(trace: Trace, shape: FleetShape) -> float:
     """Return the hit rate of one cache with the pages of all prefill workers (without any, of all decode workers)."""
     pages = shape.prefill * shape.prefill_pages or shape.decode * shape.decode_pages
-    return oracle(trace, pages).rate
+    return oracle_rate(trace, pages)
 
 
 def _ratio(value: float | None, base: float | None) -> float | None:

@@ -13,6 +13,11 @@ from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
+EPILOG = """examples:
+  twostroke bench compare http://127.0.0.1:8000 http://127.0.0.1:8001 --names ours,other --html report.html
+  twostroke bench compare URL_A URL_B,text,no-ignore-eos --load 1024x128@c4 --load shared:1056/1024x128x16 --rounds 5
+"""
+
 DEFAULT_LOADS = (
     "128x128@c1",
     "128x128@c16",

@@ -11,7 +11,7 @@ from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.scenario import Scenario, ScenarioLoad
 from tools.bench.connect import connect
 from tools.bench.endpoints import Endpoint
-from tools.bench.load import PlannedRequest, Segment, Stream, poisson_arrivals
+from tools.bench.load import PlannedRequest, Segment, Stream, arrivals_of, even_plan
 from tools.bench.measure import Record, Report, summarise
 
 WARMUP_OUTPUT_TOKENS = 8
@@ -44,30 +44,16 @@ def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[End
 
 
 def plan_of(load: ScenarioLoad, seed: int) -> list[PlannedRequest]:
-    arrivals: Sequence[float | None] = [None] * load.requests
-    if load.rate is not None:
-        arrivals = poisson_arrivals(load.rate, load.requests, seed)
     prefix = (Segment(Stream.PREFIX, 0, load.shared_tokens),) if load.shared_tokens else ()
-    own_tokens = load.prompt_tokens - load.shared_tokens
-    return [
-        PlannedRequest(
-            index, (*prefix, Segment(Stream.OWN, load.first + index, own_tokens)), load.output_tokens, arrivals[index]
-        )
-        for index in range(load.requests)
-    ]
+    arrivals = arrivals_of("poisson", load.rate, load.requests, seed)
+    tokens = load.prompt_tokens - load.shared_tokens, load.output_tokens
+    return even_plan(arrivals, tokens, prefix=prefix, first=load.first)
 
 
 def warmup_of(load: ScenarioLoad, count: int) -> list[PlannedRequest]:
     """Return requests as long as the load's, with short answers; none of their tokens is in a cache later."""
-    return [
-        PlannedRequest(
-            index,
-            (Segment(Stream.WARMUP, load.first + index, load.prompt_tokens),),
-            min(load.output_tokens, WARMUP_OUTPUT_TOKENS),
-            due_s=None,
-        )
-        for index in range(count)
-    ]
+    tokens = load.prompt_tokens, min(load.output_tokens, WARMUP_OUTPUT_TOKENS)
+    return even_plan([None] * count, tokens, stream=Stream.WARMUP, first=load.first)
 
 
 def runs_of(options: CompareOptions) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twostroke.errors import ConfigError
 
@@ -64,7 +64,11 @@ def parse_scenario(text: str) -> Scenario:
             f"{load.prompt_tokens}",
             field="load",
         )
-    return Scenario(text, tuple(_stage(load, number, stage) for number, stage in enumerate(("cold", "warm"))))
+    stages = (
+        replace(load, name=f"{text} {stage}", first=number * load.requests)
+        for number, stage in enumerate(("cold", "warm"))
+    )
+    return Scenario(text, tuple(stages))
 
 
 def _load(name: str, parts: dict[str, float]) -> ScenarioLoad:
@@ -80,17 +84,4 @@ def _load(name: str, parts: dict[str, float]) -> ScenarioLoad:
         concurrency=at_once,
         rate=rate,
         shared_tokens=int(parts.get("shared", 0)),
-    )
-
-
-def _stage(load: ScenarioLoad, number: int, stage: str) -> ScenarioLoad:
-    return ScenarioLoad(
-        name=f"{load.name} {stage}",
-        prompt_tokens=load.prompt_tokens,
-        output_tokens=load.output_tokens,
-        requests=load.requests,
-        concurrency=load.concurrency,
-        rate=None,
-        shared_tokens=load.shared_tokens,
-        first=number * load.requests,
     )

@@ -13,6 +13,11 @@ from twostroke.config import flags
 from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 
+EPILOG = """examples:
+  twostroke bench goodput http://127.0.0.1:8000 --slo-ttft 3 --slo-itl 80
+  twostroke bench goodput URL_A URL_B --names ours,other --prompt-tokens 1024 --output-tokens 128 --duration 60
+"""
+
 
 class Slo(Settings):
     """What a request must meet to count."""
@@ -63,6 +68,13 @@ class Search(Settings):
         if self.votes % 2 == 0:
             raise ConfigError(f"--votes must be odd, so that one side wins, got {self.votes}", field="--votes")
         file_can_be_made("--json", self.json_path)
+        _ = self.limits  # they are checked when they are made
+
+    @property
+    def limits(self) -> SearchLimits:
+        return SearchLimits(
+            start=self.start_rate, lowest=self.min_rate, highest=self.max_rate, precision=self.precision
+        )
 
     def requests_at(self, rate: float) -> int:
         return max(self.min_requests, round(rate * self.duration_s))
@@ -80,7 +92,6 @@ class GoodputOptions:
     promise: Slo
     requests: Requests
     search: Search
-    limits: SearchLimits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,9 +101,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def options_from(args: argparse.Namespace) -> GoodputOptions:
     """Raises ConfigError."""
-    said = flags.read(_Flags, args)
-    search = said.search
-    limits = SearchLimits(
-        start=search.start_rate, lowest=search.min_rate, highest=search.max_rate, precision=search.precision
-    )
-    return GoodputOptions(endpoints=endpoints_from(args), **dict(said), limits=limits)
+    return GoodputOptions(endpoints=endpoints_from(args), **dict(flags.read(_Flags, args)))

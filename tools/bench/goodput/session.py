@@ -7,17 +7,13 @@ import dataclasses
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from cluster.flags.checks import STDOUT
 from tools.bench.connect import allow_many_sockets, wait_until_ready
 from tools.bench.endpoints import Endpoint
 from tools.bench.goodput.options import GoodputOptions
 from tools.bench.goodput.trial import RateTrial, try_rate
 from tools.output import write_json
 from tools.rate_search import Bracket, Tried, bracket_of, decided, next_rate
+from tools.tables import Grid, console_for, table_of, text_grid, text_row
 
 SCHEMA_VERSION = 1
 """Version of the JSON; it is raised when a key changes its meaning."""
@@ -29,9 +25,9 @@ Trials = dict[str, list[RateTrial]]
 def run_session(options: GoodputOptions) -> int:
     """Exit code: 1 if some endpoint keeps the promise at no rate that was tried."""
     trials = asyncio.run(find(options))
-    console = Console(stderr=options.search.json_path == STDOUT)
-    console.print(_table(trials, options))
-    console.print(f"[dim]{_explanation(options)}[/dim]", highlight=False)
+    console = console_for(options.search.json_path)
+    console.print(table_of(_grid(trials, options), "goodput, requests/s"))
+    console.print(f"[dim]{_explanation(options)}[/dim]")
     write_json(as_json(trials, options), options.search.json_path)
     return 0 if all(found(made, options.search.votes).passing is not None for made in trials.values()) else 1
 
@@ -48,7 +44,7 @@ async def find(options: GoodputOptions) -> Trials:
     while searching:
         for endpoint in tuple(searching):
             made = trials[endpoint.name]
-            rate = next_rate(_tried(made, options.search.votes), options.limits)
+            rate = next_rate(_tried(made, options.search.votes), options.search.limits)
             if rate is None:
                 searching.remove(endpoint)
                 continue
@@ -115,22 +111,15 @@ def _say(endpoint: Endpoint, trial: RateTrial) -> None:
     )
 
 
-def _table(trials: Trials, options: GoodputOptions) -> Table:
-    table = Table(title="goodput, requests/s", title_justify="left")
-    base = found(trials[options.endpoints.baseline], options.search.votes)
-    for column in ("", "passes at", "fails at", f"over {escape(options.endpoints.baseline)}", "trials"):
-        table.add_column(column, justify="right" if column else "left")
+def _grid(trials: Trials, options: GoodputOptions) -> Grid:
+    baseline, rows = options.endpoints.baseline, []
+    base = found(trials[baseline], options.search.votes)
     for name, made in trials.items():
         own = found(made, options.search.votes)
-        over = None if name == options.endpoints.baseline else ratio_of(own, base)
-        table.add_row(
-            escape(name),
-            "nowhere" if own.passing is None else f"{own.passing:.3g}",
-            "nowhere" if own.failing is None else f"{own.failing:.3g}",
-            "" if over is None else _shown(over),
-            str(len(made)),
-        )
-    return table
+        over = None if name == baseline else ratio_of(own, base)
+        rates = ("nowhere" if rate is None else f"{rate:.3g}" for rate in (own.passing, own.failing))
+        rows.append(text_row((name, *rates, "" if over is None else _shown(over), str(len(made)))))
+    return text_grid(("", "passes at", "fails at", f"over {baseline}", "trials"), rows)
 
 
 def _shown(over: dict[str, float | None]) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -14,8 +13,8 @@ from tools.bench.client import Client, run_plan
 from tools.bench.connect import connect, wait_until_ready
 from tools.bench.endpoints import Endpoint
 from tools.bench.goodput.options import GoodputOptions, Slo
-from tools.bench.load import PlannedRequest, Segment, Stream, constant_arrivals
-from tools.bench.measure import Answer, Record, percentile
+from tools.bench.load import PlannedRequest, Stream, constant_arrivals, even_plan
+from tools.bench.measure import Answer, Record
 
 QUIET_S = 60.0
 """For a server to answer again after it was overloaded."""
@@ -49,15 +48,7 @@ async def try_rate(options: GoodputOptions, endpoint: Endpoint, rate: float, num
     endpoints = options.endpoints
     count = options.search.requests_at(rate)
     arrivals = arrivals_at(rate, count, options.requests.arrivals, endpoints.seed + vote)
-    plan = [
-        PlannedRequest(
-            index,
-            (Segment(Stream.OWN, index, options.requests.prompt_tokens),),
-            options.requests.output_tokens,
-            arrivals[index],
-        )
-        for index in range(count)
-    ]
+    plan = even_plan(arrivals, (options.requests.prompt_tokens, options.requests.output_tokens))
     verdict = SloVerdict(options.promise, count)
     seed = endpoints.prompt_seed(endpoint, number)
     client = await connect(endpoint.target, seed, endpoints.vocab_size)
@@ -141,5 +132,5 @@ class SloVerdict:
 
 def own_inter_token_p99_s(answer: Answer) -> float:
     """0 for a single event: there is nothing to wait for."""
-    gaps = sorted(later - earlier for earlier, later in pairwise(answer.event_times_s))
-    return percentile(gaps, 99) if gaps else 0.0
+    gaps = np.diff(answer.event_times_s)
+    return float(np.percentile(gaps, 99)) if gaps.size else 0.0

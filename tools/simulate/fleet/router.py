@@ -12,6 +12,7 @@ from functools import partial
 
 from router.admission.queued_request import Placement, QueuedRequest
 from router.routing.policy import Decision
+from router.routing.reservations import ReservationChanges
 from tools.simulate.fleet.event_queue import EventQueue
 from tools.simulate.fleet.feed import SimulatedFeed
 from tools.simulate.fleet.host import SimulatedHost
@@ -134,8 +135,8 @@ class SimulatedRouter:
 
     # What other routers say
 
-    def hear_router(self, name: str, reservation_update: object) -> None:
-        self.adapter.heard_router(name, reservation_update, self._queue.now_s)
+    def hear_router(self, name: str, changes: ReservationChanges, is_whole: bool) -> None:
+        self.adapter.heard_router(name, changes, is_whole, self._queue.now_s)
 
     # Below: placing
 
@@ -255,8 +256,6 @@ class SimulatedRouter:
     def _tell_now(self) -> None:
         self._is_telling = False
         for other in self.others:
-            reservation_update = self.adapter.reservation_update(other.name)
-            if reservation_update is not None:
-                self._queue.after(
-                    self._shape.delays.reservation_s, partial(other.hear_router, self.name, reservation_update)
-                )
+            update = self.adapter.reservation_update(other.name)
+            if update is not None:
+                self._queue.after(self._shape.delays.reservation_s, partial(other.hear_router, self.name, *update))

@@ -53,15 +53,6 @@ class RoutingAdapters:
         return RoutingAdapter(self.new_policy(), rules, shape, events, seed=shape.seed * 1000 + router)
 
 
-@dataclass(frozen=True, slots=True)
-class _ReservationUpdate:
-    """From one router to another."""
-
-    batch: ReservationChanges
-    is_whole: bool
-    """The first of a stream: nothing else is open."""
-
-
 class RoutingAdapter:
     def __init__(self, policy: Policy, rules: Rules, shape: FleetShape, events: EventUse, seed: int) -> None:
         self._index = PrefixIndex()
@@ -186,19 +177,18 @@ class RoutingAdapter:
         if answer_tokens is not None:
             self._selector.ended(answer_tokens)
 
-    def reservation_update(self, router: str) -> object | None:
-        """What another router has not been told yet of this one's reservations: meant for its adapter alone."""
+    def reservation_update(self, router: str) -> tuple[ReservationChanges, bool] | None:
+        """What another router has not been told yet of this one's reservations, and whether these are all."""
         watch = self._watches.get(router)
-        is_first = watch is None
+        is_whole = watch is None
         if watch is None:
             watch = self._watches[router] = self._reservations.watch(lambda: None)
-        batch = self._reservations.take(watch)
-        return _ReservationUpdate(batch, is_first) if batch or is_first else None
+        changes = self._reservations.take(watch)
+        return (changes, is_whole) if changes or is_whole else None
 
-    def heard_router(self, router: str, reservation_update: object, now_s: float) -> None:
+    def heard_router(self, router: str, changes: ReservationChanges, is_whole: bool, now_s: float) -> None:
         """What the adapter of another router said by `reservation_update`."""
-        assert isinstance(reservation_update, _ReservationUpdate)
-        self._reservations.apply(RouterId(router), reservation_update.batch, now_s, whole=reservation_update.is_whole)
+        self._reservations.apply(RouterId(router), changes, now_s, whole=is_whole)
 
     def left_router(self, router: str, now_s: float) -> None:
         """It has died, and comes back with nothing."""
