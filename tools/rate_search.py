@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.flags.checks import positive
 from twostroke.errors import ConfigError
 
 STRIDE = 2.0
@@ -20,10 +19,6 @@ class SearchLimits:
     precision: float
 
     def __post_init__(self) -> None:
-        positive("--min-rate", self.lowest)
-        positive("--precision", self.precision)
-        for flag, value in (("--start-rate", self.start), ("--max-rate", self.highest)):
-            positive(flag, value)
         if not self.lowest <= self.start <= self.highest:
             raise ConfigError(
                 f"--start-rate {self.start:g} must lie from --min-rate {self.lowest:g} to --max-rate {self.highest:g}",

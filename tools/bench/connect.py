@@ -7,6 +7,7 @@ import resource
 import time
 
 from tools.bench.client import Client
+from tools.bench.endpoints import Endpoints
 from tools.bench.load import PlannedRequest, Segment, Speller, Stream
 from tools.bench.options import DEFAULT_VOCAB_SIZE, Target
 from tools.bench.report import form_is_refused
@@ -39,6 +40,13 @@ async def wait_until_ready(target: Target, seed: int, vocab_size: int | None, wa
             if time.monotonic() >= give_up_s:
                 raise
         await asyncio.sleep(POLL_S)
+
+
+async def all_ready(endpoints: Endpoints) -> None:
+    """Wait until every server has answered a short request. Raises ConfigError or PeerLost."""
+    allow_many_sockets()
+    for endpoint in endpoints.all:
+        await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
 
 
 async def answer_probe(target: Target, seed: int, vocab_size: int | None) -> None:

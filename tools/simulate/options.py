@@ -14,7 +14,7 @@ from tools.simulate.fleet.shape import Faults, FleetShape
 from tools.simulate.fleet.simulation import check_span
 from tools.simulate.traces.trace import Replay, Trace, read_trace, replayed
 from tools.simulate.traces.workloads import generated
-from twostroke.config.settings import Settings, setting
+from twostroke.config.settings import Settings, group, setting
 from twostroke.errors import ConfigError
 from twostroke.json_values import from_values
 
@@ -118,6 +118,18 @@ class LinkedFleetFlags(FleetFlags):
         if self.bandwidth is None:
             return shape
         return dataclasses.replace(shape, link_bytes_per_s=self.bandwidth * GIGABYTE)
+
+
+class FleetQuestion(Settings):
+    """What every question about a fleet needs."""
+
+    source: RequestSource = group(RequestSource, "requests", "which requests")
+    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
+
+    def read(self) -> tuple[Trace, FleetShape]:
+        """Return the requests, and the fleet that has their blocks."""
+        trace = self.source.read()
+        return trace, self.fleet.shape(trace.block_tokens, self.source.seed)
 
 
 class Output(ReportFiles):

@@ -11,13 +11,13 @@ from cluster.scaling.capacity import LatencyTargets, WorkerCounts
 from tools.figures.charts import Figure, Head, Line, Section, Words, line_figure, render
 from tools.output import write_json, write_text
 from tools.simulate.demand import check_objectives
-from tools.simulate.options import LinkedFleetFlags, Output, Promise, RequestSource, numbers
+from tools.simulate.options import FleetQuestion, Output, Promise, numbers
 from tools.simulate.report import percent, seconds
 from tools.simulate.runs import runner
 from tools.simulate.sizing import LoadPoint, Sizing, crossing, crossover, smallest_fleet
 from tools.tables import Grid, console_for, table_of, text_grid, text_row
 from twostroke.config import flags
-from twostroke.config.settings import Settings, group, setting
+from twostroke.config.settings import group, setting
 from twostroke.errors import ConfigError
 
 BOTH, SPLIT = "colocated", "split"
@@ -34,10 +34,8 @@ class PlanPromise(Promise):
     )
 
 
-class PlanFlags(Settings):
+class PlanFlags(FleetQuestion):
     promise: PlanPromise = group(PlanPromise, "promise", "what is promised")
-    source: RequestSource = group(RequestSource, "requests", "which requests")
-    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
     output: Output = group(Output, "output")
 
 
@@ -49,8 +47,7 @@ def run_session(args: argparse.Namespace) -> int:
     )
     if any(scale <= 0 for scale in scales):
         raise ConfigError(f"--loads must be positive, got {said.promise.loads}", field="loads")
-    trace = said.source.read()
-    shape = said.fleet.shape(trace.block_tokens, said.source.seed)
+    trace, shape = said.read()
     check_objectives(trace, shape, promise)
     run_all = runner(output.jobs)
     sizing = smallest_fleet(trace, shape, promise, run_all)

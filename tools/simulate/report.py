@@ -19,12 +19,6 @@ SCHEMA_VERSION = 1
 NO_COLOURS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Column:
-    title: str
-    shown: Callable[[Summary], str]
-
-
 def seconds(value: float | None) -> str:
     if value is None:
         return "-"
@@ -35,27 +29,27 @@ def percent(value: float | None, sign: str = "") -> str:
     return "-" if value is None else f"{value:{sign}.1%}"
 
 
-COLUMNS_SHOWN = (
-    Column("policy", lambda each: each.variant),
-    Column("requests", lambda each: str(each.requests)),
-    Column("done", lambda each: str(each.completed)),
-    Column("refused", lambda each: str(each.refused)),
-    Column("lost", lambda each: str(each.lost)),
-    Column("util", lambda each: f"{each.utilisation:.3f}"),
-    Column("TTFT p50", lambda each: seconds(each.ttft_p50_s)),
-    Column("p90", lambda each: seconds(each.ttft_p90_s)),
-    Column("p99", lambda each: seconds(each.ttft_p99_s)),
-    Column("mean", lambda each: seconds(each.ttft_mean_s)),
-    Column("p90/rr", lambda each: "-" if each.p90_ratio is None else f"{each.p90_ratio:.3f}x"),
-    Column("ITL p50", lambda each: seconds(each.itl_p50_s)),
-    Column("p99", lambda each: seconds(each.itl_p99_s)),
-    Column("hits", lambda each: percent(each.hit_rate)),
-    Column("of oracle", lambda each: percent(each.oracle_share)),
-    Column("pulled", lambda each: tokens(each.pulled_tokens)),
-    Column("good/s", lambda each: f"{each.goodput_per_s:.2f}"),
-    Column("TTFT error", lambda each: percent(each.prediction_error)),
-    Column("bias", lambda each: percent(each.prediction_bias, "+")),
-    Column("ms/decision", lambda each: f"{each.decision_ms:.2f}"),
+COLUMNS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+    ("policy", lambda each: each.variant),
+    ("requests", lambda each: str(each.requests)),
+    ("done", lambda each: str(each.completed)),
+    ("refused", lambda each: str(each.refused)),
+    ("lost", lambda each: str(each.lost)),
+    ("util", lambda each: f"{each.utilisation:.3f}"),
+    ("TTFT p50", lambda each: seconds(each.ttft_p50_s)),
+    ("p90", lambda each: seconds(each.ttft_p90_s)),
+    ("p99", lambda each: seconds(each.ttft_p99_s)),
+    ("mean", lambda each: seconds(each.ttft_mean_s)),
+    ("p90/rr", lambda each: "-" if each.p90_ratio is None else f"{each.p90_ratio:.3f}x"),
+    ("ITL p50", lambda each: seconds(each.itl_p50_s)),
+    ("p99", lambda each: seconds(each.itl_p99_s)),
+    ("hits", lambda each: percent(each.hit_rate)),
+    ("of oracle", lambda each: percent(each.oracle_share)),
+    ("pulled", lambda each: tokens(each.pulled_tokens)),
+    ("good/s", lambda each: f"{each.goodput_per_s:.2f}"),
+    ("TTFT error", lambda each: percent(each.prediction_error)),
+    ("bias", lambda each: percent(each.prediction_bias, "+")),
+    ("ms/decision", lambda each: f"{each.decision_ms:.2f}"),
 )
 
 
@@ -72,8 +66,8 @@ def print_summaries(summaries: Sequence[Summary], console: Console) -> None:
 
 
 def summaries_grid(summaries: Sequence[Summary], colours: Mapping[str, int] = NO_COLOURS) -> Grid:
-    rows = (text_row((column.shown(each) for column in COLUMNS_SHOWN), colours.get(each.variant)) for each in summaries)
-    return text_grid((column.title for column in COLUMNS_SHOWN), rows)
+    rows = (text_row((shown(each) for _, shown in COLUMNS), colours.get(each.variant)) for each in summaries)
+    return text_grid((title for title, _ in COLUMNS), rows)
 
 
 def explanation(promise: LatencyTargets, oracle_rate: float) -> str:

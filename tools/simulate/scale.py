@@ -18,13 +18,13 @@ from tools.simulate.fleet.routing_adapter import RoutingAdapters
 from tools.simulate.fleet.scaling import Look
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.fleet.simulation import simulate
-from tools.simulate.options import LinkedFleetFlags, Promise, RequestSource
+from tools.simulate.options import FleetQuestion, Promise
 from tools.simulate.report import percent
 from tools.simulate.traces.trace import Trace
 from tools.simulate.variants import OURS, policy_of
 from tools.tables import Grid, console_for, table_of, text_grid, text_row
 from twostroke.config import Role, ScalingConfig, flags
-from twostroke.config.settings import Settings, group, setting
+from twostroke.config.settings import group, setting
 from twostroke.errors import ConfigError
 
 SWITCH_S = 1.0
@@ -89,25 +89,23 @@ class ScalePromise(Promise):
     surge: float = setting(1.0, unit="FACTOR", help="the middle third of the requests comes so many times as fast")
 
 
-class ScaleFlags(Settings):
+class ScaleFlags(FleetQuestion):
     promise: ScalePromise = group(ScalePromise, "promise", "what is promised, and what may be used")
-    source: RequestSource = group(RequestSource, "requests", "which requests")
-    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
     output: JsonFile = group(JsonFile, "output")
 
 
 def run_session(args: argparse.Namespace) -> int:
     said = flags.read(ScaleFlags, args)
-    wanted, source = said.promise, said.source
+    wanted = said.promise
     promise = LatencyTargets(ttft_s=wanted.slo_ttft_s, itl_s=wanted.slo_itl_s)
-    trace = surged(source.read(), wanted.surge)
-    shape = said.fleet.shape(trace.block_tokens, source.seed)
+    trace, shape = said.read()
+    trace = surged(trace, wanted.surge)
     bounds = ("min_prefill", "max_prefill", "min_decode", "max_decode")
     pace = ScalingConfig(**wanted.model_dump(include=set(bounds)))
     check_objectives(trace, shape, promise)
     planned, fared = compared(trace, shape, promise, pace, wanted.start_s)
     console = console_for(said.output.json_path)
-    console.print(f"{source.label}: {len(trace.rows)} requests, the middle third x{wanted.surge:g}", markup=False)
+    console.print(f"{said.source.label}: {len(trace.rows)} requests, the middle third x{wanted.surge:g}", markup=False)
     console.print(table_of(_grid(fared)))
     for at_s, decision in planned.history:
         console.print(f"{at_s:8.1f} s  {decision}", markup=False, soft_wrap=True)

@@ -17,7 +17,7 @@ from tools.simulate.fitting import SINCE_DECISION, likeness, likeness_json, poli
 from tools.simulate.fleet.results import SimulatedRun
 from tools.simulate.fleet.shape import FleetShape
 from tools.simulate.loads import highest_rates, pace_at
-from tools.simulate.options import LinkedFleetFlags, Output, RequestSource, numbers
+from tools.simulate.options import FleetQuestion, Output, numbers
 from tools.simulate.page import Found, render_page
 from tools.simulate.report import (
     as_json,
@@ -89,9 +89,7 @@ class Calibration(Settings):
     )
 
 
-class SimulateFlags(Settings):
-    source: RequestSource = group(RequestSource, "requests", "which requests")
-    fleet: LinkedFleetFlags = group(LinkedFleetFlags, "fleet", "which fleet")
+class SimulateFlags(FleetQuestion):
     compared: Comparison = group(Comparison, "compared", "what is compared")
     calibration: Calibration = group(Calibration, "calibration")
     output: Output = group(Output, "output")
@@ -101,8 +99,7 @@ def run_session(args: argparse.Namespace) -> int:
     said = flags.read(SimulateFlags, args)
     compared, output, promise = said.compared, said.output, said.compared.promise
     variants = compared.variants
-    trace = said.source.read()
-    shape = said.fleet.shape(trace.block_tokens, said.source.seed)
+    trace, shape = said.read()
     _check(compared, trace, shape)
     if compared.admission:
         shape = dataclasses.replace(shape, slo_ttft_s=promise.ttft_s)

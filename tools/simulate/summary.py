@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ def summarise(run: SimulatedRun, rate_scale: float, promise: LatencyTargets, ora
         ttft_p50_s=percentile(ttfts, 0.5),
         ttft_p90_s=percentile(ttfts, 0.9),
         ttft_p99_s=percentile(ttfts, 0.99),
-        ttft_mean_s=results.mean(ttfts),
+        ttft_mean_s=statistics.fmean(ttfts) if ttfts else None,
         itl_p50_s=run.gaps.percentile(0.5),
         itl_p99_s=run.gaps.percentile(0.99),
         hit_rate=hit_rate,

@@ -60,16 +60,9 @@ def as_json(outcomes: Sequence[LoadOutcome], options: CompareOptions, runs: Sequ
 
 
 def _described(endpoint: Endpoint) -> dict[str, Any]:
-    target = endpoint.target
-    return {
-        "name": endpoint.name,
-        "endpoint": target.name,
-        "model": target.model,
-        "text": target.text,
-        "chat": target.chat,
-        "ignore_eos": target.ignore_eos,
-        "temperature": target.temperature,
-    }
+    said = dataclasses.asdict(endpoint.target)
+    shown = {key: said[key] for key in ("model", "text", "chat", "ignore_eos", "temperature")}
+    return {"name": endpoint.name, "endpoint": endpoint.target.name, **shown}
 
 
 def _of(found: Distribution | None, read: Callable[[Distribution], float]) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -36,9 +36,6 @@ class CompareRun:
     report: Report
 
 
-OnRun = Callable[[CompareRun], None]
-
-
 def turns_of(rounds: int, scenarios: Sequence[Scenario], endpoints: Sequence[Endpoint]) -> list[Turn]:
     return [Turn(*turn) for turn in in_turns(rounds, scenarios, endpoints)]
 
@@ -60,13 +57,7 @@ def runs_of(options: CompareOptions) -> int:
     return options.rounds * len(options.endpoints.all) * sum(len(scenario.loads) for scenario in options.scenarios)
 
 
-async def take_turns(options: CompareOptions, on_run: OnRun) -> None:
-    for turn in turns_of(options.rounds, options.scenarios, options.endpoints.all):
-        for load in turn.scenario.loads:
-            on_run(await _run(options, turn, load))
-
-
-async def _run(options: CompareOptions, turn: Turn, load: ScenarioLoad) -> CompareRun:
+async def run_load(options: CompareOptions, turn: Turn, load: ScenarioLoad) -> CompareRun:
     endpoints, endpoint = options.endpoints, turn.endpoint
     client = await connect(endpoint.target, endpoints.prompt_seed(endpoint, turn.number), endpoints.vocab_size)
     try:

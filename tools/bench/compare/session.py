@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from tools.bench.compare.options import CompareOptions
 from tools.bench.compare.page import render_page
 from tools.bench.compare.report import COLUMNS, as_json, compared, print_outcomes
-from tools.bench.compare.rounds import CompareRun, OnRun, runs_of, take_turns
-from tools.bench.connect import allow_many_sockets, wait_until_ready
+from tools.bench.compare.rounds import CompareRun, run_load, runs_of, turns_of
+from tools.bench.connect import all_ready
 from tools.output import write_json, write_text
 from tools.tables import console_for
 
@@ -19,7 +19,7 @@ def run_session(options: CompareOptions) -> int:
     """Exit code: 1 if some run completed no request. Who interrupts it gets what has been measured until then."""
     runs: list[CompareRun] = []
     try:
-        asyncio.run(measure(options, runs.append))
+        asyncio.run(measure(options, runs))
     except KeyboardInterrupt:
         if runs:
             print(f"bench: interrupted after {len(runs)} of {runs_of(options)} runs", file=sys.stderr)
@@ -38,33 +38,16 @@ def _report(options: CompareOptions, runs: Sequence[CompareRun]) -> None:
         write_text(render_page(outcomes, options, runs), options.html_path)
 
 
-async def measure(options: CompareOptions, on_run: OnRun) -> None:
-    allow_many_sockets()
-    endpoints = options.endpoints
-    for endpoint in endpoints.all:
-        await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
-    tell = _narrator(options)
-
-    def ended(run: CompareRun) -> None:
-        on_run(run)
-        tell(run)
-
-    await take_turns(options, ended)
-
-
-def _narrator(options: CompareOptions) -> OnRun:
-    """A line per run on standard error: a comparison takes minutes."""
-    ended = 0
-
-    def say(run: CompareRun) -> None:
-        nonlocal ended
-        ended += 1
-        report = run.report
-        print(
-            f"bench: {ended}/{runs_of(options)} round {run.round + 1}, {run.load.name}, {run.endpoint}: "
-            f"{report.completed} requests in {report.duration_s:.1f} s, {report.failed} failed",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    return say
+async def measure(options: CompareOptions, runs: list[CompareRun]) -> None:
+    """Add each run to `runs` when it has ended, and say so on standard error: a comparison takes minutes."""
+    await all_ready(options.endpoints)
+    for turn in turns_of(options.rounds, options.scenarios, options.endpoints.all):
+        for load in turn.scenario.loads:
+            run = await run_load(options, turn, load)
+            runs.append(run)
+            print(
+                f"bench: {len(runs)}/{runs_of(options)} round {run.round + 1}, {load.name}, {run.endpoint}: "
+                f"{run.report.completed} requests in {run.report.duration_s:.1f} s, {run.report.failed} failed",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from typing import Any
 
-from tools.bench.connect import allow_many_sockets, wait_until_ready
+from tools.bench.connect import all_ready
 from tools.bench.endpoints import Endpoint
 from tools.bench.goodput.options import GoodputOptions
 from tools.bench.goodput.trial import RateTrial, try_rate
@@ -34,10 +34,8 @@ def run_session(options: GoodputOptions) -> int:
 
 async def find(options: GoodputOptions) -> Trials:
     """One trial at each server in turn, so that a slow minute of the machine does not meet one server alone."""
-    allow_many_sockets()
     endpoints = options.endpoints
-    for endpoint in endpoints.all:
-        await wait_until_ready(endpoint.target, endpoints.seed, endpoints.vocab_size, endpoints.wait_s)
+    await all_ready(endpoints)
     trials: Trials = {endpoint.name: [] for endpoint in endpoints.all}
     searching = list(endpoints.all)
     number = 0

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from twostroke.config import Role
 
 GAP_RESOLUTION = 1.02
@@ -164,18 +166,8 @@ class SimulatedRun:
 
 def percentile(values: Iterable[float], share: float) -> float | None:
     """The value below which this share of them lies, interpolated; None without any."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    place = share * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
-
-
-def mean(values: Iterable[float]) -> float | None:
     listed = list(values)
-    return sum(listed) / len(listed) if listed else None
+    return float(np.quantile(listed, share)) if listed else None
 
 
 def ttfts(run: SimulatedRun) -> list[float]:
