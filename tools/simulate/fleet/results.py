@@ -51,7 +51,6 @@ class RequestOutcome:
     """From the decision on, as the router expected it; None where its first attempt was lost."""
     decided_s: float | None = None
     """When the router chose, the last time."""
-    predicted_cached_tokens: int | None = None
     decode: str | None = None
     source: str | None = None
     """None: the decode worker computed."""
@@ -151,8 +150,6 @@ class SimulatedRun:
     """Over all decisions, those about held requests included."""
     cpu_s: float
     """Processor seconds of the whole run, decisions included."""
-    false_refusals: int = 0
-    """Refused ones that would have made it, by the counterfactual (router.admission.false_rejections)."""
     unequal_indexes: tuple[str, ...] = ()
     """Router and worker, where a router's index was not the worker's set at the end."""
     worker_s: float = 0.0

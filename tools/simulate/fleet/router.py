@@ -178,8 +178,6 @@ class SimulatedRouter:
     def _send(self, request: SimulatedRequest, placement: Placement) -> None:
         request.placement = placement
         request.attempts += 1
-        if request.predicted_cached_tokens is None:
-            request.predicted_cached_tokens = placement.decision.forecast.cached_blocks * self._shape.block_size
         self._later(request, self._shape.delays.open_s, lambda: self._reach(request, placement.decision))
 
     def _later(self, request: SimulatedRequest, delay_s: float, action: Callable[[], None]) -> None:

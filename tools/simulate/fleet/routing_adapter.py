@@ -83,11 +83,6 @@ class RoutingAdapter:
         """How many are open now."""
         return len(self._reservations)
 
-    @property
-    def false_refusals(self) -> int:
-        """Refused requests that would have made it, as far as can be known."""
-        return self._admission.false_rejections.count
-
     def joined(self, worker: WorkerId, role: Role, epoch: Epoch) -> None:
         """The supervisor lists this epoch of the worker."""
         known = Worker(worker, role, str(worker), epoch, WORKER_STATE_SERVING)

@@ -36,8 +36,6 @@ class SimulatedRequest:
     """Pages that came from a peer in this attempt, to whoever computed."""
     has_begun: bool = False
     """This attempt has its first token."""
-    predicted_cached_tokens: int | None = None
-    """When it was placed first."""
     heard_attempt: int = 0
     """The latest attempt of which its router has had a token."""
     was_lost: bool = False
@@ -97,7 +95,6 @@ class SimulatedRequest:
             pulled_tokens=self.pulled_tokens,
             predicted_ttft_s=decision.forecast.first_token_s if decision is not None and not self.was_lost else None,
             decided_s=placement.decided_at_s if placement is not None else None,
-            predicted_cached_tokens=self.predicted_cached_tokens,
             decode=decision.decode if decision is not None else None,
             source=decision.source if decision is not None else None,
             peer=decision.peer if decision is not None else None,

@@ -136,7 +136,6 @@ class _Simulation:
             decisions=sum(adapter.decisions for adapter in adapters),
             decision_cpu_s=sum(adapter.decision_cpu_s for adapter in adapters),
             cpu_s=cpu_s,
-            false_refusals=sum(adapter.false_refusals for adapter in adapters),
             unequal_indexes=tuple(self._unequal_indexes()),
             worker_s=self._worker_s(),
             scalings=0 if self._scaled is None else self._scaled.changes,
