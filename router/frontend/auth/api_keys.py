@@ -11,13 +11,15 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
+
+import yaml
 
 from twostroke.errors import ConfigError, InvalidApiKey
 from twostroke.json_values import from_values
-from twostroke.yaml_values import parse_yaml
 
 ID_BYTES = 6
 SECRET_BYTES = 32
@@ -28,6 +30,7 @@ _SCHEME = re.compile(r"bearer +(.+)", re.IGNORECASE)
 _KEY = re.compile(r"ts-([0-9a-f]{12})-[0-9a-f]{64}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NOBODYS_HASH = "0" * 64
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,7 @@ def draw_key() -> NewKey:
 
 def parse_keys(text: str, where: str) -> KeyFile:
     """Parses the file. Raises ConfigError that names it, and what in it is wrong."""
-    values = parse_yaml(text, where)
+    values = _parse_yaml(text, where)
     if values is None:  # as for a moment while it is written: no reason to refuse every client
         raise ConfigError(f"{where} is empty; without any keys it must say `keys: {{}}`")
     try:
@@ -131,3 +134,33 @@ def find_key(keys: Mapping[str, KeyEntry], authorization: str | None, now_s: flo
 
 def _hash(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Reads YAML strictly: a key that is there twice is a mistake, and a date is a text."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIMESTAMP]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    """Raises ConfigError that names `where`, and the line."""
+    try:
+        return yaml.load(text, _StrictLoader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"{where}{line}: {problem}") from error
