@@ -13,7 +13,6 @@ from twostroke.config import ModelConfig
 from twostroke.engine.borrowing import Borrowing, kind_of
 from twostroke.engine.cores import Cores
 from twostroke.engine.determinism import NATIVE, STEADY, TORCH, check_deterministic
-from twostroke.engine.pages import pool_tensor
 from twostroke.engine.sampler import sample
 from twostroke.kernels.attention import RaggedBatch
 from twostroke.kernels.choice import choose_attention
@@ -47,7 +46,7 @@ class ModelRunner:
         self._neighbours = cores.neighbours()
         self._borrowing = Borrowing()
         kind: torch.dtype = getattr(torch, model.dtype)
-        pool = pool_tensor(memory, spec, block_size, kind)
+        pool = _pool_tensor(memory, spec, block_size, kind)
         kernels = load_kernels(cache_dir() / "kernels")
         self._team = None if kernels is None else _team_on(cores, kernels)
         backend = choose_attention(
@@ -136,3 +135,9 @@ class ModelRunner:
 
 def _team_on(cores: Cores, kernels: Kernels) -> Team:
     return Team(kernels, cores.home, (), cores.folder, pin=cores.pin)
+
+
+def _pool_tensor(memory: PageMemory, spec: ModelSpec, block_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Returns the pool as [pages + scratch, layers, 2, kv_heads, block, head_dim]: the memory itself, not a copy."""
+    flat = torch.from_numpy(memory.data).view(dtype)
+    return flat.view(-1, *spec.page_shape(block_size))
