@@ -11,11 +11,10 @@ from tests.unit.worker.callers import router_to
 from tests.unit.worker.peers import BLOCKS, PROMPT, computed, fetched, warm
 from tests.unit.worker.rig import BLOCK, decode, expected_tokens, prefill
 from twostroke.ids import BlockHash
-from twostroke.kv_cache.chains import Chain, hottest_chains
 from twostroke.kv_cache.pool import CachedBlock
 from twostroke.rpc.v1 import control_pb2
 from twostroke.worker.pulls import cache_handoff
-from twostroke.worker.pulls.cache_handoff import HandoffShare, divide
+from twostroke.worker.pulls.cache_handoff import Chain, HandoffShare, divide, hottest_chains
 
 
 def name(text: str) -> BlockHash:

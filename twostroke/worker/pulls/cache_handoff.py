@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
 
 from twostroke.ids import BlockHash
-from twostroke.kv_cache.chains import Chain, hottest_chains
+from twostroke.kv_cache.pool import CachedBlock
 from twostroke.rpc.channel import PeerChannel, call_timeout_s, error_of
 from twostroke.rpc.convert import hashes_to_bytes
 from twostroke.rpc.v1 import control_pb2, control_pb2_grpc, worker_pb2, worker_pb2_grpc
@@ -24,6 +24,21 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Time in which a live successor answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Blocks that follow one another."""
+
+    root: BlockHash
+    """Parent of the first block."""
+    block_hashes: tuple[BlockHash, ...]
+    fresh: int
+    """Blocks of this chain that no earlier chain has."""
+
+    def cut(self, fresh: int) -> Chain:
+        """Return the chain without its last blocks, so that at most `fresh` are fresh."""
+        return self if fresh >= self.fresh else Chain(self.root, self.block_hashes[: fresh - self.fresh], fresh)
 
 
 @dataclass(slots=True)
@@ -105,3 +120,20 @@ async def _give(host: WorkerHost, share: HandoffShare, until_s: float) -> int:
     finally:
         await peer.close()
     return blocks
+
+
+def hottest_chains(cached: Iterable[CachedBlock]) -> Iterator[Chain]:
+    """Yield all cached blocks in chains of maximal length, the most recently used first."""
+    by_hash = {block.hash: block for block in cached}
+    parents = {block.parent for block in by_hash.values()}
+    last_ones = [block for block in by_hash.values() if block.hash not in parents]
+    seen_before: set[BlockHash] = set()
+    for last in sorted(last_ones, key=lambda block: -block.last_used):
+        chain, seen = [last], {last.hash}
+        # Parents come from other workers, so there may be a cycle.
+        while (parent := by_hash.get(chain[-1].parent)) is not None and parent.hash not in seen:
+            chain.append(parent)
+            seen.add(parent.hash)
+        hashes = tuple(block.hash for block in reversed(chain))
+        yield Chain(chain[-1].parent, hashes, sum(block_hash not in seen_before for block_hash in hashes))
+        seen_before.update(hashes)
