@@ -10,6 +10,8 @@ from twostroke.errors import ConfigError
 
 FLEET_PORTS = range(20_000, 30_000)
 """Ports below the kernel's ephemeral range, so that no outgoing connection takes one while the supervisor restarts."""
+TRIED_PORTS = 100
+"""Random candidates for the Fleet service. Where none of so many is free, something is wrong with the host."""
 
 
 def is_free(host: str, port: int) -> bool:
@@ -24,7 +26,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check(host: str, flag: str, port: int) -> None:
-    """Raises ConfigError unless this process could listen there. Port 0 means any free port."""
+    """Check that this process can listen there; raises ConfigError otherwise. Port 0 means any free port."""
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"{flag} must be from 0 to 65535, got {port}", field=flag)
     try:
@@ -43,17 +45,20 @@ def check_endpoints(host: str, metrics_host: str | None, by_flag: Mapping[str, i
         check((metrics_host if flag == "--metrics-port" else None) or host, flag, port)
 
 
-def check_distinct(by_flag: Mapping[str, int], taken: dict[int, str], said: str = "") -> None:
-    """Raises ConfigError where two flags name one port. `taken` holds earlier ports and gets these. Port 0 is any."""
+def check_distinct(by_flag: Mapping[str, int], taken: dict[int, str], suffix: str = "") -> None:
+    """Check that no two flags name one port; 0 is never taken. `taken` is extended. Raises ConfigError."""
     for flag, port in by_flag.items():
         if port and port in taken:
-            raise ConfigError(f"{taken[port]} and {flag} are both {port}{said}", field=flag)
+            raise ConfigError(f"{taken[port]} and {flag} are both {port}{suffix}", field=flag)
         taken[port] = flag
 
 
 def fleet_port(host: str) -> int:
-    candidates = random.SystemRandom().sample(FLEET_PORTS, 100)
+    candidates = random.SystemRandom().sample(FLEET_PORTS, TRIED_PORTS)
     free = next((port for port in candidates if is_free(host, port)), None)
     if free is None:
-        raise ConfigError(f"no free port between {FLEET_PORTS.start} and {FLEET_PORTS.stop} on {host}")
+        raise ConfigError(
+            f"none of the {len(candidates)} ports that were tried from {FLEET_PORTS.start} to {FLEET_PORTS.stop - 1} "
+            f"is free on {host}"
+        )
     return free

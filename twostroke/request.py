@@ -55,7 +55,7 @@ class SamplingParams:
     """
 
     seed: int
-    """64 bits; the router draws one where the client sent none."""
+    """64 bits; where the client sent none, the router derives one from the stream's name."""
     max_tokens: int
     """Tokens of the answer at most, counted over all attempts."""
     choice: int = 0
@@ -124,14 +124,14 @@ class Request:
     emitted: tuple[SampledToken, ...] = ()
     """Tokens of earlier attempts, with logprobs if wanted: a router that resumes the stream needs all of them."""
     block_hashes: tuple[BlockHash, ...]
-    """The hashes of all full blocks of prompt + emitted, computed once in the frontend."""
+    """Hashes of all full blocks of prompt + emitted. Computed in the dispatcher, and extended at each new attempt."""
     salt: bytes = b""
     """Salt of the blocks after the public ones: only requests with the same salt share them."""
     public_blocks: int = 0
     """How many of the prompt's first blocks have hashes without a salt, so that everybody shares them."""
     sampling: SamplingParams
     deadline_s: float | None = None
-    """Seconds since the epoch (time.time)."""
+    """Unix seconds (time.time)."""
     router_id: str
     """The router whose token stream carries the answer."""
     priority: int = 0

@@ -1,7 +1,7 @@
-"""The lines of a request log: what a router writes of every answer and, now and then, of every worker.
+"""Defines the lines of a request log, which a router writes for every choice and, every five seconds, for every worker.
 
-One JSON object a line, of one of the two records here. It holds neither text nor tokens of a prompt: block hashes tell
-who shares what, and no more. `tools.simulate` reads it: a log is a trace, and what a simulated fleet is fitted to.
+Each line is one JSON object, one of the two records here. From block hashes a reader learns only which prompts share a
+prefix. `tools.simulate` replays a log as a trace and fits a simulated fleet to it.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 LOGGED_HASH_BYTES = 8
-"""Bytes of a block hash that are logged: enough to tell apart all that one log holds."""
+"""Bytes of a block hash that are logged: enough to distinguish the blocks of one log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRecord:
-    """One choice of one request, from coming in to its end, however it ended. Written at its end."""
+    """One choice of one request, written when it has ended."""
 
     record: str = "answer"
     request_id: str
-    """With the choice's number behind a "#"."""
+    """The request's id, "#", and the number of the choice."""
     arrival_s: float
-    """Unix time, as all instants here."""
+    """Unix time of arrival."""
     outcome: str
     """"stop", "length", "cancelled", or the name of an error's class."""
     prompt_tokens: int
     output_tokens: int
-    """Sent, whatever came after."""
+    """Tokens passed on, also if an error followed."""
     block_size: int
     blocks: str
     """The first 8 bytes of the hash of each full block of the prompt, in hex, end to end."""
@@ -35,7 +35,7 @@ class AnswerRecord:
     priority: int = 0
     policy: str
     attempts: int
-    """Decode workers that it was given to. What is said below of placement is of the last one."""
+    """Attempts on decode workers. The placement below is the last one's."""
     decode: str | None = None
     source: str | None = None
     peer: str | None = None
@@ -45,17 +45,17 @@ class AnswerRecord:
     price: dict[str, float] = field(default_factory=dict)
     """Terms of the placement's price in seconds (router.routing.policy.Breakdown); empty where the policy has none."""
     cached_tokens: int = 0
-    """Tokens of the prompt that were not computed for this answer. This and the next two are of the first attempt that
-    answered."""
+    """Tokens of the prompt that were not computed for this answer. This, `predicted_cached_tokens` and `ttft_s` are of
+    the first attempt that answered."""
     predicted_cached_tokens: int | None = None
     ttft_s: float | None = None
-    """From the decision to the first token; None where none came, or where it took more than one attempt."""
+    """Seconds from the decision to the first token. None without a token or with several attempts."""
     predicted_ttft_s: float | None = None
     itl_mean_s: float | None = None
-    """Between tokens, as the router got them; None below two tokens."""
+    """Mean seconds between tokens at the router. None below two tokens."""
     itl_max_s: float | None = None
     instants: dict[str, float] = field(default_factory=dict)
-    """When what happened (twostroke.lifetime.Instant)."""
+    """Unix time of each instant (twostroke.lifetime.Instant)."""
 
     @property
     def block_hashes(self) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class AnswerRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRecord:
     worker: str
-    """Pages were read from there."""
+    """The worker from which pages were read."""
     latency_s: float
     bytes_per_s: float
 
@@ -93,7 +93,7 @@ class WorkerRecord:
     """Coefficients of twostroke.scheduler.cost.StepCost, in seconds."""
     links: tuple[LinkRecord, ...] = ()
     tiers: dict[str, float] = field(default_factory=dict)
-    """Seconds to bring one page up, by the lower tier that it comes from."""
+    """Seconds to load one page, by the tier from which it is loaded."""
     running: int = 0
     waiting: int = 0
     queued_tokens: int = 0
@@ -110,4 +110,4 @@ def line_of(record: Record) -> str:
 
 
 def blocks_of(hashes: Iterable[bytes]) -> str:
-    return b"".join(name[:LOGGED_HASH_BYTES] for name in hashes).hex()
+    return b"".join(block_hash[:LOGGED_HASH_BYTES] for block_hash in hashes).hex()

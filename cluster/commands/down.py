@@ -20,16 +20,20 @@ POLL_S = 0.05
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pid(parser)
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="S", help="how long to wait for it (default: %(default)s)"
+        "--timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds to wait until the server has ended (default: %(default)s)",
     )
     parser.add_argument(
-        "--address", metavar="HOST:PORT", help="remove a fleet from this Ray cluster whose launcher is gone"
+        "--address", metavar="HOST:PORT", help="remove the fleet on this Ray cluster, if its launcher is gone"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     if args.address is not None:
-        return _remove_fleet(args.address)
+        return _remove_fleet(args.address, args.timeout)
     return _stop_server(state_file.the_one_running(args.pid), args.timeout)
 
 
@@ -45,7 +49,7 @@ def _stop_server(state: state_file.ServeState, timeout_s: float) -> int:
     return 0
 
 
-def _remove_fleet(address: str) -> int:
+def _remove_fleet(address: str, timeout_s: float) -> int:
     address = reachable(address)
     ray_environment.for_joined_cluster()
     # Imported here, because Ray reads its environment when it is imported.
@@ -57,7 +61,7 @@ def _remove_fleet(address: str) -> int:
     try:
         supervisor = ray_session.find_supervisor()
         try:
-            ray.get(supervisor.stop.remote(), timeout=30.0)
+            ray.get(supervisor.stop.remote(), timeout=timeout_s)
         except ray.exceptions.RayError as error:
             raise PeerLost(f"the supervisor at {address} does not answer: {error}") from error
         ray_session.remove(supervisor)

@@ -10,20 +10,22 @@ from cluster.ray.address import reachable
 from twostroke.errors import ConfigError
 
 DEADLINE_S = 30.0
-HEAD_S = 10.0
-"""`twostroke drain`: a worker, or every worker of a Ray node, takes no new work, hands over its requests and leaves."""
+HEAD_WAIT_S = 10.0
+"""Seconds to wait for a Ray head that does not answer yet."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("worker", metavar="WORKER", nargs="?", help="as `twostroke status` names it")
+    parser.add_argument(
+        "worker", metavar="WORKER", nargs="?", help="name of the worker, as `twostroke status` prints it"
+    )
     parser.add_argument(
         "--node",
         metavar="NODE",
-        help="instead of a worker: the Ray node with this address or id, or here (this one): Ray puts nothing on it "
-        "any more, its workers restart elsewhere, and it is yours to end (with --address)",
+        help="drain a Ray node instead: its address or id, or `here`. Its workers restart elsewhere; then the node can "
+        "be stopped (needs --address)",
     )
     parser.add_argument("--restart", action="store_true", help="start it again afterwards")
-    parser.add_argument("--force", action="store_true", help="also the last worker of its role")
+    parser.add_argument("--force", action="store_true", help="drain even the last worker of its role")
     add_common_arguments(parser)
 
 
@@ -33,7 +35,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEADLINE_S,
         metavar="S",
-        help="what a worker still has by then is cut off, and goes on elsewhere (default: %(default)s)",
+        help="seconds; requests that are open then are cut off and go on elsewhere (default: %(default)s)",
     )
     supervisor_access.add_arguments(parser)
 
@@ -53,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 def drain(args: argparse.Namespace, worker: str, restart: bool, *, force: bool = False) -> int:
     """Drain a worker; return how many requests were cut off."""
     _check_deadline(args.deadline)
-    wanted = {"worker_id": worker, "deadline_s": args.deadline, "restart": restart, "force": force}
-    return int(supervisor_access.ask(args, "drain", wait_s=min(args.deadline, HEAD_S), **wanted))
+    fields = {"worker_id": worker, "deadline_s": args.deadline, "restart": restart, "force": force}
+    return int(supervisor_access.ask(args, "drain", wait_s=min(args.deadline, HEAD_WAIT_S), **fields))
 
 
 def _drain_node(args: argparse.Namespace) -> int:
@@ -63,13 +65,13 @@ def _drain_node(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--node needs --address HOST:PORT of Ray's head, and takes no --restart and no --force", field="--node"
         )
-    address = reachable(args.address, min(args.deadline, HEAD_S))
+    address = reachable(args.address, min(args.deadline, HEAD_WAIT_S))
     ray_environment.for_joined_cluster()
     # Imported here, because Ray reads its environment when it is imported.
     from cluster.ray.node_drain import leave_node
 
-    moved = leave_node(address, args.node, args.deadline)
-    print(f"the node may end; moved away: {', '.join(moved) or 'nothing was on it'}")
+    left = leave_node(address, args.node, args.deadline)
+    print(f"the node can be stopped; workers that left it: {', '.join(left) or 'none'}")
     return 0
 
 

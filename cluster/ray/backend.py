@@ -134,16 +134,16 @@ class RayWorker:
 
     async def _place_now(self) -> ActorLocation:
         # Ray would refuse a call to an actor that is being restarted; with retries it waits for it.
-        return await _answer(self._actor.place.options(max_task_retries=-1).remote())
+        return await _result(self._actor.place.options(max_task_retries=-1).remote())
 
     async def run(self, incarnation: int, role: Role) -> None:
-        await _answer(self._actor.run.remote(incarnation, role))
+        await _result(self._actor.run.remote(incarnation, role))
 
     async def ready(self, incarnation: int) -> Serving:
-        return await _answer(self._actor.ready.remote(incarnation))
+        return await _result(self._actor.ready.remote(incarnation))
 
     async def shutdown(self) -> None:
-        await _answer(self._actor.shutdown.remote())
+        await _result(self._actor.shutdown.remote())
 
     def recycle(self) -> None:
         self._left = self._place
@@ -258,7 +258,7 @@ def _after_drain_key(worker_id: str) -> str:
     return f"after_drain/{worker_id}"
 
 
-async def _answer(reference: Awaitable[Answer]) -> Answer:
+async def _result(reference: Awaitable[Answer]) -> Answer:
     try:
         return await reference
     except ray.exceptions.RayTaskError as error:

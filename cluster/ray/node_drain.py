@@ -1,7 +1,7 @@
-"""`twostroke drain --node`: Ray puts nothing on a node any more, and the fleet's workers on it move away.
+"""`twostroke drain --node` makes Ray place nothing more on a node, and the fleet's workers leave it.
 
-Ray is told, not the workers. The supervisor watches nodes and drains the workers, which then restart elsewhere, so it
-need not be there at this moment. Import this after a function of `environment` was called.
+The command tells Ray. The supervisor watches nodes and drains their workers, so it may be down at this moment.
+Call a function of `environment` before importing this.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from twostroke.errors import ConfigError, NotFound, PeerLost
 
 HERE = "here"
 """Stands for the node on whose machine, or in whose pod, the command runs."""
-OVER_S = 10.0
+AFTER_DEADLINE_S = 10.0
 """Seconds after the deadline for workers that were cut off to end."""
 
 
 def leave_node(address: str, wanted: str, deadline_s: float) -> tuple[str, ...]:
-    """Drain a node; return the names of the workers that were on it, once none of them is any more.
+    """Drain a node. Return the names of its workers once all have left.
 
-    Raises NotFound where Ray has no such node, PeerLost where it refuses or where workers stay past the deadline.
+    Raises NotFound where Ray has no such node, ConfigError where it is Ray's head, and PeerLost where Ray refuses or
+    where workers stay past the deadline.
     """
     ray_session.join(address)
     try:
         node = _node_meant(nodes_from_ray(ray.nodes()), wanted)
         _tell_ray(node, deadline_s)
-        return _until_left(node, time.monotonic() + deadline_s + OVER_S)
+        return _until_left(node, time.monotonic() + deadline_s + AFTER_DEADLINE_S)
     except ray.exceptions.RayError as error:
         raise PeerLost(f"Ray at {address} does not answer: {error}") from error
     finally:
@@ -47,9 +48,12 @@ def _node_meant(nodes: Sequence[Node], wanted: str) -> Node:
     found = [node for node in nodes if here == node.node_id or wanted in (node.node_id, node.address)]
     if len(found) != 1:
         known = ", ".join(f"{node.address} ({node.node_id})" for node in nodes)
-        raise NotFound(f"--node {wanted}: {len(found)} living nodes are called so; there are {known}", field="--node")
+        raise NotFound(
+            f"--node {wanted}: {len(found)} nodes that are alive have this address or id; the nodes are {known}",
+            field="--node",
+        )
     if found[0].is_head:
-        raise ConfigError(f"--node {wanted} is Ray's head: the supervisor cannot leave it", field="--node")
+        raise ConfigError(f"--node {wanted} is Ray's head: the supervisor runs there and cannot move", field="--node")
     return found[0]
 
 
@@ -61,7 +65,7 @@ def _tell_ray(node: Node, deadline_s: float) -> None:
         math.ceil((time.time() + deadline_s) * 1000),
     )
     if not is_accepted:
-        raise PeerLost(f"Ray does not drain the node {node.address}: {why}")
+        raise PeerLost(f"Ray refuses to drain the node {node.address}: {why}")
 
 
 def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
@@ -69,17 +73,18 @@ def _until_left(node: Node, until_s: float) -> tuple[str, ...]:
         supervisor = ray_session.find_supervisor()
     except NotFound:
         return ()  # without a fleet there are no workers here
-    moved: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    here: list[str] = []
     version = -1
     while time.monotonic() < until_s:
         snapshot: FleetSnapshot = ray.get(
-            supervisor.snapshot.options(max_task_retries=-1).remote(version), timeout=OVER_S
+            supervisor.snapshot.options(max_task_retries=-1).remote(version), timeout=AFTER_DEADLINE_S
         )
         version, here = snapshot.version, _workers_on(snapshot, node)
-        moved += tuple(name for name in here if name not in moved)
+        seen += tuple(name for name in here if name not in seen)
         if not here:
-            return moved
-    raise PeerLost(f"after the deadline, {', '.join(moved)} are still on {node.address}")
+            return seen
+    raise PeerLost(f"after the deadline, {', '.join(here)} are still on {node.address}")
 
 
 def _workers_on(snapshot: FleetSnapshot, node: Node) -> list[str]:

@@ -1,4 +1,4 @@
-"""Owns the desired state and brings the fleet there, one serving worker of a role at a time.
+"""Owns the desired state and changes the fleet until it matches. One decode worker always stays.
 
 Every pass starts from the desired state and from what is observed, never from what was done last. So a restarted
 supervisor goes on in the middle of a change.

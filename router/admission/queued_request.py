@@ -33,7 +33,7 @@ class QueuedRequest:
     """When the first token has to be there; admission sets it."""
     siblings: Siblings = Siblings()  # noqa: RUF009  # frozen
     is_urgent: bool = False
-    """It lost its worker: it is neither queued nor refused again."""
+    """It had its turn before: a worker refused it or was lost. It is neither queued nor refused again."""
 
     @property
     def urgency(self) -> tuple[float, float]:

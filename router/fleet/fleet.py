@@ -1,7 +1,8 @@
 """Which workers there are: the supervisor's view, checked against epochs and fingerprints.
 
-The supervisor lists the epochs of workers. Each is followed (see `feed`) until the supervisor no longer lists it. While
-the supervisor is away its last view stays in force, and broken event streams show which workers are gone.
+The supervisor lists the epochs of workers. Each is followed (see `feed`) until the supervisor lists it as neither
+serving nor draining. While the supervisor is away its last view stays in force, and broken event streams show which
+workers are gone.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class Fleet:
             self._join(Worker(worker_id, Role(entry.role), entry.address, epoch, entry.state), tasks)
         for worker in self.workers:
             if worker.worker_id not in listed:
-                self._leave(worker, "the supervisor no longer lists it")
+                self._leave(worker, "the supervisor lists no serving process of it")
         self._events.follow_routers(view.routers, tasks)
         self._scaling.take(view.scaling)
         self._note_change()

@@ -136,7 +136,7 @@ class AnswerOptions(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """One request of a client, parsed; nothing in it has been compared with the model yet."""
+    """One parsed request of a client. Its prompts are token ids that fit the model."""
 
     point: StreamPoint
     """The stream of its output, and what the client has of it already."""

@@ -1,4 +1,4 @@
-"""Puts one attempt at a request onto a decode worker: admit, choose, open; wait while no worker can take it."""
+"""Finds a decode worker that takes a request: admits, chooses and opens until one does."""
 
 from __future__ import annotations
 

@@ -84,8 +84,10 @@ class _Losses:
     def add(self, error: ServeError, *, has_new_tokens: bool) -> None:
         """Raises where the request must not go to another worker."""
         self.in_a_row = 1 if has_new_tokens else self.in_a_row + 1
-        if not may_go_elsewhere(error) or self.in_a_row > MAX_LOSSES:
+        if not may_go_elsewhere(error):
             raise error
+        if self.in_a_row > MAX_LOSSES:
+            raise InternalError(f"{self.in_a_row} workers were lost in a row: {error.message}") from error
         if isinstance(error, EngineLost):
             self.lost_engines = 1 if has_new_tokens else self.lost_engines + 1
             if self.lost_engines == MOST_LOST_ENGINES:

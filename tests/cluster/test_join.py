@@ -187,7 +187,7 @@ async def test_workers_of_a_node_that_shall_be_left_go_on_elsewhere_one_after_th
                 load.create_task(use(prompt_of(200 + 7 * seed, seed=seed)))
             leave = ("drain", "--node", node, "--deadline", "600", "--address", owner.address)
             said = await asyncio.to_thread(server.command, *leave)
-            assert "moved away: decode-0, decode-1" in said
+            assert "workers that left it: decode-0, decode-1" in said
             await asyncio.to_thread(wait_until, lambda: moves(server) == 4, lambda: server.printed)
             is_over.set()
         await client.close()

@@ -28,7 +28,7 @@ from twostroke.kv_cache.memory import Pages
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A worker that offers or reads pages. `token` is the cluster's shared secret, never part of an Endpoint."""
+    """A worker that offers or reads pages. `token` is the cluster's shared secret, never part of a PageEndpoint."""
 
     worker_id: str
     epoch: Epoch

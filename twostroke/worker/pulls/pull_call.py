@@ -1,4 +1,4 @@
-"""The puller's end of one Pull call is read all the time, so that a silent source is noticed even during copies."""
+"""The puller reads its Pull call all the time, so that it notices a silent source even during copies."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PullCall = grpc.aio.UnaryStreamCall[worker_pb2.PullRequest, worker_pb2.PullRespo
 
 
 @contextlib.asynccontextmanager
-async def hearing(call: PullCall, source: str, silence_s: float) -> AsyncGenerator[Responses, None]:
-    """Yield the call's responses; raise PeerLost inside when the source has been silent for `silence_s`.
+async def pull_responses(call: PullCall, source: str, silence_s: float) -> AsyncGenerator[Responses, None]:
+    """Yield the call's responses; cancel the body and raise PeerLost when the source was silent for `silence_s`.
 
     The call, which is the lease, ends with the context.
     """
@@ -38,23 +38,23 @@ async def hearing(call: PullCall, source: str, silence_s: float) -> AsyncGenerat
 
 
 class Responses:
-    """Unread responses of the source: at most one message for each block."""
+    """Queue of unread responses; it holds at most one message per block."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self._queue: asyncio.Queue[worker_pb2.PullResponse | BaseException] = asyncio.Queue()
 
-    def put(self, said: worker_pb2.PullResponse | BaseException) -> None:
-        self._queue.put_nowait(said)
+    def put(self, response: worker_pb2.PullResponse | BaseException) -> None:
+        self._queue.put_nowait(response)
 
     async def next(self) -> worker_pb2.PullResponse:
-        """Return the next response. Raises what ended the call, because a source keeps it open."""
-        said = await self._queue.get()
-        if isinstance(said, asyncio.CancelledError):
+        """Return the next response. A source keeps the call open, so an end of the call raises."""
+        response = await self._queue.get()
+        if isinstance(response, asyncio.CancelledError):
             raise PeerLost(f"{self.source}: the connection was closed")
-        if isinstance(said, BaseException):
-            raise said
-        return said
+        if isinstance(response, BaseException):
+            raise response
+        return response
 
 
 async def _read(call: PullCall, responses: Responses, silence_s: float, limit: asyncio.Timeout) -> None:

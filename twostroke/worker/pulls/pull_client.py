@@ -29,7 +29,7 @@ from twostroke.transfer.registry import leading_to, outranked
 from twostroke.worker.metrics import WorkerMetrics
 from twostroke.worker.pulls.digests import PageDigests
 from twostroke.worker.pulls.link_rates import LinkRates
-from twostroke.worker.pulls.pull_call import hearing
+from twostroke.worker.pulls.pull_call import pull_responses
 from twostroke.worker.request_validator import RequestValidator
 
 log = logging.getLogger(__name__)
@@ -289,7 +289,7 @@ class PullClient:
         call = worker_pb2_grpc.PagesStub(channel.channel).Pull(
             request, metadata=channel.metadata, timeout=_left_s(spec.deadline_s)
         )
-        async with hearing(call, spec.source.worker_id, self._limits.silence_s) as responses:
+        async with pull_responses(call, spec.source.worker_id, self._limits.silence_s) as responses:
             accepted = (await responses.next()).accepted
             transport, peer = await self._connect([PageEndpoint.unpack(packed) for packed in accepted.endpoints])
             session.report.transport = transport.name

@@ -10,6 +10,7 @@ import pytest
 
 from router.serving.dispatcher import HASHED_TOKENS, hash_blocks
 from router.serving.generate_request import GenerateRequest
+from router.serving.request_state import MAX_LOSSES
 from twostroke.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -426,6 +427,16 @@ async def test_a_request_beside_which_three_engines_fail_is_tried_no_more(fleet,
     with pytest.raises(InternalError, match="3 workers lost their engines: the device failed"):
         await ask(await fleet.core()).task
     assert sum(len(worker.opens) for worker in workers) == 3
+
+
+async def test_a_request_that_loses_too_many_workers_in_a_row_ends_with_an_error_that_says_not_to_retry(fleet, ask):
+    workers = [await fleet.add(f"decode-{number}") for number in range(2)]
+    for worker in workers:
+        worker.fail_answers = PeerLost("its process has ended")
+    with pytest.raises(InternalError, match="6 workers were lost in a row: its process has ended") as caught:
+        await ask(await fleet.core()).task
+    assert not caught.value.retryable
+    assert sum(len(worker.opens) for worker in workers) == MAX_LOSSES + 1
 
 
 async def test_a_long_prompt_is_hashed_in_parts_with_others_in_between():
